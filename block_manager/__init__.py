@@ -1,0 +1,45 @@
+"""Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers.
+
+Needs numpy alone. Knows no requests, no time and no tensors.
+"""
+
+from block_manager.content_key import root_prefix
+from block_manager.errors import (
+    DuplicateRow,
+    InvalidConfig,
+    InvalidNamespace,
+    InvalidTokens,
+    OutOfBlocks,
+    PagedError,
+    RowInFlight,
+    RowNotInFlight,
+    RowSwapped,
+    UnknownRow,
+)
+from block_manager.manager import Admission, BlockManager, Hit, TableChanges
+from block_manager.moves import NO_MOVES, Moves, joined
+from block_manager.stats import MemoryStats
+from block_manager.tables import token_array
+
+__all__ = [
+    "NO_MOVES",
+    "Admission",
+    "BlockManager",
+    "DuplicateRow",
+    "Hit",
+    "InvalidConfig",
+    "InvalidNamespace",
+    "InvalidTokens",
+    "MemoryStats",
+    "Moves",
+    "OutOfBlocks",
+    "PagedError",
+    "RowInFlight",
+    "RowNotInFlight",
+    "RowSwapped",
+    "TableChanges",
+    "UnknownRow",
+    "joined",
+    "root_prefix",
+    "token_array",
+]

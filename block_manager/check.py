@@ -1,0 +1,175 @@
+"""The memory layer's invariants, recomputed from nothing but the tables, and every violation said in a sentence.
+
+Knows all of the memory layer's state and trusts none of its counters. Changes nothing. The numbers are those of
+docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from block_manager.pool import Pool
+from block_manager.prefix_index import PrefixIndex
+from block_manager.runs import Run
+from block_manager.tables import Tables
+
+if TYPE_CHECKING:
+    from block_manager.tiers import Tiers
+
+
+def violations_of(
+    tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, tiers: Tiers, held: np.ndarray | None = None, held_host: np.ndarray | None = None
+) -> list[str]:
+    """Every violation as a sentence that begins with the invariant's number.
+
+    `held` and `held_host`, int [n], are blocks that transfers hold beyond what the tables say, one entry a reference.
+    """
+    found: list[str] = []
+    found += _free_lists(device) + _free_lists(host)
+    found += _references(tables, device, host, tiers, held, held_host)
+    found += _table_lengths(tables, tiers)
+    if index is not None:
+        found += _tree(tables, device, host, index)
+        found += _paths(tables, device, index)
+    return found
+
+
+def _free_lists(pool: Pool) -> list[str]:
+    plain, cached = pool.free_list.plain(), pool.free_list.cached()
+    found: list[str] = []
+    listed = np.concatenate([plain, cached])
+    if len(np.unique(listed)) != len(listed):
+        found.append(f"1: a {pool.tier} block is in the free list twice.")
+    if len(cached) != pool.num_cached:
+        found.append(f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}.")
+    used = int((pool.ref_count > 0).sum())
+    if len(listed) + used != pool.num_blocks:
+        found.append(f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}.")
+    if (pool.ref_count < 0).any():
+        found.append(f"2: a {pool.tier} block has a negative ref count.")
+    wrong = listed[pool.ref_count[listed] != 0]
+    if len(wrong):
+        found.append(f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used.")
+    if (pool.offset[plain] >= 0).any():
+        found.append(f"3: a free {pool.tier} block has content.")
+    if (pool.offset[cached] < 0).any():
+        found.append(f"3: a cached {pool.tier} block has no content.")
+    return found
+
+
+def _references(tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: np.ndarray | None, held_host: np.ndarray | None) -> list[str]:
+    counted = np.zeros(device.num_blocks, np.int64)
+    pinned = np.zeros(host.num_blocks, np.int64)
+    found: list[str] = []
+    for row in tables.live_rows.tolist():
+        blocks = tables.blocks[0, row, : tables.num_blocks[row]]
+        if len(np.unique(blocks)) != len(blocks):
+            found.append(f"6: row {row} names a block twice: {blocks.tolist()}.")
+        np.add.at(counted, blocks, 1)
+    for row, tail in tiers.tails.items():
+        np.add.at(pinned, tail, 1)
+        if not tables.is_swapped[row] or tables.uid[row] == 0:
+            found.append(f"6: row {row} has a host tail and is not swapped.")
+    if held is not None:
+        np.add.at(counted, held, 1)
+    if held_host is not None:
+        np.add.at(pinned, held_host, 1)
+    for pool, references in ((device, counted), (host, pinned)):
+        for block in (references != pool.ref_count).nonzero()[0].tolist():
+            found.append(f"2: {pool.tier} block {block} has ref count {pool.ref_count[block]} and {references[block]} references.")
+    return found
+
+
+def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
+    found: list[str] = []
+    size = tables.block_size
+    for row in tables.live_rows.tolist():
+        num_blocks, end = int(tables.num_blocks[row]), int(tables.num_computed[row] + tables.num_scheduled[row])
+        have = num_blocks + len(tiers.tails.get(row, ()))
+        least = -(-end // size)
+        if not least <= have <= max(least, int(tables.reserved[row])):
+            found.append(f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved.")
+        if end > tables.num_tokens[row]:
+            found.append(f"6: row {row} has computed or scheduled {end} tokens and knows {tables.num_tokens[row]}.")
+        if tables.num_scheduled[row] and not tables.batch[row]:
+            found.append(f"6: row {row} has {tables.num_scheduled[row]} tokens in flight in no batch.")
+    return found
+
+
+def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[str]:
+    found: list[str] = []
+    children: dict[int, dict[int, int]] = {}
+    resident = np.full(device.num_blocks, -1, np.int64)
+    on_host = 0
+    alive = {id(run) for run in index.runs.values()}
+    for key, run in index.runs.items():
+        if run.key != key:
+            found.append(f"4: run {run.id} is found under another key than its own.")
+        if run.parent is not None:
+            siblings = children.setdefault(run.parent.id, {})
+            siblings[run.at] = siblings.get(run.at, 0) + 1
+            if id(run.parent) not in alive:
+                found.append(f"5: run {run.id} hangs off run {run.parent.id}, which is gone.")
+        if run.row >= 0 and index.paths[run.row].open is not run:
+            found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
+        on_host += len(run.host or ())
+        for offset, block in (run.host or {}).items():
+            if host.run[block] is not run or host.offset[block] != offset:
+                found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
+        if run.row < 0:
+            found += _closed_run(device, run, resident)
+    for run in index.runs.values():
+        if (run.children or {}) != children.get(run.id, {}):
+            found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run.id)}.")
+    for pool, expected in ((device, int((resident >= 0).sum())), (host, on_host)):
+        if int((pool.offset >= 0).sum()) != expected:
+            found.append(f"4: {(pool.offset >= 0).sum()} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
+    return found
+
+
+def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
+    found: list[str] = []
+    last = run.length - 1
+    if not 0 <= run.num_device <= run.length or run.length == 0:
+        found.append(f"5: run {run.id} has {run.length} nodes, {run.num_device} on the device.")
+    elif run.num_device < run.length and last not in (run.host or {}) and last not in (run.children or {}):
+        found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
+    assert run.blocks is not None
+    for offset, block in enumerate(run.blocks[0, : run.num_device].tolist()):
+        if device.run[block] is not run or device.offset[block] != offset:
+            found.append(f"4: block {block} does not know that it holds node {run.id}:{offset}.")
+        resident[block] = run.id
+    parent = run.parent
+    if run.num_device and parent is not None and parent.row < 0 and parent.num_device <= run.at:
+        found.append(f"5: run {run.id} is on the device and its parent node is not.")
+    return found
+
+
+def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
+    found: list[str] = []
+    size = tables.block_size
+    for row in tables.live_rows.tolist():
+        path = index.paths.get(row)
+        if path is None:
+            found.append(f"4: row {row} has no path.")
+            continue
+        full = int(tables.num_computed[row]) // size
+        if path.published > full:
+            found.append(f"4: row {row} has {path.published} nodes and {full} full blocks confirmed.")
+        if index.is_lazy[row] != (path.open is not None and path.guard < 0):
+            found.append(f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise.")
+        if path.open is not None and index.runs.get(path.open.key) is not path.open:
+            found.append(f"4: row {row} extends a run that cannot be found.")
+        column = 0
+        for run, offset, count in path.segments(0):
+            theirs = index.run_tokens(run, offset + count)[offset * 4 * size :]
+            if theirs != tables.tokens[row, column * size : (column + count) * size].tobytes():
+                found.append(f"4: row {row} stands on nodes of run {run.id} with other tokens than its own.")
+            on_device = max(0, min(count, int(tables.num_blocks[row]) - column))
+            for i in range(on_device):
+                if index.device_block(run, offset + i) != tables.blocks[0, row, column + i]:
+                    found.append(f"5: row {row} holds another block at column {column + i} than the node it stands on.")
+            column += count
+    return found

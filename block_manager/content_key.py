@@ -1,0 +1,55 @@
+"""The bytes by which content is found: equality of keys is equality of content, so there is no hash to collide.
+
+    a node below another:  | id of the parent's run | offset in it | token ids of the block |
+    a node without parent: | -1                     | namespace    | token ids of the block |
+
+Run ids count up from 0 and are never reused, and the token ids have one length, so no two different contents share a key.
+Knows encodings. Does not know what resides where.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from block_manager.errors import InvalidNamespace
+
+NODE = struct.Struct("<qq")
+_ROOT = struct.pack("<q", -1)
+_LENGTH = struct.Struct("<Q")
+
+
+def root_prefix(namespace: Any) -> bytes:
+    """What the key of a first block begins with, for a namespace built of None, bool, int, str, bytes and tuples of them.
+
+    Typed: 1, "1", b"1" and True are four namespaces. Raises InvalidNamespace for any other type.
+    """
+    return _ROOT + _encoded(namespace)
+
+
+def node_prefix(run_id: int, offset: int) -> bytes:
+    """What the key of a block after node (`run_id`, `offset`) begins with."""
+    return NODE.pack(run_id, offset)
+
+
+def _encoded(value: Any) -> bytes:
+    if value is None:
+        return b"N"
+    if value is True:
+        return b"T"
+    if value is False:
+        return b"F"
+    if isinstance(value, int):
+        body, tag = str(value).encode(), b"i"
+    elif isinstance(value, str):
+        # surrogatepass: every str that Python can hold is some namespace, and no two are the same one.
+        body, tag = value.encode("utf-8", "surrogatepass"), b"s"
+    elif isinstance(value, bytes):
+        body, tag = value, b"b"
+    elif isinstance(value, tuple):
+        body, tag = b"".join(_encoded(part) for part in value), b"t"
+    else:
+        raise InvalidNamespace(
+            f"a namespace is built of None, bool, int, str, bytes and tuples of them; got {type(value).__name__}: {value!r}."
+        )
+    return tag + _LENGTH.pack(len(body)) + body

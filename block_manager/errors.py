@@ -1,0 +1,79 @@
+"""What a caller of the memory layer can get wrong, as a tree of typed errors.
+
+    PagedError
+    ├── InvalidConfig      a size that is zero, negative or contradictory
+    ├── OutOfBlocks        more blocks wanted than can be drawn
+    ├── UnknownRow         a row that no sequence holds
+    ├── DuplicateRow       the same row twice in one call
+    ├── RowInFlight        the row is in a batch that has not ended
+    ├── RowNotInFlight     the row is in no batch
+    ├── RowSwapped         part of the row lies on the host
+    ├── InvalidTokens      no tokens, or tokens that are no token ids
+    └── InvalidNamespace   a namespace that cannot be told apart exactly
+
+Each is raised before anything changes and carries the numbers as attributes. Knows nothing of what raises it.
+"""
+
+
+class PagedError(Exception):
+    """Base of everything that paged raises on purpose."""
+
+
+class InvalidConfig(PagedError, ValueError):
+    """A size, share or option outside its range."""
+
+
+class OutOfBlocks(PagedError, ValueError):
+    """More blocks wanted than the pool can give: `wanted` and `free` (blocks), `tier` ("device" or "host")."""
+
+    def __init__(self, wanted: int, free: int, tier: str = "device") -> None:
+        super().__init__(f"{wanted:,} blocks wanted, {free:,} free on the {tier}. Free some, or raise the pool's size.")
+        self.wanted = wanted
+        self.free = free
+        self.tier = tier
+
+
+class _RowError(PagedError, ValueError):
+    sentence = ""
+
+    def __init__(self, row: int, detail: str = "") -> None:
+        super().__init__(f"row {row}: {self.sentence}{detail}")
+        self.row = row
+
+
+class UnknownRow(_RowError):
+    """A row that no sequence holds; freeing a row twice is this, too."""
+
+    sentence = "no sequence holds it (never opened, or freed already)."
+
+
+class DuplicateRow(_RowError):
+    """The same row twice in one call."""
+
+    sentence = "listed twice in one call."
+
+
+class RowInFlight(_RowError):
+    """The row is in a batch that has not ended."""
+
+    sentence = "in flight; confirm or cancel its batch first."
+
+
+class RowNotInFlight(_RowError):
+    """The row is in no batch, so there is nothing to confirm or cancel."""
+
+    sentence = "not in flight; there is nothing to confirm or cancel."
+
+
+class RowSwapped(_RowError):
+    """Part of the row lies on the host; it has to come back first."""
+
+    sentence = "part of it lies on the host; swap it in first."
+
+
+class InvalidTokens(PagedError, ValueError):
+    """No tokens where some are needed, or values that are no token ids (int32, 0 or more)."""
+
+
+class InvalidNamespace(PagedError, TypeError):
+    """A namespace that is not built of None, bool, int, str, bytes and tuples of them."""

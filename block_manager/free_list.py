@@ -1,0 +1,122 @@
+"""The order in which free blocks are handed out.
+
+Knows block ids and when each became free. Does not know what a block holds, who held it, or why it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks = NDArray[np.int32]
+
+_NO_BLOCKS: Blocks = np.empty(0, np.int32)
+
+
+class FreeList:
+    """Blocks with ref count 0: `plain` ones without content, and `cached` ones, least recently used first.
+
+    Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order.
+    Cached blocks are a queue of *segments*, one a release, so that a release is one append and one scatter whatever its
+    length. A prefix hit takes blocks out of the middle by forgetting which segment they belong to; what is then stale in a
+    segment is skipped when its turn comes, and swept a few segments a release, so that a hit costs O(its blocks), no
+    release pays for a compaction of the whole queue, and stale entries never outgrow the live ones by much.
+
+        | swept segments | segments not looked at since | <- releases append here
+          ^ takes come from here
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self.num_plain = num_blocks
+        self.num_cached = 0
+        # 0: not cached. int64, so that segment numbers never come round.
+        self._segment_of = np.zeros(num_blocks, np.int64)
+        self._swept: deque[tuple[int, Blocks]] = deque()
+        self._segments: deque[tuple[int, Blocks]] = deque()
+        self._next_segment = 1
+        self._num_entries = 0
+
+    def __len__(self) -> int:
+        return self.num_plain + self.num_cached
+
+    def take_plain(self, count: int) -> Blocks:
+        """Remove the `count` plain blocks on top of the stack, int32 [count]; the caller has seen that they are there."""
+        top = self.num_plain
+        self.num_plain = top - count
+        return self._stack[top - count : top][::-1].copy()
+
+    def take_cached(self, count: int) -> Blocks:
+        """Remove the `count` least recently used cached blocks, oldest first, int32 [count]; the caller has seen that they are there."""
+        parts: list[Blocks] = []
+        wanted = count
+        while wanted:
+            if not self._swept:
+                self._swept, self._segments = self._segments, self._swept
+            number, blocks = self._swept.popleft()
+            self._num_entries -= len(blocks)
+            live = self._live(number, blocks)
+            if len(live) > wanted:
+                rest = live[wanted:]
+                self._swept.appendleft((number, rest))
+                self._num_entries += len(rest)
+                live = live[:wanted]
+            parts.append(live)
+            wanted -= len(live)
+        taken = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else _NO_BLOCKS
+        self._segment_of[taken] = 0
+        self.num_cached -= count
+        return taken
+
+    def take_out(self, blocks: Blocks) -> None:
+        """Remove these cached blocks from wherever they stand: a prefix hit uses them again."""
+        self._segment_of[blocks] = 0
+        self.num_cached -= len(blocks)
+
+    def put_plain(self, blocks: Blocks) -> None:
+        """Add blocks without content; the last one is the next to be taken."""
+        top = self.num_plain
+        self.num_plain = top + len(blocks)
+        self._stack[top : self.num_plain] = blocks
+
+    def put_cached(self, blocks: Blocks) -> None:
+        """Add blocks with content, the first to be evicted first. The array belongs to the list from now on."""
+        number = self._next_segment
+        self._next_segment = number + 1
+        self._segment_of[blocks] = number
+        self._segments.append((number, blocks))
+        self.num_cached += len(blocks)
+        self._num_entries += len(blocks)
+        if self._num_entries > 2 * self.num_cached + 64:
+            self._sweep(2)
+
+    def make_plain(self, blocks: Blocks) -> None:
+        """Cached blocks lose their content and become plain."""
+        self.take_out(blocks)
+        self.put_plain(blocks)
+
+    def plain(self) -> Blocks:
+        """The plain blocks in the order in which they will be taken, int32 [num_plain]; a copy."""
+        return self._stack[: self.num_plain][::-1].copy()
+
+    def cached(self) -> Blocks:
+        """The cached blocks in the order in which they will be evicted, int32 [num_cached]; a copy."""
+        parts = [self._live(number, blocks) for queue in (self._swept, self._segments) for number, blocks in queue]
+        return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
+
+    def _live(self, number: int, blocks: Blocks) -> Blocks:
+        is_live = self._segment_of[blocks] == number
+        return blocks if is_live.all() else blocks[is_live]
+
+    def _sweep(self, num_segments: int) -> None:
+        for _ in range(num_segments):
+            if not self._segments:
+                # Everything has been looked at once: begin a new round.
+                self._swept, self._segments = self._segments, self._swept
+            number, blocks = self._segments.popleft()
+            live = self._live(number, blocks)
+            self._num_entries += len(live) - len(blocks)
+            if len(live):
+                self._swept.append((number, live))

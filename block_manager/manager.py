@@ -1,0 +1,775 @@
+"""The block manager: the public door of the memory layer.
+
+Every operation takes rows, checks, and then acts: one that cannot be done whole raises and changes nothing. It returns data
+movement as arrays of block ids. Knows blocks, tables, ref counts, content and tiers. Does not know requests, time or tensors.
+Calls are serialised by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from block_manager.check import violations_of
+from block_manager.content_key import root_prefix
+from block_manager.errors import InvalidConfig, InvalidTokens, OutOfBlocks, RowInFlight, RowNotInFlight
+from block_manager.free_list import Blocks
+from block_manager.moves import NO_MOVES, Moves, pairs_of
+from block_manager.pool import Pool
+from block_manager.prefix_index import Match, PrefixIndex
+from block_manager.stats import MemoryStats
+from block_manager.tables import Rows, Tables, token_array
+from block_manager.tiers import Tiers
+
+RowsLike = int | Sequence[int] | Rows
+
+
+class Admission(Enum):
+    """Whether blocks can be had: now, later, or not even from an empty pool."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+class Hit(NamedTuple):
+    """What the prefix cache holds of a prompt: `num_tokens`, and the device blocks that hold them, int32 [n]."""
+
+    num_tokens: int
+    blocks: Blocks
+
+
+class _Sharer(NamedTuple):
+    """A row that took blocks which another row of the same batch was still computing, the first of them at `column`."""
+
+    row: int
+    uid: int
+    column: int
+
+
+class TableChanges(NamedTuple):
+    """Entries of the block tables that changed: `blocks[i]` is now at (`rows[i]`, `columns[i]`)."""
+
+    rows: Rows
+    columns: NDArray[np.int64]
+    blocks: Blocks
+
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
+_NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
+
+
+class BlockManager:
+    """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
+
+    Raises InvalidConfig for sizes that are not positive (host_blocks may be 0).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, host_blocks: int = 0, prefix_caching: bool = True) -> None:
+        for name, value, least in (("num_blocks", num_blocks, 1), ("block_size", block_size, 1), ("host_blocks", host_blocks, 0)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
+            if not least <= value < 2**31:
+                raise InvalidConfig(f"{name} has to be at least {least} and below 2^31; got {value}.")
+        if (num_blocks + host_blocks) * block_size >= 2**62:
+            raise InvalidConfig("more slots than int64 can number.")
+        self.num_blocks = int(num_blocks)
+        self.block_size = int(block_size)
+        self.num_host_blocks = int(host_blocks)
+        self.prefix_caching = bool(prefix_caching)
+        self._tables = Tables(self.block_size)
+        self._device = Pool(self.num_blocks, "device")
+        self._host = Pool(self.num_host_blocks, "host")
+        self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
+        self._tiers = Tiers(self._tables, self._device, self._host, self._index)
+        self._batch = 1
+        self._sharers: dict[int, list[_Sharer]] = {}
+        self._changes: list[TableChanges] = []
+        self._any_shared_tail = False
+        self._queries = self._query_tokens = self._hit_tokens = self._pending_hit_tokens = 0
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
+        view = self._tables.blocks[0].view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def num_table_blocks(self) -> NDArray[np.int64]:
+        """int64 [rows]: blocks in each row's table."""
+        return self._tables.num_blocks
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known of each row."""
+        return self._tables.num_tokens
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of its own batch's pending nodes)."""
+        return self._tables.num_computed
+
+    @property
+    def num_scheduled(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are in flight."""
+        return self._tables.num_scheduled
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them. The scheduler reads and extends it in batches."""
+        return self._tables.tokens
+
+    @property
+    def live_rows(self) -> Rows:
+        """int64 [n]: the rows that sequences hold, rising."""
+        return self._tables.live_rows
+
+    @property
+    def batch_of_row(self) -> NDArray[np.int64]:
+        """int64 [rows]: the number of the batch that each row is in flight in; 0 for none."""
+        return self._tables.batch
+
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_blocks]: references to each device block; a copy."""
+        return self._device.ref_count.copy()
+
+    @property
+    def host_ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_host_blocks]: references (pins) to each host block; a copy."""
+        return self._host.ref_count.copy()
+
+    @property
+    def num_free(self) -> int:
+        """Device blocks with ref count 0 and no content."""
+        return self._device.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Device blocks with ref count 0 and content."""
+        return self._device.num_cached
+
+    @property
+    def num_used(self) -> int:
+        """Device blocks with a ref count of at least 1."""
+        return self._device.num_used
+
+    @property
+    def num_available(self) -> int:
+        """Device blocks that can be drawn: free and cached."""
+        return self._device.num_available
+
+    @property
+    def host_free(self) -> int:
+        """Host blocks with ref count 0 and no content."""
+        return self._host.num_free
+
+    @property
+    def host_cached(self) -> int:
+        """Host blocks with ref count 0 and content."""
+        return self._host.num_cached
+
+    @property
+    def host_used(self) -> int:
+        """Host blocks that a swapped row pins."""
+        return self._host.num_used
+
+    @property
+    def usage(self) -> float:
+        """Used device blocks ÷ all device blocks."""
+        return self._device.num_used / self.num_blocks
+
+    def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
+        """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
+
+        NEVER only if an empty pool could not hold them; the watermark alone gives LATER, and does not count while no block is
+        used, so that it never keeps the first one out.
+        """
+        if num_blocks > self.num_blocks:
+            return Admission.NEVER
+        kept = watermark if self._device.num_used else 0
+        return Admission.OK if num_blocks + kept <= self._device.num_available else Admission.LATER
+
+    def next_batch(self) -> int:
+        """What is allocated from now on is another batch: pending nodes are seen only within one. Returns its number."""
+        self._batch += 1
+        if self._index is not None:
+            self._index.batch = self._batch
+        return self._batch
+
+    def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
+        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing.
+
+        Raises InvalidTokens or InvalidNamespace.
+        """
+        array = self._prompt(tokens)
+        root = root_prefix(namespace)
+        if self._index is None:
+            return Hit(0, np.empty(0, np.int32))
+        match = self._index.match(None, root, array.tobytes(), (len(array) - 1) // self.block_size)
+        return Hit(match.num_blocks * self.block_size, self._index.blocks_of(match).copy())
+
+    def add(self, tokens: Any, *, namespace: Any = None) -> int:
+        """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
+
+        Returns the row. num_computed is the hit; no other block is drawn. Raises InvalidTokens or InvalidNamespace.
+        """
+        return self.add_counted(self._prompt(tokens), root_prefix(namespace))
+
+    def add_counted(self, tokens: NDArray[np.int32], root: bytes, *, look_up: bool = True) -> int:
+        """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`)."""
+        row = self._tables.open(tokens)
+        if self._index is None:
+            return row
+        self._index.open_path(row, root)
+        if look_up:
+            self._queries += 1
+            self._query_tokens += len(tokens)
+            self.extend_hit(row)
+        return row
+
+    def extend_hit(self, row: int) -> int:
+        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
+
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
+        """
+        index, tables = self._index, self._tables
+        if index is None:
+            return 0
+        path = index.paths[row]
+        have = path.published
+        if path.open is not None or tables.num_blocks[row] != have:
+            return 0
+        size = self.block_size
+        limit = (int(tables.num_tokens[row]) - 1) // size - have
+        if limit <= 0:
+            return 0
+        data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
+        match = index.match(path, path.root, data, limit)
+        if not match.num_blocks:
+            return 0
+        blocks = index.blocks_of(match)
+        self._device.hold(blocks)
+        self._write(row, have, blocks)
+        index.follow(row, match)
+        stop = have + match.num_blocks
+        tables.num_computed[row] = stop * size
+        if match.first_pending >= 0:
+            self._sharers.setdefault(self._batch, []).append(_Sharer(row, int(tables.uid[row]), match.first_pending))
+            self._pending_hit_tokens += (stop - match.first_pending) * size
+        self._hit_tokens += match.num_blocks * size
+        return match.num_blocks * size
+
+    def append(self, row: int, tokens: Any) -> None:
+        """The row knows more tokens. Raises UnknownRow, RowInFlight or InvalidTokens."""
+        self._tables.checked(row, allow_swapped=True)
+        self._tables.extend(int(row), token_array(tokens))
+
+    def allocate(self, rows: RowsLike, counts: ArrayLike) -> Moves:
+        """Put `counts[i]` more tokens of `rows[i]` in flight: draw the blocks they need, copy a partial block that is shared.
+
+        Raises UnknownRow, DuplicateRow, RowInFlight, RowSwapped, InvalidTokens (less than 1, or more than the row knows) or
+        OutOfBlocks, changing nothing.
+        """
+        array = self._tables.checked(rows)
+        wanted = np.broadcast_to(np.asarray(counts, np.int64), array.shape)
+        beyond = wanted > self._tables.num_tokens[array] - self._tables.num_computed[array]
+        if (wanted < 1).any() or beyond.any():
+            i = int(((wanted < 1) | beyond).nonzero()[0][0])
+            known = int(self._tables.num_tokens[array[i]] - self._tables.num_computed[array[i]])
+            raise InvalidTokens(f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed.")
+        return self.place(array, wanted)
+
+    def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
+        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
+        tables = self._tables
+        ends = tables.num_computed[rows] + counts
+        have = tables.num_blocks[rows]
+        short = (ends > have * self.block_size).nonzero()[0]
+        moves = NO_MOVES
+        if self._any_shared_tail:
+            grown = int((-(-ends[short] // self.block_size) - have[short]).sum())
+            moves = self._copy_shared_tails(rows, grown)
+        if len(short):
+            self._draw(rows[short], have[short], -(-ends[short] // self.block_size))
+        tables.num_scheduled[rows] = counts
+        tables.batch[rows] = self._batch
+        index = self._index
+        if index is not None:
+            is_lazy = index.is_lazy[rows]
+            if not is_lazy.all():
+                for row in rows[~is_lazy].tolist():
+                    index.begin_pending(row)
+        return moves
+
+    def confirm(self, rows: RowsLike) -> None:
+        """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
+
+        Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        """
+        array = self._in_flight(rows)
+        self.settle(array)
+
+    def settle(self, rows: Rows) -> None:
+        """`confirm` for rows that the caller vouches for."""
+        tables, index = self._tables, self._index
+        tables.num_computed[rows] += tables.num_scheduled[rows]
+        tables.num_scheduled[rows] = 0
+        tables.batch[rows] = 0
+        if index is not None:
+            is_lazy = index.is_lazy[rows]
+            if not is_lazy.all():
+                for row in rows[~is_lazy].tolist():
+                    self._publish(row)
+
+    def forget_sharers(self, batch: int) -> None:
+        """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""
+        self._sharers.pop(batch, None)
+
+    def cancel(self, rows: RowsLike) -> None:
+        """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
+
+        A row that shared such a node gives up its table from there on; if it is in flight itself, it is cancelled, too.
+        Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        """
+        array = self._in_flight(rows)
+        # Later placed rows may build on pending nodes of earlier ones, never the other way round.
+        for row in array[::-1].tolist():
+            if self._tables.batch[row]:
+                self._cancel(row)
+
+    def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
+        """The tables of these rows hold at least `num_blocks[i]` blocks (lookahead, preallocation), and keep them on cancel.
+
+        Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
+        """
+        array = self._tables.checked(rows, allow_in_flight=True)
+        wanted = np.broadcast_to(np.asarray(num_blocks, np.int64), array.shape)
+        if (wanted < 0).any():
+            raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
+        have = self._tables.num_blocks[array]
+        short = (wanted > have).nonzero()[0]
+        if len(short):
+            self._draw(array[short], have[short], wanted[short])
+        self._tables.reserved[array] = np.maximum(self._tables.reserved[array], wanted)
+
+    def truncate(self, row: int, num_blocks: int) -> None:
+        """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; num_computed falls with them.
+
+        Raises UnknownRow, RowInFlight or InvalidConfig (negative, or past the table's end), changing nothing.
+        """
+        self._tables.checked(row, allow_swapped=True)
+        have = int(self._tables.num_blocks[row])
+        if not 0 <= num_blocks <= have:
+            raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
+        self._truncate(int(row), num_blocks)
+
+    def free(self, rows: RowsLike) -> None:
+        """These rows end; their blocks go back tail first. Raises UnknownRow, DuplicateRow or RowInFlight, changing nothing."""
+        for row in self._tables.checked(rows, allow_swapped=True).tolist():
+            self.close(row)
+
+    def close(self, row: int) -> None:
+        """`free` of one row that the caller vouches for."""
+        tables = self._tables
+        if self._index is not None:
+            self._index.close_path(row)
+        if tables.is_swapped[row]:
+            self._tiers.drop(row)
+        num_blocks = tables.num_blocks[row]
+        if num_blocks:
+            self._device.release(tables.blocks[0, row, :num_blocks][::-1].copy())
+        tables.close(row)
+
+    def fork(self, row: int) -> int:
+        """A new row with the same tokens that shares every block with computed tokens, the partial one too.
+
+        Who writes the shared partial block first copies it. Raises UnknownRow, RowInFlight or RowSwapped, changing nothing.
+        """
+        row = int(self._tables.checked(row)[0])
+        tables, index = self._tables, self._index
+        computed = int(tables.num_computed[row])
+        num_blocks = -(-computed // self.block_size)
+        child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
+        if index is not None:
+            parent = index.paths[row]
+            path = index.open_path(child, parent.root)
+            if parent.open is not None and index.num_published(row) > parent.published:
+                path.run, path.at = parent.open, index.num_published(row) - parent.published - 1
+                if parent.guard >= 0:
+                    # The guarded end is not a node yet; the parent's path says where the tree ends.
+                    path.at = min(path.at, parent.guard - 1)
+                path.published = parent.published + path.at + 1
+            else:
+                path.run, path.at, path.published = parent.run, parent.at, parent.published
+        if num_blocks:
+            blocks = tables.blocks[0, row, :num_blocks].copy()
+            self._device.hold(blocks)
+            self._write(child, 0, blocks)
+        tables.num_computed[child] = computed
+        if computed % self.block_size:
+            tables.shares_tail[row] = tables.shares_tail[child] = True
+            self._any_shared_tail = True
+        for sharers in self._sharers.values():
+            sharers.extend(_Sharer(child, int(tables.uid[child]), s.column) for s in list(sharers) if s.row == row)
+        return child
+
+    def swap_out(self, rows: RowsLike, keep: int = 0, *, hold_sources: bool = False) -> Moves:
+        """All blocks from column `keep` on go to the host. Raises UnknownRow, DuplicateRow, RowInFlight, InvalidConfig or
+        OutOfBlocks (tier "host"), changing nothing.
+
+        With `hold_sources` the device blocks that are copied stay referenced until `release_sources`.
+        """
+        array = self._tables.checked(rows, allow_swapped=True)
+        least = int(self._tables.num_blocks[array].min()) if len(array) else 0
+        if not 0 <= keep <= least:
+            raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
+        for row in array.tolist():
+            if self.is_unconfirmed(row):
+                raise RowInFlight(row, " It shares blocks that are still being computed.")
+        return self._tiers.swap_out(array, keep, hold_sources)
+
+    def swap_in(self, rows: RowsLike) -> Moves:
+        """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
+        array = self._tables.checked(rows, allow_swapped=True)
+        array = array[self._tables.is_swapped[array]]
+        before = self._tables.num_blocks[array]
+        moves = self._tiers.swap_in(array)
+        for row, start in zip(array.tolist(), before.tolist(), strict=True):
+            stop = int(self._tables.num_blocks[row])
+            self._record(np.full(stop - start, row, np.int64), np.arange(start, stop), self._tables.blocks[0, row, start:stop].copy())
+            if self._tables.num_computed[row] % self.block_size and self._device.ref_count[self._tables.blocks[0, row, stop - 1]] > 1:
+                self._tables.shares_tail[row] = True
+                self._any_shared_tail = True
+        return moves
+
+    def hold(self, blocks: Blocks) -> None:
+        """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
+        self._device.hold(blocks)
+
+    def release_held(self, blocks: Blocks) -> None:
+        """Give back what `hold` or `swap_out(hold_sources=True)` took."""
+        self._device.release(blocks)
+
+    def hold_host(self, blocks: Blocks) -> None:
+        """One more reference to each of these host blocks that have one or carry content."""
+        self._host.hold(blocks)
+
+    def release_held_host(self, blocks: Blocks) -> None:
+        """Give back what `hold_host` took."""
+        self._host.release(blocks)
+
+    def host_blocks_for_swap(self, rows: RowsLike, keep: int = 0) -> int:
+        """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that."""
+        array = self._tables.checked(rows, allow_swapped=True)
+        for row in array.tolist():
+            if self._index is not None:
+                self._index.close_run(row)
+        return self._tiers.host_blocks_wanted(array, keep)
+
+    def blocks_to_return(self, row: int) -> int:
+        """Device blocks that `swap_in` of this row would take from what is available."""
+        return self._tiers.device_blocks_wanted(row)
+
+    def num_host_tail(self, row: int) -> int:
+        """Host blocks that the row pins."""
+        return len(self._tiers.tails.get(row, ()))
+
+    def is_unconfirmed(self, row: int) -> bool:
+        """Whether the row shares a block that a batch which has not ended is still computing."""
+        uid = self._tables.uid[row]
+        return any(sharer.row == row and sharer.uid == uid for sharers in self._sharers.values() for sharer in sharers)
+
+    def publish(self, row: int) -> None:
+        """KV of the row's first tokens came from elsewhere (`set_computed`): its full blocks become nodes."""
+        if self._index is not None:
+            self._publish(row)
+
+    def set_computed(self, row: int, num_computed: int) -> None:
+        """The first `num_computed` tokens of the row are in its blocks, written by somebody else; full blocks become nodes.
+
+        Raises UnknownRow, RowInFlight, or InvalidTokens when the row knows or holds fewer.
+        """
+        self._tables.checked(row)
+        limit = min(int(self._tables.num_tokens[row]), int(self._tables.num_blocks[row]) * self.block_size)
+        if not self._tables.num_computed[row] <= num_computed <= limit:
+            raise InvalidTokens(f"row {row}: {num_computed} tokens cannot be computed; it has blocks and tokens for {limit}.")
+        self._tables.num_computed[row] = num_computed
+        self.publish(row)
+
+    def table(self, row: int) -> Blocks:
+        """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
+        row = int(self._tables.checked(row, allow_in_flight=True, allow_swapped=True)[0])
+        return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
+
+    def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
+        """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
+        row = int(self._tables.checked(row, allow_in_flight=True, allow_swapped=True)[0])
+        held = int(self._tables.num_blocks[row]) * self.block_size
+        if not 0 <= start <= stop <= held:
+            raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
+        positions = np.arange(start, stop)
+        blocks = self._tables.blocks[0, row, positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
+    def take_changes(self) -> TableChanges:
+        """Every entry of a block table that changed since the last call, in order."""
+        changes = self._changes
+        if not changes:
+            return _NO_CHANGES
+        self._changes = []
+        if len(changes) == 1:
+            return changes[0]
+        return TableChanges(*(np.concatenate(parts) for parts in zip(*changes, strict=True)))
+
+    def reset_cache(self) -> bool:
+        """Forget all content. False, and nothing changed, while any block of either tier is used."""
+        if self._device.num_used or self._host.num_used:
+            return False
+        if self._index is not None:
+            self._index.clear()
+        return True
+
+    def block_hashes(self, row: int) -> list[bytes]:
+        """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
+        row = int(self._tables.checked(row, allow_in_flight=True, allow_swapped=True)[0])
+        index = self._index
+        if index is None:
+            return []
+        path = index.paths[row]
+        segments = path.segments(0)
+        if path.open is not None and (length := index.confirmed_length(path.open)):
+            segments.append((path.open, 0, length))
+        hashes: list[bytes] = []
+        for run, offset, count in segments:
+            hashes.extend(index.digests(run, offset + count, path.root)[offset:])
+        return hashes
+
+    def cached_contents(self) -> set[tuple[bytes, ...]]:
+        """Every confirmed node on the device as its path: encoded namespace, then the token bytes of each block. For tests."""
+        index, size = self._index, 4 * self.block_size
+        if index is None:
+            return set()
+        paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        contents: set[tuple[bytes, ...]] = set()
+        for run in sorted(index.runs.values(), key=lambda run: run.id):
+            prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
+            length = index.confirmed_length(run)
+            data = index.run_tokens(run, length)
+            for at in range(length):
+                assert prefix is not None, "a parent has a lower id than its child"
+                prefix = (*prefix, data[at * size : (at + 1) * size])
+                paths[run.id, at] = prefix
+                if index.device_block(run, at) >= 0:
+                    contents.add(prefix)
+        return contents
+
+    def stats(self) -> MemoryStats:
+        """This moment's figures."""
+        used = self._device.num_used
+        num_slots = used * self.block_size
+        empty = num_slots - self._num_filled_slots()
+        return MemoryStats(
+            num_blocks=self.num_blocks,
+            free=self.num_free,
+            cached=self.num_cached,
+            used=used,
+            host_blocks=self.num_host_blocks,
+            host_free=self.host_free,
+            host_cached=self.host_cached,
+            host_used=self.host_used,
+            usage=self.usage,
+            fragmentation=empty / num_slots if used else 0.0,
+            queries=self._queries,
+            query_tokens=self._query_tokens,
+            hit_tokens=self._hit_tokens,
+            pending_hit_tokens=self._pending_hit_tokens,
+        )
+
+    def check(self) -> list[str]:
+        """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
+        return violations_of(self._tables, self._device, self._host, self._index, self._tiers)
+
+    def snapshot(self) -> dict[str, object]:
+        """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
+        tables, rows = self._tables, {}
+        for row in tables.live_rows.tolist():
+            known = int(tables.num_tokens[row])
+            rows[row] = (
+                tables.tokens[row, :known].tolist(),
+                self.table(row).tolist(),
+                [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_scheduled, tables.batch, tables.uid)],
+                self._tiers.tails[row].tolist() if row in self._tiers.tails else None,
+                self._index.num_published(row) if self._index is not None else 0,
+            )
+        return {
+            "rows": rows,
+            "contents": self.cached_contents(),
+            "tiers": [
+                (pool.ref_count.tolist(), pool.free_list.plain().tolist(), pool.free_list.cached().tolist())
+                for pool in (self._device, self._host)
+            ],
+            "figures": self.stats(),
+        }
+
+    def _prompt(self, tokens: Any) -> NDArray[np.int32]:
+        array = token_array(tokens)
+        if not len(array):
+            raise InvalidTokens("a sequence needs at least one token.")
+        return array
+
+    def _in_flight(self, rows: RowsLike) -> Rows:
+        array = self._tables.checked(rows, allow_in_flight=True)
+        idle = self._tables.batch[array] == 0
+        if idle.any():
+            raise RowNotInFlight(int(array[idle][0]))
+        return array
+
+    def _record(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
+        self._changes.append(TableChanges(rows, columns, blocks))
+
+    def _write(self, row: int, column: int, blocks: Blocks) -> None:
+        """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
+        tables, stop = self._tables, column + len(blocks)
+        tables.ensure_columns(stop)
+        tables.blocks[0, row, column:stop] = blocks
+        if stop > tables.num_blocks[row]:
+            tables.num_blocks[row] = stop
+        self._record(np.full(len(blocks), row, np.int64), np.arange(column, stop), blocks)
+
+    def _draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
+        """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
+        tables = self._tables
+        if len(rows) == 1:
+            column = int(have[0])
+            self._write(int(rows[0]), column, self._device.draw(int(wanted[0]) - column))
+            return
+        counts = wanted - have
+        total = int(counts.sum())
+        blocks = self._device.draw(total)
+        tables.ensure_columns(int(wanted.max()))
+        if total == len(rows):
+            columns = have
+        else:
+            starts = np.cumsum(counts) - counts
+            columns = np.arange(total) - np.repeat(starts - have, counts)
+            rows, wanted_rows = np.repeat(rows, counts), rows
+            tables.blocks[0, rows, columns] = blocks
+            tables.num_blocks[wanted_rows] = wanted
+            self._record(rows, columns, blocks)
+            return
+        tables.blocks[0, rows, columns] = blocks
+        tables.num_blocks[rows] = wanted
+        self._record(rows, columns, blocks)
+
+    def _copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
+        """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.
+
+        Raises OutOfBlocks when the copies and `num_grown` more blocks cannot be had, changing nothing.
+        """
+        tables, device = self._tables, self._device
+        sharing: list[tuple[int, int, int]] = []
+        copies, holders = 0, {}
+        for row in rows[tables.shares_tail[rows]].tolist():
+            column, offset = divmod(int(tables.num_computed[row]), self.block_size)
+            if offset:
+                block = int(tables.blocks[0, row, column])
+                left = holders.setdefault(block, int(device.ref_count[block]))
+                sharing.append((row, column, block))
+                if left > 1:
+                    holders[block] = left - 1
+                    copies += 1
+        if copies + num_grown > device.num_available:
+            raise OutOfBlocks(copies + num_grown, device.num_available)
+        pairs: list[tuple[int, int]] = []
+        for row, column, block in sharing:
+            tables.shares_tail[row] = False
+            if device.ref_count[block] > 1:
+                copy = device.draw(1)
+                pairs.append((block, int(copy[0])))
+                device.release(np.array([block], np.int32))
+                self._write(row, column, copy)
+        self._any_shared_tail = bool(tables.shares_tail.any())
+        return Moves(device_to_device=pairs_of(pairs))
+
+    def _publish(self, row: int) -> None:
+        index = self._index
+        assert index is not None
+        for column, run, at in index.publish(row):
+            self._switch(row, column, index.device_block(run, at))
+
+    def _switch(self, row: int, column: int, block: int) -> None:
+        """Every table that names the row's block at `column`, a duplicate of `block`, names that one instead."""
+        tables = self._tables
+        duplicate = int(tables.blocks[0, row, column])
+        rows = [row]
+        if self._device.ref_count[duplicate] > 1:
+            # Shared blocks stand at the same column in every table.
+            live = tables.live_rows
+            names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
+            rows = live[names_it].tolist()
+        new, old = np.array([block], np.int32), np.array([duplicate], np.int32)
+        for other in rows:
+            self._device.hold(new)
+            self._write(other, column, new)
+            self._device.release(old)
+
+    def _cancel(self, row: int) -> None:
+        tables, index = self._tables, self._index
+        batch = int(tables.batch[row])
+        first = int(tables.num_computed[row]) // self.block_size
+        unconfirmed = set(tables.blocks[0, row, first : tables.num_blocks[row]].tolist())
+        for sharer in reversed(self._sharers.get(batch, [])):
+            if sharer.row != row and tables.uid[sharer.row] == sharer.uid:
+                held = tables.blocks[0, sharer.row, sharer.column : tables.num_blocks[sharer.row]].tolist()
+                if not unconfirmed.isdisjoint(held):
+                    self._roll_back(sharer)
+        tables.num_scheduled[row] = 0
+        tables.batch[row] = 0
+        if index is not None:
+            index.withdraw(row)
+        keep = max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
+        self._give_back(row, keep)
+
+    def _roll_back(self, sharer: _Sharer) -> None:
+        row, tables = sharer.row, self._tables
+        if tables.batch[row]:
+            self._cancel(row)
+        if tables.num_blocks[row] > sharer.column:
+            self._truncate(row, sharer.column)
+
+    def _truncate(self, row: int, keep: int) -> None:
+        tables = self._tables
+        if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
+            return
+        if self._index is not None:
+            self._index.close_run(row)
+            self._index.paths[row].truncate(keep)
+        if tables.is_swapped[row]:
+            self._tiers.drop(row)
+        tables.num_computed[row] = min(int(tables.num_computed[row]), keep * self.block_size)
+        self._give_back(row, keep)
+        tables.reserved[row] = min(int(tables.reserved[row]), keep)
+
+    def _give_back(self, row: int, keep: int) -> None:
+        """The row's blocks from column `keep` on go back to the pool, tail first."""
+        tables = self._tables
+        num_blocks = int(tables.num_blocks[row])
+        if keep < num_blocks:
+            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].copy())
+            tables.num_blocks[row] = keep
+
+    def _num_filled_slots(self) -> int:
+        """Slots of used device blocks that hold a computed token; a shared block counts once."""
+        tables, size = self._tables, self.block_size
+        filled = np.zeros(self.num_blocks, np.int64)
+        for row in tables.live_rows.tolist():
+            blocks = tables.blocks[0, row, : tables.num_blocks[row]]
+            computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
+            filled[blocks] = np.maximum(filled[blocks], computed)
+        return int(filled.sum())

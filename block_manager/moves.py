@@ -1,0 +1,67 @@
+"""Data movement as data: which block is to be copied where.
+
+Knows block ids and the order of the three kinds. Does not know what a block holds, nor who copies it: the memory layer
+never touches a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pairs = NDArray[np.int32]
+
+
+def _no_pairs() -> Pairs:
+    pairs = np.empty((0, 2), np.int32)
+    pairs.flags.writeable = False
+    return pairs
+
+
+NO_PAIRS = _no_pairs()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Copies to make before the forward pass, int32 [n, 2] a kind: source block, destination block.
+
+    The kinds run in the order of the fields. A device block that `device_to_host` empties may be written by a later kind;
+    otherwise no block is both a source and a destination in one batch.
+    """
+
+    device_to_host: Pairs = field(default_factory=lambda: NO_PAIRS)
+    host_to_device: Pairs = field(default_factory=lambda: NO_PAIRS)
+    device_to_device: Pairs = field(default_factory=lambda: NO_PAIRS)
+
+    def __len__(self) -> int:
+        return len(self.device_to_host) + len(self.host_to_device) + len(self.device_to_device)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to copy."""
+        return len(self) == 0
+
+
+NO_MOVES = Moves()
+
+
+def pairs_of(pairs: Sequence[tuple[int, int]]) -> Pairs:
+    """A list of (source, destination) as int32 [n, 2]."""
+    return np.array(pairs, np.int32).reshape(-1, 2) if pairs else NO_PAIRS
+
+
+def joined(parts: Sequence[Moves]) -> Moves:
+    """The moves of `parts`, kind by kind, in their order."""
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return NO_MOVES
+    if len(parts) == 1:
+        return parts[0]
+    return Moves(
+        np.concatenate([part.device_to_host for part in parts]),
+        np.concatenate([part.host_to_device for part in parts]),
+        np.concatenate([part.device_to_device for part in parts]),
+    )

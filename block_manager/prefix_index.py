@@ -1,0 +1,387 @@
+"""The exact prefix cache: which content resides in which block, and which row may share it.
+
+Knows nodes, runs, residence in both tiers, pending nodes and the rows' paths. Does not know when a row runs, who is to be
+preempted, or how many blocks a caller may draw. Lookup compares token ids: a hit is equality.
+
+A row's path is one of three: *open* (it extends a run of its own; each full block is a node by itself, at no cost), *guarded*
+(open, but another run hangs off the end, so the next full block is looked up) or *closed* (after a hit, fork, switch or
+truncation: the next full block is looked up, then shared or begun as a new run).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from block_manager.content_key import node_prefix
+from block_manager.free_list import Blocks
+from block_manager.pool import Pool
+from block_manager.runs import Path, Run
+from block_manager.tables import Tables
+
+
+class Match(NamedTuple):
+    """What a lookup found: segments (run, offset, count), blocks in all, and the first block that is only pending (-1: none)."""
+
+    segments: list[tuple[Run, int, int]]
+    num_blocks: int
+    first_pending: int
+
+
+class PrefixIndex:
+    """Finds, publishes, withdraws and forgets content."""
+
+    def __init__(self, tables: Tables, device: Pool, host: Pool) -> None:
+        self._tables = tables
+        self._device = device
+        self._host = host
+        self._block_size = tables.block_size
+        self._block_bytes = 4 * tables.block_size
+        self.runs: dict[bytes, Run] = {}
+        self.paths: dict[int, Path] = {}
+        # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
+        self.is_lazy = np.zeros(tables.num_rows, np.bool_)
+        self.batch = 1
+        self._next_run = 0
+        # Eviction leaves runs behind in bursts; they are trimmed together.
+        device.forget = self._forget_device
+        host.forget = self._forget_host
+
+    def open_path(self, row: int, root: bytes) -> Path:
+        """A path at the root for a row that was just opened."""
+        if row >= len(self.is_lazy):
+            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(self._tables.num_rows - len(self.is_lazy), np.bool_)])
+        path = self.paths[row] = Path(root)
+        self.is_lazy[row] = False
+        return path
+
+    def close_path(self, row: int) -> None:
+        """Forget the path of a row that ends; its open run stays as content."""
+        self.close_run(row)
+        del self.paths[row]
+
+    def num_published(self, row: int) -> int:
+        """Blocks of the row that are nodes, confirmed ones only."""
+        path = self.paths[row]
+        return path.published if path.open is None else path.published + self._confirmed_length(path.open)
+
+    def match(self, path: Path | None, root: bytes, data: bytes, limit: int) -> Match:
+        """The longest run of blocks, at most `limit`, that continues `path` (None: from the root) with the tokens in `data`.
+
+        Finds what resides on the device and is confirmed, or pending in the batch that is being composed. Changes nothing.
+        """
+        run, at = (path.run, path.at) if path is not None else (None, -1)
+        first = path.published if path is not None else 0
+        size, runs = self._block_bytes, self.runs
+        segments: list[tuple[Run, int, int]] = []
+        block, first_pending = 0, -1
+        while block < limit:
+            if run is not None:
+                visible, confirmed = self._visible(run)
+                count = min(visible - at - 1, limit - block)
+                if count > 0:
+                    same = self._common(run, at + 1, data, block, count)
+                    if same:
+                        segments.append((run, at + 1, same))
+                        if at + 1 + same > confirmed and first_pending < 0:
+                            first_pending = first + block + max(0, confirmed - at - 1)
+                        block += same
+                        at += same
+                        if block == limit:
+                            break
+                prefix = node_prefix(run.id, at)
+            else:
+                prefix = root
+            child = runs.get(prefix + data[block * size : (block + 1) * size])
+            if child is None or self._visible(child)[0] == 0:
+                break
+            run, at = child, -1
+        return Match(segments, block, first_pending)
+
+    def blocks_of(self, match: Match) -> Blocks:
+        """The device blocks of a match in order, int32 [num_blocks]."""
+        parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def follow(self, row: int, match: Match) -> None:
+        """The row took the blocks of a match: its path, which is closed, now ends there."""
+        path = self.paths[row]
+        run, offset, count = match.segments[-1]
+        path.run, path.at = run, offset + count - 1
+        path.published += match.num_blocks
+
+    def begin_pending(self, row: int) -> None:
+        """A closed row was put in flight: the full blocks that it computes become a run of pending nodes, if nobody has them."""
+        path = self.paths[row]
+        if path.open is not None:
+            return
+        end = int(self._tables.num_computed[row] + self._tables.num_scheduled[row])
+        if end // self._block_size <= path.published:
+            return
+        block = self._tables.block_bytes(row, path.published)
+        if self._child(path, block, self._total_length) is None:
+            self._open_run(row, path, block)
+
+    def publish(self, row: int) -> list[tuple[int, Run, int]]:
+        """Make nodes of the row's confirmed full blocks, one by one where they have to be looked up.
+
+        Returns the blocks whose content already resides elsewhere on the device, as (column, run, offset): the caller switches
+        the tables that name the duplicate.
+        """
+        path = self.paths[row]
+        full = self._tables.full_blocks(row)
+        switches: list[tuple[int, Run, int]] = []
+        if path.open is not None:
+            if path.guard < 0 or full <= path.published + path.guard:
+                return switches
+            if self.runs.get(node_prefix(path.open.id, path.guard - 1) + self._tables.block_bytes(row, path.published + path.guard)):
+                self.close_run(row, path.guard)
+            else:
+                path.guard = -1
+                self.is_lazy[row] = True
+                return switches
+        while path.published < full:
+            column = path.published
+            block = self._tables.block_bytes(row, column)
+            found = self._child(path, block, self._confirmed_length)
+            if found is None:
+                self._open_run(row, path, block)
+                break
+            run, at = found
+            if self._confirmed_length(run) <= at:
+                # Pending in a later batch: whoever ends first published nothing under this key, so look again next time.
+                break
+            if run.row < 0 and at >= run.num_device:
+                self.reside(run, at, int(self._tables.blocks[0, row, column]))
+            elif self._segment_blocks(run, at, 1)[0] != self._tables.blocks[0, row, column]:
+                switches.append((column, run, at))
+            path.run, path.at, path.published = run, at, column + 1
+        return switches
+
+    def withdraw(self, row: int) -> None:
+        """The row's pending nodes were not computed: its open run shrinks to what is confirmed, or goes if nothing is."""
+        path = self.paths[row]
+        run = path.open
+        if run is None or self._confirmed_length(run) > 0:
+            return
+        path.open, path.guard = None, -1
+        self.is_lazy[row] = False
+        self._unlink(run)
+
+    def close_run(self, row: int, length: int | None = None) -> None:
+        """The row extends its run no more: the run keeps its tokens and blocks by itself, and the path becomes closed."""
+        path = self.paths[row]
+        run = path.open
+        if run is None:
+            return
+        length = self._confirmed_length(run) if length is None else length
+        if length == 0:
+            self.withdraw(row)
+            return
+        start, tables = path.published, self._tables
+        first, stop = start * self._block_size, (start + length) * self._block_size
+        run.tokens = tables.tokens[row, first:stop].tobytes()
+        run.blocks = blocks = tables.blocks[:, row, start : start + length].copy()
+        run.length = run.num_device = length
+        run.row = -1
+        self._device.run[blocks[0]] = run
+        self._device.offset[blocks[0]] = np.arange(length, dtype=np.int32)
+        path.open, path.guard = None, -1
+        path.run, path.at, path.published = run, length - 1, start + length
+        self.is_lazy[row] = False
+
+    def reside(self, run: Run, at: int, block: int) -> None:
+        """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
+        assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
+        run.blocks[0, at] = block
+        run.num_device = at + 1
+        self._device.run[block] = run
+        self._device.offset[block] = at
+
+    def device_block(self, run: Run, at: int) -> int:
+        """The device block of a node, -1 where it has none."""
+        if run.row < 0 and at >= run.num_device:
+            return -1
+        return int(self._segment_blocks(run, at, 1)[0])
+
+    def reside_on_host(self, run: Run, at: int, block: int) -> None:
+        """Node (`run`, `at`) resides in host block `block` from now on."""
+        if run.host is None:
+            run.host = {}
+        run.host[at] = block
+        self._host.run[block] = run
+        self._host.offset[block] = at
+
+    def clear(self) -> None:
+        """Forget all content; the caller has seen that no block is used."""
+        for pool in (self._device, self._host):
+            pool.drop_content(pool.free_list.cached())
+            pool.run[:] = None
+        self.runs.clear()
+        for path in self.paths.values():
+            path.run, path.at, path.published = None, -1, 0
+
+    def digests(self, run: Run, count: int, root: bytes) -> list[bytes]:
+        """Chained SHA-256 of the first `count` nodes of a run, each computed once while the run lives."""
+        if run.digests is None:
+            run.digests = []
+        if len(run.digests) < count:
+            if run.digests:
+                digest = run.digests[-1]
+            elif run.parent is None:
+                digest = hashlib.sha256(root).digest()
+            else:
+                digest = self.digests(run.parent, run.at + 1, root)[run.at]
+            size = self._block_bytes
+            known = len(run.digests)
+            data = self._run_bytes(run, known, count - known)
+            for start in range(0, len(data), size):
+                digest = hashlib.sha256(digest + data[start : start + size]).digest()
+                run.digests.append(digest)
+        return run.digests[:count]
+
+    def run_tokens(self, run: Run, length: int) -> bytes:
+        """The token ids of a run's first `length` nodes, as bytes."""
+        return self._run_bytes(run, 0, length)
+
+    def confirmed_length(self, run: Run) -> int:
+        """Nodes of the run that are computed and confirmed."""
+        return self._confirmed_length(run)
+
+    def _confirmed_length(self, run: Run) -> int:
+        if run.row < 0:
+            return run.length
+        return int(self._tables.num_computed[run.row]) // self._block_size - self.paths[run.row].published
+
+    def _total_length(self, run: Run) -> int:
+        if run.row < 0:
+            return run.length
+        end = int(self._tables.num_computed[run.row] + self._tables.num_scheduled[run.row])
+        return end // self._block_size - self.paths[run.row].published
+
+    def _visible(self, run: Run) -> tuple[int, int]:
+        """(nodes that a lookup may use, of them confirmed)."""
+        row = run.row
+        if row < 0:
+            return run.num_device, run.num_device
+        confirmed = self._confirmed_length(run)
+        path = self.paths[row]
+        if path.guard >= 0:
+            confirmed = min(confirmed, path.guard)
+            return confirmed, confirmed
+        if self._tables.batch[row] == self.batch:
+            return self._total_length(run), confirmed
+        return confirmed, confirmed
+
+    def _child(self, path: Path, block: bytes, length_of) -> tuple[Run, int] | None:  # type: ignore[no-untyped-def]
+        """The node after the path's last one with these tokens: inside the same run, or the first of a run that hangs there."""
+        run, at = path.run, path.at
+        if run is None:
+            prefix = path.root
+        else:
+            if at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
+                return run, at + 1
+            prefix = node_prefix(run.id, at)
+        child = self.runs.get(prefix + block)
+        return None if child is None else (child, 0)
+
+    def _open_run(self, row: int, path: Path, block: bytes) -> None:
+        parent, at = path.run, path.at
+        key = (path.root if parent is None else node_prefix(parent.id, at)) + block
+        run = Run(self._next_run, key, parent, at, row)
+        self._next_run += 1
+        self.runs[key] = run
+        path.open, path.guard = run, -1
+        self.is_lazy[row] = True
+        if parent is None:
+            return
+        if parent.children is None:
+            parent.children = {}
+        parent.children[at] = parent.children.get(at, 0) + 1
+        if parent.row >= 0 and at + 1 >= self._total_length(parent):
+            self.paths[parent.row].guard = at + 1
+            self.is_lazy[parent.row] = False
+
+    def _unlink(self, run: Run) -> None:
+        """Take a run without residence and children out of the tree, and what is left without either above it."""
+        del self.runs[run.key]
+        parent, at = run.parent, run.at
+        if parent is None or parent.children is None:
+            return
+        parent.children[at] -= 1
+        if parent.children[at] == 0:
+            del parent.children[at]
+            if not parent.children:
+                parent.children = None
+            if parent.row < 0:
+                self._trim(parent)
+            elif self.paths[parent.row].guard == at + 1:
+                self.paths[parent.row].guard = -1
+                self.is_lazy[parent.row] = True
+
+    def _trim(self, run: Run) -> None:
+        """Drop the last nodes of a closed run that reside nowhere and have no child."""
+        length = run.num_device
+        if run.host:
+            length = max(length, max(run.host) + 1)
+        if run.children:
+            length = max(length, max(run.children) + 1)
+        if length >= run.length:
+            return
+        run.length = length
+        if run.digests is not None:
+            del run.digests[length:]
+        if length == 0:
+            self._unlink(run)
+        elif 2 * length * self._block_bytes < len(run.tokens):
+            assert run.blocks is not None
+            run.tokens = run.tokens[: length * self._block_bytes]
+            run.blocks = run.blocks[:, :length].copy()
+
+    def _forget_device(self, blocks: Blocks) -> None:
+        """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
+        runs = self._device.run[blocks].tolist()
+        offsets = self._device.offset[blocks].tolist()
+        self._device.run[blocks] = None
+        last = len(runs) - 1
+        for i, run in enumerate(runs):
+            if i == last or runs[i + 1] is not run:
+                run.num_device = offsets[i]
+                self._trim(run)
+
+    def _forget_host(self, blocks: Blocks) -> None:
+        runs = self._host.run[blocks].tolist()
+        offsets = self._host.offset[blocks].tolist()
+        self._host.run[blocks] = None
+        for run, offset in zip(runs, offsets, strict=True):
+            del run.host[offset]
+            if run.row < 0:
+                self._trim(run)
+
+    def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
+        if run.row < 0:
+            assert run.blocks is not None
+            return run.blocks[0, offset : offset + count]
+        start = self.paths[run.row].published + offset
+        return self._tables.blocks[0, run.row, start : start + count]
+
+    def _run_bytes(self, run: Run, offset: int, count: int) -> bytes:
+        size = self._block_bytes
+        if run.row < 0:
+            return run.tokens[offset * size : (offset + count) * size]
+        start = (self.paths[run.row].published + offset) * self._block_size
+        return self._tables.tokens[run.row, start : start + count * self._block_size].tobytes()
+
+    def _common(self, run: Run, offset: int, data: bytes, block: int, count: int) -> int:
+        """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
+        size = self._block_bytes
+        mine = self._run_bytes(run, offset, count)
+        theirs = data[block * size : (block + count) * size]
+        if mine == theirs:
+            return count
+        if count == 1 or mine[:size] != theirs[:size]:
+            return 0
+        differs = np.frombuffer(mine, np.int32) != np.frombuffer(theirs, np.int32)
+        return int(differs.argmax()) // self._block_size

@@ -1,0 +1,91 @@
+"""Content as a tree of runs: consecutive full blocks that one sequence computed are one edge of it.
+
+A *node* is content: a full block's tokens after its parent's. Nodes of a run are (run, offset 0, 1, ...); a run hangs off the
+node (parent, at), or off the root of a namespace. A row that is still computing may own one *open* run, whose content is the
+row's own tokens and table and whose length is read off the row, so that decoding publishes blocks at no cost.
+
+    root ── run 0: | n0 | n1 | n2 | n3 |
+                          └── run 3: | n0 | n1 | ...      (parent run 0, at 1)
+
+Knows what a run is and what a row's path through the tree is. Does not know how either is found or changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Run:
+    """One edge of the content tree.
+
+    id          counts up, never reused: a stale key can never match
+    key         the bytes under which the first node is found
+    parent, at  the node before the first one: (None, -1) below a namespace's root
+    row         the row that still extends it (open), -1 once closed; what follows is set when it closes
+    length      nodes
+    num_device  nodes that reside on the device: always the first ones, because who uses a child uses its parent
+    tokens      the nodes' token ids, int32 as bytes
+    blocks      int32 [groups, length], the device blocks of the first num_device nodes
+    host        offset → host block, for the nodes that reside there
+    children    offset → number of runs that hang off that node
+    digests     chained SHA-256 of the first nodes, as far as somebody asked
+    """
+
+    __slots__ = ("at", "blocks", "children", "digests", "host", "id", "key", "length", "num_device", "parent", "row", "tokens")
+
+    def __init__(self, run_id: int, key: bytes, parent: Run | None, at: int, row: int) -> None:
+        self.id = run_id
+        self.key = key
+        self.parent = parent
+        self.at = at
+        self.row = row
+        self.length = 0
+        self.num_device = 0
+        self.tokens = b""
+        self.blocks: NDArray[np.int32] | None = None
+        self.host: dict[int, int] | None = None
+        self.children: dict[int, int] | None = None
+        self.digests: list[bytes] | None = None
+
+
+class Path:
+    """Where a row stands in the tree: its first `published` blocks are nodes, the last of them (`run`, `at`).
+
+    With an `open` run, which begins at block `published`, every full block after that is a node, too.
+    `guard` is the open run's length at which another run hangs off its end (-1: none does): the block after it has to be
+    looked up before it may count as a node.
+    """
+
+    __slots__ = ("at", "guard", "open", "published", "root", "run")
+
+    def __init__(self, root: bytes) -> None:
+        self.root = root
+        self.run: Run | None = None
+        self.at = -1
+        self.published = 0
+        self.open: Run | None = None
+        self.guard = -1
+
+    def truncate(self, keep: int) -> None:
+        """Only the first `keep` blocks stay; the path has no open run."""
+        drop = self.published - keep
+        if drop <= 0:
+            return
+        run, at = self.run, self.at
+        while run is not None and drop > at:
+            drop -= at + 1
+            run, at = run.parent, run.at
+        self.run, self.at, self.published = run, at - drop, keep
+
+    def segments(self, first: int) -> list[tuple[Run, int, int]]:
+        """The nodes of blocks `first` to `published` as (run, offset, count), in order; the path has no open run."""
+        found: list[tuple[Run, int, int]] = []
+        run, at, stop = self.run, self.at, self.published
+        while run is not None and stop > first:
+            count = min(at + 1, stop - first)
+            found.append((run, at + 1 - count, count))
+            stop -= at + 1
+            run, at = run.parent, run.at
+        found.reverse()
+        return found

@@ -1,0 +1,219 @@
+"""The state of every sequence, as a structure of arrays: row `i` of each column belongs to one sequence.
+
+Knows rows, their tokens, their block tables and how far each is computed. Does not know which blocks are free, what they
+are shared with, or whose request a row serves.
+
+    tokens of a row   | confirmed      | in flight       | known, not scheduled |
+                      0          num_computed    + num_scheduled        num_tokens
+    its block table   | b0 | b1 | b2 | b3 | reserved |
+                                                  num_blocks
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager.errors import DuplicateRow, InvalidTokens, RowInFlight, RowSwapped, UnknownRow
+
+Rows = NDArray[np.int64]
+Tokens = NDArray[np.int32]
+
+# Rows whose stride in bytes is a power of two would share the same few cache sets.
+_STRIDE_PADDING = 16
+# Only full attention today; a second group would be layers with another table and lifetime for the same row.
+NUM_GROUPS = 1
+
+
+def token_array(tokens: Any) -> Tokens:
+    """Token ids as int32 [n]: a list, or an array that is taken as it is where it is int32 already.
+
+    Raises InvalidTokens for anything that is not a flat sequence of integers from 0 to 2^31 - 1.
+    """
+    try:
+        if isinstance(tokens, np.ndarray):
+            if tokens.dtype.kind not in "iu":
+                raise InvalidTokens(f"token ids have to be integers; got an array of {tokens.dtype}.")
+            array = tokens.astype(np.int32) if tokens.dtype != np.int32 else tokens
+            if array is not tokens and not np.array_equal(array, tokens):
+                raise InvalidTokens("a token id is larger than int32 holds.")
+        else:
+            # Checked for bool and float by the copy itself: numpy says which type it found.
+            array = np.array(tokens)
+            if array.dtype.kind not in "iu" and array.size:
+                raise InvalidTokens(f"token ids have to be integers; got {array.dtype}.")
+            if array.size and (array.max() > np.iinfo(np.int32).max):
+                raise InvalidTokens(f"token id {array.max()} is larger than int32 holds.")
+            array = array.astype(np.int32)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InvalidTokens):
+            raise
+        raise InvalidTokens(f"token ids have to be a flat sequence of integers: {error}.") from None
+    if array.ndim != 1:
+        raise InvalidTokens(f"token ids have to be one flat sequence; got {array.ndim} dimensions.")
+    if array.size and array.min() < 0:
+        raise InvalidTokens(f"token id {array.min()} is negative.")
+    return cast(Tokens, array)
+
+
+class Tables:
+    """The columns. They grow by doubling, so hold no reference to one across a call that may open a row.
+
+    tokens        int32 [rows, stride]           token ids, prompt and appended
+    blocks        int32 [groups, rows, columns]  block tables; entries from num_blocks on are stale
+    num_blocks    int64 [rows]                   blocks in the table
+    reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
+    num_tokens    int64 [rows]                   tokens known
+    num_computed  int64 [rows]                   tokens whose KV is confirmed
+    num_scheduled int64 [rows]                   tokens in flight
+    batch         int64 [rows]                   the batch the row is in flight in, 0 for none
+    uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
+    is_swapped    bool [rows]                    a tail of it lies on the host
+    shares_tail   bool [rows]                    forked: its partial block may be shared
+    """
+
+    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64) -> None:
+        self.block_size = block_size
+        self._stride = num_columns * block_size + _STRIDE_PADDING
+        self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
+        self.blocks = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
+        self._num_rows = num_rows
+        for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid"):
+            setattr(self, name, np.zeros(num_rows, np.int64))
+        for name in ("is_swapped", "shares_tail"):
+            setattr(self, name, np.zeros(num_rows, np.bool_))
+        self._free_rows = list(range(num_rows))
+        self._next_uid = 1
+        self._scratch = np.zeros(num_rows, np.int64)
+
+    num_blocks: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
+    num_scheduled: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    uid: NDArray[np.int64]
+    is_swapped: NDArray[np.bool_]
+    shares_tail: NDArray[np.bool_]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that exist, used or not."""
+        return self._num_rows
+
+    @property
+    def live_rows(self) -> Rows:
+        """Rows that a sequence holds, rising."""
+        return self.uid.nonzero()[0]
+
+    def open(self, tokens: Tokens) -> int:
+        """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
+        if not self._free_rows:
+            self._grow_rows()
+        row = heapq.heappop(self._free_rows)
+        self.uid[row] = self._next_uid
+        self._next_uid += 1
+        self.extend(row, tokens)
+        return row
+
+    def close(self, row: int) -> None:
+        """Take the row back; its table is empty by now."""
+        for column in (self.num_blocks, self.reserved, self.num_tokens, self.num_computed, self.num_scheduled, self.batch, self.uid):
+            column[row] = 0
+        self.is_swapped[row] = False
+        self.shares_tail[row] = False
+        heapq.heappush(self._free_rows, row)
+
+    def extend(self, row: int, tokens: Tokens) -> None:
+        """Append known tokens to a row."""
+        start = int(self.num_tokens[row])
+        stop = start + len(tokens)
+        if stop > self._stride:
+            self.ensure_tokens(stop)
+        self.tokens[row, start:stop] = tokens
+        self.num_tokens[row] = stop
+
+    def ensure_tokens(self, num_tokens: int) -> None:
+        """Make room for `num_tokens` tokens a row."""
+        if num_tokens <= self._stride:
+            return
+        stride = max(num_tokens, 2 * self._stride) // self.block_size * self.block_size + self.block_size + _STRIDE_PADDING
+        grown: Tokens = np.empty((self._num_rows, stride), np.int32)
+        # Only live rows, and of them only what they know: the rest of the memory is never touched.
+        for row in self.live_rows.tolist():
+            known = self.num_tokens[row]
+            grown[row, :known] = self.tokens[row, :known]
+        self.tokens, self._stride = grown, stride
+
+    def ensure_columns(self, num_columns: int) -> None:
+        """Make room for `num_columns` blocks a row."""
+        have = self.blocks.shape[2]
+        if num_columns <= have:
+            return
+        grown = np.zeros((NUM_GROUPS, self._num_rows, max(num_columns, 2 * have)), np.int32)
+        for row in self.live_rows.tolist():
+            used = self.num_blocks[row]
+            grown[:, row, :used] = self.blocks[:, row, :used]
+        self.blocks = grown
+
+    def full_blocks(self, row: int) -> int:
+        """Blocks of the row whose every token is confirmed."""
+        return int(self.num_computed[row]) // self.block_size
+
+    def block_bytes(self, row: int, column: int) -> bytes:
+        """The token ids of one of the row's blocks, as bytes."""
+        start = column * self.block_size
+        return self.tokens[row, start : start + self.block_size].tobytes()
+
+    def checked(self, rows: int | Sequence[int] | Rows, *, allow_in_flight: bool = False, allow_swapped: bool = False) -> Rows:
+        """`rows` as int64 [n] once every one of them is live, listed once and, unless allowed, neither in flight nor swapped.
+
+        Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
+        """
+        array = np.atleast_1d(np.asarray(rows, np.int64))
+        if not len(array):
+            return array
+        outside = (array < 0) | (array >= self._num_rows)
+        if outside.any():
+            raise UnknownRow(int(array[outside][0]))
+        unused = self.uid[array] == 0
+        if unused.any():
+            raise UnknownRow(int(array[unused][0]))
+        order = np.arange(len(array))
+        self._scratch[array] = order
+        overwritten = self._scratch[array] != order
+        if overwritten.any():
+            raise DuplicateRow(int(array[overwritten][0]))
+        if not allow_in_flight:
+            in_flight = self.batch[array] != 0
+            if in_flight.any():
+                raise RowInFlight(int(array[in_flight][0]))
+        if not allow_swapped:
+            swapped = self.is_swapped[array]
+            if swapped.any():
+                raise RowSwapped(int(array[swapped][0]))
+        return array
+
+    def _grow_rows(self) -> None:
+        old, new = self._num_rows, 2 * self._num_rows
+        for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid", "is_swapped", "shares_tail"):
+            column = getattr(self, name)
+            grown = np.zeros(new, column.dtype)
+            grown[:old] = column
+            setattr(self, name, grown)
+        tokens: Tokens = np.empty((new, self._stride), np.int32)
+        for row in range(old):
+            known = self.num_tokens[row]
+            tokens[row, :known] = self.tokens[row, :known]
+        self.tokens = tokens
+        blocks = np.zeros((NUM_GROUPS, new, self.blocks.shape[2]), np.int32)
+        blocks[:, :old] = self.blocks
+        self.blocks = blocks
+        self._scratch = np.zeros(new, np.int64)
+        self._free_rows = list(range(old, new))
+        heapq.heapify(self._free_rows)
+        self._num_rows = new

@@ -1,0 +1,181 @@
+"""Swap: a row's blocks go to the host and come back.
+
+Full blocks go as nodes, so that what already resides on the host is pinned and not copied again, and on return a node that
+is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix
+cache) gets a host block of its own. Pins are references on the host pool; what they do not cover there is cached content and
+gives way. Knows both pools and which host blocks a row holds. Does not know why a row is swapped, nor what a copy costs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from block_manager.free_list import Blocks
+from block_manager.moves import Moves, pairs_of
+from block_manager.pool import Pool
+from block_manager.prefix_index import PrefixIndex
+from block_manager.runs import Run
+from block_manager.tables import Rows, Tables
+
+_NO_BLOCKS: Blocks = np.empty(0, np.int32)
+
+
+class Tiers:
+    """The host tails of swapped rows, and the two ways between the tiers."""
+
+    def __init__(self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None) -> None:
+        self._tables = tables
+        self._device = device
+        self._host = host
+        self._index = index
+        # row -> the host blocks that hold its blocks from num_blocks on, in order.
+        self.tails: dict[int, Blocks] = {}
+
+    def host_blocks_wanted(self, rows: Rows, keep: int) -> int:
+        """Host blocks that swap_out of these rows would draw."""
+        wanted = 0
+        private: set[int] = set()
+        # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
+        newly_pinned: set[int] = set()
+        nodes: set[tuple[int, int]] = set()
+        for row in rows.tolist():
+            for run, offset, count in self._nodes(row, keep):
+                for at in range(offset, offset + count):
+                    block = run.host.get(at, -1) if run.host else -1
+                    if block < 0:
+                        nodes.add((run.id, at))
+                    elif self._host.ref_count[block] == 0:
+                        newly_pinned.add(block)
+            private.update(self._private_blocks(row, keep).tolist())
+        wanted += len(nodes) + len(private) + len(newly_pinned)
+        return wanted
+
+    def device_blocks_wanted(self, row: int) -> int:
+        """Device blocks that swap_in of this row would draw; those of its nodes that other rows hold cost nothing."""
+        tail = self.tails.get(row, _NO_BLOCKS)
+        offsets = self._host.offset[tail].tolist()
+        wanted = 0
+        for block, offset in zip(tail.tolist(), offsets, strict=True):
+            if self._index is not None and offset >= 0:
+                resident = self._index.device_block(self._host.run[block], offset)
+                # A cached one is available now and used afterwards, as a drawn one is.
+                wanted += resident < 0 or self._device.ref_count[resident] == 0
+            else:
+                wanted += 1
+        return wanted
+
+    def swap_out(self, rows: Rows, keep: int, hold_sources: bool) -> Moves:
+        """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
+        for row in rows.tolist():
+            if self._index is not None:
+                self._index.close_run(row)
+        self._host.require(self.host_blocks_wanted(rows, keep))
+        copied: dict[int, int] = {}
+        pairs: list[tuple[int, int]] = []
+        for row in rows.tolist():
+            self._swap_out_row(row, keep, copied, pairs)
+        if hold_sources and pairs:
+            self._device.hold(np.array([source for source, _ in pairs], np.int32))
+        for row in rows.tolist():
+            self._give_up_device(row, keep)
+        return Moves(device_to_host=pairs_of(pairs))
+
+    def swap_in(self, rows: Rows) -> Moves:
+        """The host tails come back. Raises OutOfBlocks, changing nothing."""
+        self._device.require(sum(self.device_blocks_wanted(row) for row in rows.tolist()))
+        pairs: list[tuple[int, int]] = []
+        loaded: dict[int, int] = {}
+        returned: list[Blocks] = []
+        for row in rows.tolist():
+            returned.append(self._swap_in_row(row, loaded, pairs))
+        for tail in returned:
+            self._release_host(tail)
+        return Moves(host_to_device=pairs_of(pairs))
+
+    def drop(self, row: int) -> None:
+        """The row needs its host tail no more."""
+        tail = self.tails.pop(row, None)
+        if tail is not None:
+            self._tables.is_swapped[row] = False
+            self._release_host(tail)
+
+    def _release_host(self, tail: Blocks) -> None:
+        # Tail first, so that the host evicts children before parents, too.
+        self._host.release(tail[::-1].copy())
+
+    def _nodes(self, row: int, keep: int) -> list[tuple[Run, int, int]]:
+        if self._index is None:
+            return []
+        return self._index.paths[row].segments(keep)
+
+    def _num_nodes(self, row: int) -> int:
+        return 0 if self._index is None else self._index.paths[row].published
+
+    def _private_blocks(self, row: int, keep: int) -> Blocks:
+        """Device blocks from column `keep` on that hold computed tokens and have no node."""
+        tables = self._tables
+        stop = min(-(-int(tables.num_computed[row]) // tables.block_size), int(tables.num_blocks[row]))
+        return tables.blocks[0, row, max(keep, self._num_nodes(row)) : stop]
+
+    def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
+        tail: list[int] = []
+        host, index, column = self._host, self._index, keep
+        for run, offset, count in self._nodes(row, keep):
+            assert index is not None
+            for at in range(offset, offset + count):
+                block = run.host.get(at, -1) if run.host else -1
+                if block >= 0:
+                    host.hold(np.array([block], np.int32))
+                else:
+                    block = int(host.draw(1)[0])
+                    index.reside_on_host(run, at, block)
+                    pairs.append((int(self._tables.blocks[0, row, column]), block))
+                tail.append(block)
+                column += 1
+        for source in self._private_blocks(row, keep).tolist():
+            if source in copied:
+                # Forked rows that go together: their common partial block travels once.
+                block = copied[source]
+                host.hold(np.array([block], np.int32))
+            else:
+                block = copied[source] = int(host.draw(1)[0])
+                pairs.append((source, block))
+            tail.append(block)
+        before = self.tails.get(row)
+        blocks = np.array(tail, np.int32)
+        self.tails[row] = blocks if before is None else np.concatenate([blocks, before])
+
+    def _give_up_device(self, row: int, keep: int) -> None:
+        tables = self._tables
+        num_blocks = int(tables.num_blocks[row])
+        self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].copy())
+        tables.num_blocks[row] = keep
+        tables.reserved[row] = 0
+        tables.is_swapped[row] = True
+
+    def _swap_in_row(self, row: int, loaded: dict[int, int], pairs: list[tuple[int, int]]) -> Blocks:
+        tables, device, host, index = self._tables, self._device, self._host, self._index
+        tail = self.tails.pop(row)
+        column = int(tables.num_blocks[row])
+        tables.ensure_columns(column + len(tail))
+        for source, offset in zip(tail.tolist(), host.offset[tail].tolist(), strict=True):
+            run = host.run[source] if index is not None and offset >= 0 else None
+            block = -1
+            if run is not None and index is not None:
+                block = index.device_block(run, offset)
+            elif source in loaded:
+                block = loaded[source]
+            if block >= 0:
+                device.hold(np.array([block], np.int32))
+            else:
+                block = int(device.draw(1)[0])
+                pairs.append((source, block))
+                if run is not None and index is not None:
+                    index.reside(run, offset, block)
+                else:
+                    loaded[source] = block
+            tables.blocks[0, row, column] = block
+            column += 1
+        tables.num_blocks[row] = column
+        tables.is_swapped[row] = False
+        return tail
