@@ -6,6 +6,7 @@ docs/invariants.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
 
 
 def violations_of(
-    tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, tiers: Tiers, held: np.ndarray | None = None, held_host: np.ndarray | None = None
+    tables: Tables,
+    device: Pool,
+    host: Pool,
+    index: PrefixIndex | None,
+    tiers: Tiers,
+    held: Mapping[int, int],
+    held_host: Mapping[int, int],
 ) -> list[str]:
     """Every violation as a sentence that begins with the invariant's number.
 
-    `held` and `held_host`, int [n], are blocks that transfers hold beyond what the tables say, one entry a reference.
+    `held` and `held_host` are references that transfers hold beyond what the tables say, by block.
     """
     found: list[str] = []
     found += _free_lists(device) + _free_lists(host)
@@ -59,7 +66,9 @@ def _free_lists(pool: Pool) -> list[str]:
     return found
 
 
-def _references(tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: np.ndarray | None, held_host: np.ndarray | None) -> list[str]:
+def _references(
+    tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: Mapping[int, int], held_host: Mapping[int, int]
+) -> list[str]:
     counted = np.zeros(device.num_blocks, np.int64)
     pinned = np.zeros(host.num_blocks, np.int64)
     found: list[str] = []
@@ -72,10 +81,9 @@ def _references(tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: np
         np.add.at(pinned, tail, 1)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             found.append(f"6: row {row} has a host tail and is not swapped.")
-    if held is not None:
-        np.add.at(counted, held, 1)
-    if held_host is not None:
-        np.add.at(pinned, held_host, 1)
+    for references, holds in ((counted, held), (pinned, held_host)):
+        for block, count in holds.items():
+            references[block] += count
     for pool, references in ((device, counted), (host, pinned)):
         for block in (references != pool.ref_count).nonzero()[0].tolist():
             found.append(f"2: {pool.tier} block {block} has ref count {pool.ref_count[block]} and {references[block]} references.")

@@ -7,6 +7,7 @@ Calls are serialised by the caller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class _Sharer(NamedTuple):
     row: int
     uid: int
     column: int
+    is_counted: bool
 
 
 class TableChanges(NamedTuple):
@@ -90,6 +92,10 @@ class BlockManager:
         self._sharers: dict[int, list[_Sharer]] = {}
         self._changes: list[TableChanges] = []
         self._any_shared_tail = False
+        self._lost_hits: dict[int, int] = {}
+        # References that transfers hold beyond the tables, by block.
+        self._held: Counter[int] = Counter()
+        self._held_host: Counter[int] = Counter()
         self._queries = self._query_tokens = self._hit_tokens = self._pending_hit_tokens = 0
 
     @property
@@ -138,6 +144,20 @@ class BlockManager:
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each device block; a copy."""
         return self._device.ref_count.copy()
+
+    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
+        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
+        return self._device.ref_count[self._tables.blocks[0, row, : self._tables.num_blocks[row]]]
+
+    def block_states(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
+        is_used = self._device.ref_count > 0
+        return np.where(is_used, 2, np.where(self._device.offset >= 0, 1, 0)).astype(np.int8)
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is being composed; see next_batch."""
+        return self._batch
 
     @property
     def host_ref_counts(self) -> NDArray[np.int32]:
@@ -221,19 +241,22 @@ class BlockManager:
         """
         return self.add_counted(self._prompt(tokens), root_prefix(namespace))
 
-    def add_counted(self, tokens: NDArray[np.int32], root: bytes, *, look_up: bool = True) -> int:
-        """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`)."""
+    def add_counted(self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True) -> int:
+        """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`).
+
+        With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before.
+        """
         row = self._tables.open(tokens)
         if self._index is None:
             return row
         self._index.open_path(row, root)
-        if look_up:
+        if count:
             self._queries += 1
             self._query_tokens += len(tokens)
-            self.extend_hit(row)
+        self.extend_hit(row, count=count)
         return row
 
-    def extend_hit(self, row: int) -> int:
+    def extend_hit(self, row: int, *, count: bool = True) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
 
         Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
@@ -260,10 +283,34 @@ class BlockManager:
         stop = have + match.num_blocks
         tables.num_computed[row] = stop * size
         if match.first_pending >= 0:
-            self._sharers.setdefault(self._batch, []).append(_Sharer(row, int(tables.uid[row]), match.first_pending))
-            self._pending_hit_tokens += (stop - match.first_pending) * size
-        self._hit_tokens += match.num_blocks * size
+            self._sharers.setdefault(self._batch, []).append(_Sharer(row, int(tables.uid[row]), match.first_pending, count))
+            if count:
+                self._pending_hit_tokens += (stop - match.first_pending) * size
+        if count:
+            self._hit_tokens += match.num_blocks * size
         return match.num_blocks * size
+
+    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
+        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
+
+        With `confirmed`, only those that no batch is still computing. Changes nothing.
+        """
+        if self._index is None:
+            return 0
+        match = self._index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
+        blocks = self._index.blocks_of(match)
+        if confirmed and match.first_pending >= 0:
+            blocks = blocks[: match.first_pending]
+        return int(np.count_nonzero(self._device.ref_count[blocks]))
+
+    def extend(self, rows: Rows, tokens: NDArray[np.int32]) -> None:
+        """One more known token for each of these distinct rows, int32 [n]; the caller vouches for both."""
+        tables = self._tables
+        ends = tables.num_tokens[rows]
+        if len(ends) and int(ends.max()) >= tables.tokens.shape[1]:
+            tables.ensure_tokens(int(ends.max()) + 1)
+        tables.tokens[rows, ends] = tokens
+        tables.num_tokens[rows] = ends + 1
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens. Raises UnknownRow, RowInFlight or InvalidTokens."""
@@ -331,17 +378,19 @@ class BlockManager:
         """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""
         self._sharers.pop(batch, None)
 
-    def cancel(self, rows: RowsLike) -> None:
+    def cancel(self, rows: RowsLike) -> dict[int, int]:
         """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
 
         A row that shared such a node gives up its table from there on; if it is in flight itself, it is cancelled, too.
-        Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        Returns, by row, the hit tokens that such rows gave up and that had been counted. Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
         """
         array = self._in_flight(rows)
         # Later placed rows may build on pending nodes of earlier ones, never the other way round.
         for row in array[::-1].tolist():
             if self._tables.batch[row]:
                 self._cancel(row)
+        lost, self._lost_hits = self._lost_hits, {}
+        return lost
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
         """The tables of these rows hold at least `num_blocks[i]` blocks (lookahead, preallocation), and keep them on cancel.
@@ -368,6 +417,12 @@ class BlockManager:
         if not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
         self._truncate(int(row), num_blocks)
+
+    def shrink(self, row: int, reserved: int) -> None:
+        """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
+        self._tables.checked(row)
+        self._tables.reserved[row] = reserved
+        self._give_back(int(row), max(-(-int(self._tables.num_computed[row]) // self.block_size), reserved))
 
     def free(self, rows: RowsLike) -> None:
         """These rows end; their blocks go back tail first. Raises UnknownRow, DuplicateRow or RowInFlight, changing nothing."""
@@ -416,7 +471,7 @@ class BlockManager:
             tables.shares_tail[row] = tables.shares_tail[child] = True
             self._any_shared_tail = True
         for sharers in self._sharers.values():
-            sharers.extend(_Sharer(child, int(tables.uid[child]), s.column) for s in list(sharers) if s.row == row)
+            sharers.extend(_Sharer(child, int(tables.uid[child]), s.column, False) for s in list(sharers) if s.row == row)
         return child
 
     def swap_out(self, rows: RowsLike, keep: int = 0, *, hold_sources: bool = False) -> Moves:
@@ -432,7 +487,10 @@ class BlockManager:
         for row in array.tolist():
             if self.is_unconfirmed(row):
                 raise RowInFlight(row, " It shares blocks that are still being computed.")
-        return self._tiers.swap_out(array, keep, hold_sources)
+        moves = self._tiers.swap_out(array, keep, hold_sources)
+        if hold_sources:
+            self._held.update(moves.device_to_host[:, 0].tolist())
+        return moves
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
@@ -451,17 +509,21 @@ class BlockManager:
     def hold(self, blocks: Blocks) -> None:
         """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
         self._device.hold(blocks)
+        self._held.update(blocks.tolist())
 
     def release_held(self, blocks: Blocks) -> None:
         """Give back what `hold` or `swap_out(hold_sources=True)` took."""
+        self._held.subtract(blocks.tolist())
         self._device.release(blocks)
 
     def hold_host(self, blocks: Blocks) -> None:
-        """One more reference to each of these host blocks that have one or carry content."""
+        """One more reference to each of these host blocks, which are pinned or carry content."""
         self._host.hold(blocks)
+        self._held_host.update(blocks.tolist())
 
     def release_held_host(self, blocks: Blocks) -> None:
         """Give back what `hold_host` took."""
+        self._held_host.subtract(blocks.tolist())
         self._host.release(blocks)
 
     def host_blocks_for_swap(self, rows: RowsLike, keep: int = 0) -> int:
@@ -479,6 +541,11 @@ class BlockManager:
     def num_host_tail(self, row: int) -> int:
         """Host blocks that the row pins."""
         return len(self._tiers.tails.get(row, ()))
+
+    def host_tail(self, row: int) -> Blocks:
+        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int32 [n]."""
+        tail = self._tiers.tails.get(row)
+        return np.empty(0, np.int32) if tail is None else tail.copy()
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
@@ -569,6 +636,10 @@ class BlockManager:
                     contents.add(prefix)
         return contents
 
+    def hit_figures(self) -> tuple[int, int, int, int]:
+        """(queries, query_tokens, hit_tokens, pending_hit_tokens), as in MemoryStats, at no cost."""
+        return self._queries, self._query_tokens, self._hit_tokens, self._pending_hit_tokens
+
     def stats(self) -> MemoryStats:
         """This moment's figures."""
         used = self._device.num_used
@@ -593,7 +664,7 @@ class BlockManager:
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        return violations_of(self._tables, self._device, self._host, self._index, self._tiers)
+        return violations_of(self._tables, self._device, self._host, self._index, self._tiers, self._held, self._held_host)
 
     def snapshot(self) -> dict[str, object]:
         """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
@@ -741,6 +812,11 @@ class BlockManager:
         if tables.batch[row]:
             self._cancel(row)
         if tables.num_blocks[row] > sharer.column:
+            if sharer.is_counted and self._index is not None:
+                lost = (self._index.paths[row].published - sharer.column) * self.block_size
+                self._hit_tokens -= lost
+                self._pending_hit_tokens -= lost
+                self._lost_hits[row] = self._lost_hits.get(row, 0) + lost
             self._truncate(row, sharer.column)
 
     def _truncate(self, row: int, keep: int) -> None:

@@ -104,9 +104,16 @@ class Tiers:
         self._host.release(tail[::-1].copy())
 
     def _nodes(self, row: int, keep: int) -> list[tuple[Run, int, int]]:
+        """The row's nodes on the device from column `keep` on; what is on the host already stands behind them."""
         if self._index is None:
             return []
-        return self._index.paths[row].segments(keep)
+        room = int(self._tables.num_blocks[row]) - keep
+        found: list[tuple[Run, int, int]] = []
+        for run, offset, count in self._index.paths[row].segments(keep):
+            if room > 0:
+                found.append((run, offset, min(count, room)))
+            room -= count
+        return found
 
     def _num_nodes(self, row: int) -> int:
         return 0 if self._index is None else self._index.paths[row].published

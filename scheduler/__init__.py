@@ -1,0 +1,53 @@
+"""Decisions for a paged KV cache: who runs, who waits, who gives blocks up.
+
+Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
+"""
+
+from scheduler.accounting import SchedulerStats
+from scheduler.batch import Batch, Output, Outputs, RequestUsage
+from scheduler.core import Scheduler
+from scheduler.errors import (
+    BatchEnded,
+    BatchError,
+    BatchOutOfOrder,
+    DuplicateRequest,
+    ForeignBatch,
+    InvalidRequest,
+    NeverFits,
+    RequestInFlight,
+    UnknownPolicy,
+    UnknownRequest,
+    WaitingFull,
+    WrongTokens,
+)
+from scheduler.explain import Explanation
+from scheduler.policies import POLICIES, Costs, Policy
+from scheduler.request import Request
+from scheduler.status import Status
+
+__all__ = [
+    "POLICIES",
+    "Batch",
+    "BatchEnded",
+    "BatchError",
+    "BatchOutOfOrder",
+    "Costs",
+    "DuplicateRequest",
+    "Explanation",
+    "ForeignBatch",
+    "InvalidRequest",
+    "NeverFits",
+    "Output",
+    "Outputs",
+    "Policy",
+    "Request",
+    "RequestInFlight",
+    "RequestUsage",
+    "Scheduler",
+    "SchedulerStats",
+    "Status",
+    "UnknownPolicy",
+    "UnknownRequest",
+    "WaitingFull",
+    "WrongTokens",
+]

@@ -1,0 +1,54 @@
+"""Every token accounted: computed, shared, wasted, emitted. Knows counters and their units. Does not know who raises them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SchedulerStats(msgspec.Struct):
+    """Totals since the scheduler was made. Tokens unless said otherwise.
+
+    steps                    batches that ran
+    computed_tokens          tokens computed in updated batches, recomputed ones included
+    recomputed_tokens        of them, computed before and lost to a preemption
+    prompt_tokens            of the requests admitted for the first time
+    hit_tokens               of prompt_tokens, found in the prefix cache
+    shared_in_flight_tokens  of hit_tokens, still being computed by another row of the same batch when found
+    output_tokens            sampled and delivered
+    cancelled_tokens         in flight in cancelled batches
+    swapped_out_blocks, swapped_in_blocks
+                             blocks copied to the host and back
+    preemptions_recompute, preemptions_swap
+                             requests that stopped running for want of memory, by what became of their tail
+    max_preemptions          the largest number that one request has suffered
+    admitted, finished, rejected, aborted
+                             requests; admitted counts first admissions
+    """
+
+    steps: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    shared_in_flight_tokens: int = 0
+    output_tokens: int = 0
+    cancelled_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    max_preemptions: int = 0
+    admitted: int = 0
+    finished: int = 0
+    rejected: int = 0
+    aborted: int = 0
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions of both kinds."""
+        return self.preemptions_recompute + self.preemptions_swap
+
+    @property
+    def wasted_share(self) -> float:
+        """recomputed_tokens ÷ computed_tokens; 0 before the first."""
+        return self.recomputed_tokens / self.computed_tokens if self.computed_tokens else 0.0

@@ -1,0 +1,199 @@
+"""Who comes in: paused and swapped requests return first, then waiting ones are admitted, both in order.
+
+Knows what a request needs before it may enter and what it reserves. Does not preempt: a waiting request takes nothing from
+anyone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.composition import place_chunk
+from scheduler.preemption import note_transfer
+from scheduler.request import RequestState
+from scheduler.state import State, Step
+from scheduler.status import Status
+
+
+def let_in(state: State, step: Step) -> None:
+    """Return and admit as budget, seats and memory allow; nobody overtakes one who does not fit."""
+    if step.preempted or not step.may_move:
+        # Memory was short a moment ago: whoever came in now would be the next victim.
+        return
+    was_empty = not len(state.running) and not len(state.away)
+    for request in list(state.away):
+        if request.status is Status.LOADING or request.transfers:
+            continue
+        if any(state.waits_for_transfer(row) for row in request.live_rows):
+            continue
+        if step.budget <= 0 or not _has_seats(state, step, request) or not _can_return(state, request):
+            return
+        bring_back(state, step, request)
+    if state.policy.batching == "whole" and not was_empty:
+        return
+    while len(state.waiting) and step.budget > 0:
+        request = state.waiting.head()
+        if not _has_seats(state, step, request) or not _fits(state, step, request):
+            return
+        admit(state, step, request)
+
+
+def bring_back(state: State, step: Step, request: RequestState) -> None:
+    """A paused or swapped request, for which there is room, runs again."""
+    manager = state.manager
+    state.away.remove(request)
+    _bound_if_due(state, request)
+    moves = manager.swap_in(request.live_rows)
+    step.admitted.append(request.id)
+    if len(moves):
+        step.moves.append(moves)
+        step.has_swapped_in = True
+        copied = moves.host_to_device
+        state.stats.swapped_in_blocks += len(copied)
+        request.swapped_blocks += len(copied)
+        if state.async_moves:
+            manager.hold(copied[:, 1].copy())
+            note_transfer(state, request, device_blocks=copied[:, 1].copy(), host_blocks=copied[:, 0].copy(), num_returning=0)
+            request.status = Status.LOADING
+            state.away.add(request)
+            return
+    _start(state, step, request)
+
+
+def admit(state: State, step: Step, request: RequestState) -> None:
+    """A waiting request, for which there is room, gets its rows."""
+    manager = state.manager
+    state.waiting.remove(request)
+    _bound_if_due(state, request)
+    step.admitted.append(request.id)
+    for sequence, tokens in enumerate(request.tokens):
+        if tokens is None:
+            continue
+        row = state.open_row(request, sequence)
+        if request.is_new:
+            state.stats.prompt_tokens += len(tokens)
+        if state.policy.reservation == "max":
+            manager.reserve(row, state.blocks_for(request.max_total[sequence]))
+        if request.wants_load and _ask_for_load(state, step, request, row):
+            continue
+        if request.num_live > 1:
+            # The next sequence of the group looks for what this one computes, so it has to be placed first.
+            _place_early(state, step, request, row)
+    if request.is_new:
+        state.stats.admitted += 1
+    if request.status is Status.LOADING:
+        state.away.add(request)
+        return
+    _start(state, step, request)
+    request.is_new = False
+
+
+def _place_early(state: State, step: Step, request: RequestState, row: int) -> None:
+    if step.budget > 0 and step.seats > 0:
+        place_chunk(state, step, request, row)
+
+
+def _start(state: State, step: Step, request: RequestState) -> None:
+    state.start_running(request)
+    batch = state.manager.batch_of_row
+    follows = None
+    for row in request.live_rows:
+        if not batch[row] and step.budget > 0 and state.manager.num_tokens[row] > state.manager.num_computed[row]:
+            place_chunk(state, step, request, row)
+            follows = follows or request.follows
+    request.follows = None if state.is_in_flight(request) else follows
+
+
+def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
+    """List the blocks for tokens whose KV exists elsewhere; the request is loading until they are reported."""
+    manager, size = state.manager, state.manager.block_size
+    request.wants_load = False
+    have = int(manager.num_computed[row])
+    wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
+    if wanted <= have:
+        return False
+    manager.reserve(row, state.blocks_for(wanted))
+    first = have // size
+    for column, block in enumerate(manager.table(row)[first:].tolist(), first):
+        if column * size < wanted:
+            step.loads.append((row, column * size, block))
+    request.status = Status.LOADING
+    return True
+
+
+def _bound_if_due(state: State, request: RequestState) -> None:
+    bound = state.policy.max_preemptions
+    if bound is not None and request.preemptions >= bound and not request.is_bounded:
+        request.is_bounded = True
+        state.bounded.append(request)
+
+
+def _is_due(state: State, request: RequestState) -> bool:
+    bound = state.policy.max_preemptions
+    return bound is not None and request.preemptions >= bound
+
+
+def _has_seats(state: State, step: Step, request: RequestState) -> bool:
+    """Whether its sequences may be in flight beside those that run."""
+    if request.num_live > step.seats:
+        return False
+    rows = state.running_rows.array(state.running)
+    if len(rows) + request.num_live <= state.limits.max_sequences:
+        return True
+    manager = state.manager
+    # Rows that wait for tokens from the caller take no seat.
+    is_idle = (manager.num_tokens[rows] == manager.num_computed[rows]) & (manager.batch_of_row[rows] == 0)
+    return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
+
+
+def _watermark(state: State) -> int:
+    return state.watermark_blocks if len(state.running) else 0
+
+
+def blocks_to_return(state: State, request: RequestState) -> int:
+    """Blocks that a paused or swapped request takes from what is available before it may run again."""
+    manager, needed = state.manager, 0
+    for sequence, row in enumerate(request.rows):
+        if row < 0:
+            continue
+        target = request.max_total[sequence] if _is_due(state, request) else int(manager.num_tokens[row])
+        on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
+        needed += manager.blocks_to_return(row) + max(0, state.blocks_for(target) - on_device - on_host)
+    return needed
+
+
+def _can_return(state: State, request: RequestState) -> bool:
+    needed = blocks_to_return(state, request)
+    return needed + state.blocks_owed() + _watermark(state) <= state.manager.num_available
+
+
+def blocks_to_enter(state: State, request: RequestState) -> int:
+    """Blocks that a waiting request needs in all, shared ones included: its prompt, or its worst case where that is reserved."""
+    reserves_all = state.policy.reservation == "max" or _is_due(state, request)
+    totals = [
+        request.max_total[sequence] if reserves_all else len(tokens)
+        for sequence, tokens in enumerate(request.tokens)
+        if tokens is not None
+    ]
+    blocks = sum(state.blocks_for(total) for total in totals)
+    if len(totals) > 1 and state.manager.prefix_caching and not reserves_all:
+        # What the first sequence computes the others share.
+        blocks -= (len(totals) - 1) * ((request.prompt_len - 1) // state.manager.block_size)
+    return blocks
+
+
+def _fits(state: State, step: Step, request: RequestState) -> bool:
+    manager = state.manager
+    free = manager.num_available - state.blocks_owed() - _watermark(state)
+    needed = blocks_to_enter(state, request)
+    if needed > free:
+        if not manager.prefix_caching or free <= 0:
+            return False
+        tokens = next(tokens for tokens in request.tokens if tokens is not None)
+        needed -= manager.held_prefix(tokens, request.root, confirmed=_is_due(state, request))
+        if needed > free:
+            return False
+    if state.policy.chunked or not step.num_rows:
+        return True
+    longest = max(len(tokens) for tokens in request.tokens if tokens is not None)
+    return longest <= step.budget

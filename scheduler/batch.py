@@ -1,0 +1,142 @@
+"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back.
+
+Knows shapes and dtypes. Does not know how a batch was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import Moves
+from scheduler.status import FINISH_REASONS
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
+    """One step's work. n rows, T tokens; `torch.from_numpy` takes each array without a copy.
+
+    Moves run first (device→host, host→device, device→device), then the forward pass, in which every K and V of the batch is
+    written before anyone attends.
+
+    number        counts the scheduler's batches
+    rows          int64 [n]; the row of each, an index into block_tables; leaders stand before those that share with them
+    num_tokens    int64 [n]; tokens of each in this step
+    starts        int64 [n + 1]; row i's tokens are starts[i] to starts[i + 1] - 1 of the packed arrays
+    token_ids     int32 [T]
+    positions     int64 [T]
+    slot_mapping  int64 [T]; block * block_size + offset
+    context_lens  int64 [n]; tokens of each after this step, what its last token attends to
+    samples       bool [n]; whether a token is to be sampled after the row's last one
+    ids           object [n]; request ids, and sequences int64 [n], which sequence of it
+    block_tables  int32 [rows, columns], a read-only view, valid until the next `schedule`
+    table_rows, table_columns, table_blocks
+                  every entry of the block tables that changed since the last batch, in order
+    moves         copies to make first
+    loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
+    preempted     (id, "recompute" or "swap") of this step
+    admitted      ids of this step, returning ones among them
+    """
+
+    number: int
+    rows: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int64]
+    slot_mapping: NDArray[np.int64]
+    context_lens: NDArray[np.int64]
+    samples: NDArray[np.bool_]
+    ids: NDArray[np.object_]
+    sequences: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+    table_rows: NDArray[np.int64]
+    table_columns: NDArray[np.int64]
+    table_blocks: NDArray[np.int32]
+    moves: Moves
+    loads: NDArray[np.int32]
+    all_sample: bool
+    owner: object
+    preempted: tuple[tuple[str, str], ...] = ()
+    admitted: tuple[str, ...] = ()
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens of all rows."""
+        return len(self.token_ids)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to run and nothing to move: such a batch needs no end."""
+        return not (len(self.rows) or len(self.moves) or len(self.loads))
+
+
+class RequestUsage(msgspec.Struct, frozen=True, gc=False):
+    """What a request took, told with the last output of its last sequence. Tokens, but for preemptions and blocks.
+
+    hit_tokens were found in the prefix cache at its first admission, recomputed_tokens computed again after preemptions.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    recomputed_tokens: int
+    swapped_blocks: int
+    preemptions: int
+
+
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """New tokens of one sequence, and why it ended, if it did: "stop", "length", "abort" or "rejected"."""
+
+    id: str
+    sequence: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    usage: RequestUsage | None = None
+
+
+class Outputs:
+    """What became of each sequence in an ended batch, complete, as arrays; iterating makes one Output a sequence.
+
+    ids        object [m], sequences int64 [m]: whose
+    counts     int64 [m]: new tokens of each
+    token_ids  int32 [counts.sum()], packed
+    finish     int8 [m]: index into FINISH_REASONS, 0 while it goes on
+    usage      by index, for requests that ended
+    others     outputs of requests that ended without a row in this batch
+    """
+
+    __slots__ = ("counts", "finish", "ids", "others", "sequences", "token_ids", "usage")
+
+    def __init__(
+        self,
+        ids: NDArray[np.object_],
+        sequences: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        counts: NDArray[np.int64],
+        finish: NDArray[np.int8],
+        usage: dict[int, RequestUsage],
+        others: list[Output],
+    ) -> None:
+        self.ids = ids
+        self.sequences = sequences
+        self.token_ids = token_ids
+        self.counts = counts
+        self.finish = finish
+        self.usage = usage
+        self.others = others
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.others)
+
+    def __iter__(self) -> Iterator[Output]:
+        tokens = self.token_ids.tolist()
+        start = 0
+        for i, (request_id, sequence, count, finish) in enumerate(
+            zip(self.ids.tolist(), self.sequences.tolist(), self.counts.tolist(), self.finish.tolist(), strict=True)
+        ):
+            yield Output(request_id, sequence, tokens[start : start + count], FINISH_REASONS[finish], self.usage.get(i))
+            start += count
+        yield from self.others

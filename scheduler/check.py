@@ -1,0 +1,85 @@
+"""The scheduler's invariants, recomputed from its rows and queues. Trusts none of its counters; changes nothing.
+
+The numbers are those of docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from scheduler.state import State
+from scheduler.status import Status
+
+
+def violations_of(state: State) -> list[str]:
+    """Every violation as a sentence that begins with the invariant's number; the memory layer's own come after."""
+    found: list[str] = []
+    queues = {
+        "waiting": (state.waiting, {Status.WAITING}),
+        "running": (state.running, {Status.RUNNING}),
+        "away": (state.away, {Status.LOADING, Status.PAUSED, Status.SWAPPED}),
+    }
+    places: dict[str, str] = {}
+    for name, (queue, statuses) in queues.items():
+        orders = [request.order for request in queue]
+        if orders != sorted(orders):
+            found.append(f"11: the {name} queue is out of order.")
+        for request in queue:
+            if request.id in places:
+                found.append(f'9: request "{request.id}" is {name} and {places[request.id]}.')
+            places[request.id] = name
+            if request.status not in statuses:
+                found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
+    if set(places) != set(state.requests):
+        found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
+    found += _rows(state)
+    found += _in_flight(state)
+    return found + state.manager.check()
+
+
+def _rows(state: State) -> list[str]:
+    found: list[str] = []
+    manager = state.manager
+    owned: set[int] = set()
+    for request in state.requests.values():
+        rows = request.live_rows
+        owned.update(rows)
+        if request.status is Status.WAITING and rows:
+            found.append(f'9: request "{request.id}" is waiting and holds rows {rows}.')
+        if request.status is not Status.WAITING and len(rows) != request.num_live:
+            found.append(f'9: request "{request.id}" has {request.num_live} sequences alive and {len(rows)} rows.')
+        for sequence, row in enumerate(request.rows):
+            if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
+                found.append(f'9: row {row} does not know that it serves "{request.id}".')
+            if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] + request.appended[sequence]:
+                found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
+        if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):
+            found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
+        if request.status is Status.RUNNING and any(manager.num_host_tail(row) for row in rows):
+            found.append(f'9: request "{request.id}" is running and has blocks on the host.')
+    if owned != set(manager.live_rows.tolist()):
+        found.append(f"9: rows {sorted(owned ^ set(manager.live_rows.tolist()))} are held by no request, or do not exist.")
+    running = [row for request in state.running for row in request.live_rows]
+    if state.running_rows.array(state.running).tolist() != running:
+        found.append("9: the array of running rows differs from the running requests.")
+    worst = sum(
+        state.blocks_for(request.max_total[i]) for request in state.bounded for i, row in enumerate(request.rows) if row >= 0
+    )
+    if worst > manager.num_blocks and len(state.bounded) > 1:
+        found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
+    return found
+
+
+def _in_flight(state: State) -> list[str]:
+    found: list[str] = []
+    manager = state.manager
+    in_batches = [row for batch in state.outstanding for row in batch.rows.tolist()]
+    if len(set(in_batches)) != len(in_batches):
+        found.append("8: a row is in two batches.")
+    in_flight = {row for row in manager.live_rows.tolist() if manager.batch_of_row[row]}
+    if in_flight != set(in_batches) or state.num_in_flight != len(in_batches):
+        found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
+    for batch in state.outstanding:
+        if batch.num_scheduled_tokens > state.limits.max_tokens_per_step:
+            found.append(f"8: batch {batch.number} has {batch.num_scheduled_tokens} tokens, more than the budget.")
+    if len(in_batches) > state.limits.max_sequences:
+        found.append(f"8: {len(in_batches)} rows are in flight, more than max_sequences.")
+    return found

@@ -1,0 +1,228 @@
+"""What the running requests do in this step: one recurrence, by which num_computed catches up with num_tokens.
+
+A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need no case
+of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is taken out again.
+Knows the token budget, the order and what fits. Does not know who waits outside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import OutOfBlocks
+from scheduler.preemption import preempt, victims
+from scheduler.request import RequestState
+from scheduler.rows import Rows
+from scheduler.state import State, Step
+
+Counts = NDArray[np.int64]
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
+_ONES: Counts = np.ones(4096, np.int64)
+
+
+def ones(count: int) -> Counts:
+    """int64 [count] of 1, a read-only view that costs nothing."""
+    global _ONES
+    if count > len(_ONES):
+        _ONES = np.ones(2 * count, np.int64)
+    return _ONES[:count]
+
+
+def compose_running(state: State, step: Step) -> None:
+    """Place the running requests' rows, decodes first, as budget, seats and memory allow."""
+    manager = state.manager
+    rows = state.running_rows.array(state.running)
+    if state.outstanding and len(rows):
+        rows = rows[manager.batch_of_row[rows] == 0]
+    if state.transfers:
+        rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
+    if not len(rows):
+        return
+    todo = manager.num_tokens[rows] - manager.num_computed[rows]
+    room = min(step.budget, step.seats)
+    if len(rows) <= room and not np.count_nonzero(todo != 1) and not state.bounded:
+        try:
+            _place_decodes(state, step, rows)
+        except OutOfBlocks:
+            # Nothing changed: somebody has to give blocks up first.
+            _compose_in_parts(state, step, rows, todo)
+        return
+    _compose_in_parts(state, step, rows, todo)
+
+
+def place_chunk(state: State, step: Step, request: RequestState, row: int, most: int | None = None) -> int:
+    """Put the row's next tokens in flight, at most `most`, the budget and what its memory holds. Returns how many.
+
+    Looks its prefix up again first, and places nothing if another row of this batch is about to compute what comes next.
+    """
+    manager = state.manager
+    is_first_life = request.preemptions == 0
+    num_won = manager.extend_hit(row, count=is_first_life)
+    if num_won and is_first_life:
+        request.hit_tokens += num_won
+    leader = _leader_of(state, step, request, row)
+    request.follows = leader
+    if leader is not None or state.waits_for_transfer(row):
+        return 0
+    computed = int(manager.num_computed[row])
+    todo = int(manager.num_tokens[row]) - computed
+    count = min(todo, step.budget, state.limits.max_chunk)
+    if most is not None:
+        count = min(count, most)
+    holds = (int(manager.num_table_blocks[row]) + _allowance(state, request)) * manager.block_size
+    count = min(count, holds - computed)
+    if count <= 0 or step.seats <= 0:
+        return 0
+    moves = manager.place(np.array([row]), np.array([count]))
+    if len(moves):
+        step.moves.append(moves)
+    step.chunks.append((row, count))
+    step.budget -= count
+    step.seats -= 1
+    if count < todo:
+        step.leaders.append(row)
+    return count
+
+
+def _place_decodes(state: State, step: Step, rows: Rows) -> None:
+    moves = state.manager.place(rows, ones(len(rows)))
+    step.decodes = rows
+    step.budget -= len(rows)
+    step.seats -= len(rows)
+    if len(moves):
+        step.moves.append(moves)
+
+
+def _allowance(state: State, request: RequestState) -> int:
+    """Blocks that the request may draw: what others have reserved is not there for it."""
+    available = state.manager.num_available
+    if request.is_bounded or not state.bounded:
+        return available
+    return available - state.blocks_owed_bounded()
+
+
+def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
+    is_ready = todo > 0
+    rows, todo = rows[is_ready], todo[is_ready]
+    granted = _granted(state, step, rows, todo)
+    granted = _fitted(state, rows, granted, step)
+    is_granted = granted > 0
+    decodes = rows[is_granted & (todo == 1)]
+    chunks = rows[is_granted & (todo > 1)]
+    if len(decodes):
+        _place_decodes(state, step, decodes)
+    owners = state.columns.owner
+    for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
+        place_chunk(state, step, owners[row], row, most)
+
+
+def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
+    """Tokens for each row by budget, seats and the cap on a prompt; decodes come first where the policy says so."""
+    wanted = np.minimum(todo, state.limits.max_chunk)
+    if state.policy.composition == "decodes_first":
+        is_decode = todo == 1
+        order = np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
+    else:
+        order = np.arange(len(rows))
+    order = order[: step.seats]
+    in_order = wanted[order]
+    before = np.cumsum(in_order) - in_order
+    granted = np.zeros(len(rows), np.int64)
+    granted[order] = np.clip(step.budget - before, 0, in_order)
+    return granted
+
+
+def _needs(state: State, rows: Rows, granted: Counts) -> Counts:
+    """Blocks that each row lacks for its tokens."""
+    manager = state.manager
+    ends = manager.num_computed[rows] + granted
+    needs = -(-ends // manager.block_size) - manager.num_table_blocks[rows]
+    return np.where((granted > 0) & (needs > 0), needs, 0)
+
+
+def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
+    """What of `granted` memory can hold, after taking from victims what is missing."""
+    needs = _needs(state, rows, granted)
+    owed = 0
+    if state.bounded:
+        owners = state.columns.owner
+        is_bounded = np.array([owners[row].is_bounded for row in rows.tolist()], np.bool_)
+        # Their blocks are reserved: they neither compete nor count.
+        needs = np.where(is_bounded, 0, needs)
+        owed = state.blocks_owed_bounded()
+    missing = int(needs.sum()) - (state.manager.num_available - owed)
+    if missing <= 0:
+        return granted
+    # What a background transfer is about to bring need not be taken from anyone else.
+    on_its_way = state.blocks_on_their_way
+    if step.may_move and missing > on_its_way:
+        _take_from_victims(state, step, rows, granted, needs, missing - on_its_way)
+    return _cut_to_memory(state, rows, granted, needs, state.manager.num_available - owed)
+
+
+def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
+    """Preempt until nothing is missing; a victim's own need goes first. Changes `granted` and `needs`.
+
+    The first request in order is never its own victim.
+    """
+    place = {row: i for i, row in enumerate(rows.tolist())}
+    takes_whole = state.policy.take == "whole"
+    first = next((s for s in state.running if any(row in place for row in s.rows)), None)
+    for victim in list(victims(state)):
+        if missing <= 0:
+            return
+        if victim is first:
+            continue
+        own = [place[row] for row in victim.live_rows if row in place]
+        own_need = int(needs[own].sum())
+        if not takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
+            shrunk = _shrunk(state, int(rows[own[0]]), own_need - missing)
+            if shrunk > 0:
+                granted[own[0]] = min(int(granted[own[0]]), shrunk)
+                needs[own[0]] = own_need - missing
+                return
+        granted[own] = 0
+        needs[own] = 0
+        missing -= own_need
+        missing -= preempt(state, step, victim, max(missing, 0), whole=takes_whole)
+
+
+def _shrunk(state: State, row: int, num_blocks: int) -> int:
+    """Tokens that the row can compute with so many more blocks."""
+    manager = state.manager
+    return (int(manager.num_table_blocks[row]) + num_blocks) * manager.block_size - int(manager.num_computed[row])
+
+
+def _cut_to_memory(state: State, rows: Rows, granted: Counts, needs: Counts, available: int) -> Counts:
+    """Rows that still lack blocks stay out of this step, the last in order first; who owns its memory already stays in."""
+    if int(needs.sum()) <= available:
+        return granted
+    fits = np.cumsum(needs) <= available
+    return np.where(fits | (needs == 0), granted, 0)
+
+
+def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str | None:
+    """The request, placed in this very batch, whose prompt goes on past it with this row's next block; None if there is none."""
+    manager = state.manager
+    if not step.leaders or not manager.prefix_caching:
+        return None
+    size = manager.block_size
+    have = int(manager.num_table_blocks[row])
+    start, stop = have * size, (have + 1) * size
+    # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
+    if manager.num_computed[row] != start or stop > manager.num_tokens[row] - 1:
+        return None
+    tokens, table = manager.tokens, manager.block_tables
+    for leader in step.leaders:
+        other = state.columns.owner[leader]
+        if leader == row or stop > manager.num_tokens[leader] or other.root != request.root:
+            continue
+        if stop <= manager.num_computed[leader]:
+            continue
+        if not (tokens[leader, start:stop] == tokens[row, start:stop]).all():
+            continue
+        if (table[leader, :have] == table[row, :have]).all():
+            return str(other.id)
+    return None

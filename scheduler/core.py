@@ -1,0 +1,430 @@
+"""The scheduler: the public door of decisions.
+
+`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. Knows requests,
+limits and time as an argument. Does not know tensors, clocks or randomness: the same calls give the same decisions, byte for
+byte. Calls are serialised by the caller.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import BlockManager, InvalidConfig, token_array
+from scheduler import ending
+from scheduler.accounting import SchedulerStats
+from scheduler.admission import let_in
+from scheduler.batch import Batch, Output, Outputs
+from scheduler.check import violations_of
+from scheduler.composition import compose_running
+from scheduler.errors import (
+    BatchEnded,
+    BatchError,
+    BatchOutOfOrder,
+    DuplicateRequest,
+    ForeignBatch,
+    InvalidRequest,
+    NeverFits,
+    RequestInFlight,
+    UnknownRequest,
+    WaitingFull,
+)
+from scheduler.explain import Explanation, explain
+from scheduler.packing import Packer
+from scheduler.policies import Costs, Policy, policy_named
+from scheduler.progress import force_progress, reject_overgrown
+from scheduler.request import Request, RequestState, namespace_root, validated_prompt
+from scheduler.state import Limits, State, Step
+from scheduler.status import ABORT, Status
+
+_NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
+_UNLIMITED = 2**62
+
+
+class Scheduler:
+    """Decides what each step runs on the memory of `manager`, which it has for itself.
+
+    policy               a name in POLICIES, or a Policy
+    max_tokens_per_step  token budget of one batch
+    max_sequences        rows in flight, over all outstanding batches
+    max_model_len        tokens of one sequence, prompt and output; None: what the pool holds
+    max_waiting          waiting requests; None: no limit
+    max_chunk            tokens of one prompt in one step; None: the budget
+    vocabulary_size      token ids have to be below it; None: not checked
+    costs                what swapping and recomputing cost
+    async_moves          moves run in the background; `moved(batch)` says when they have
+
+    Raises InvalidConfig or UnknownPolicy.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        *,
+        policy: str | Policy = "paged",
+        max_tokens_per_step: int = 2048,
+        max_sequences: int = 256,
+        max_model_len: int | None = None,
+        max_waiting: int | None = None,
+        max_chunk: int | None = None,
+        vocabulary_size: int | None = None,
+        costs: Costs | None = None,
+        async_moves: bool = False,
+    ) -> None:
+        sizes = {
+            "max_tokens_per_step": max_tokens_per_step,
+            "max_sequences": max_sequences,
+            "max_model_len": max_model_len,
+            "max_waiting": max_waiting,
+            "max_chunk": max_chunk,
+            "vocabulary_size": vocabulary_size,
+        }
+        optional = {"max_model_len", "max_waiting", "max_chunk", "vocabulary_size"}
+        for name, value in sizes.items():
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
+        if len(manager.live_rows):
+            raise InvalidConfig(f"the manager holds {len(manager.live_rows)} rows already; a scheduler has its manager for itself.")
+        limits = Limits(max_tokens_per_step, max_sequences, max_model_len, max_waiting, max_chunk or _UNLIMITED, vocabulary_size)
+        self._state = State(manager, policy_named(policy), limits, costs or Costs(), async_moves)
+        self._packer = Packer()
+        # Says whose a batch is, without keeping the scheduler alive through it.
+        self._owner = object()
+        self._num_added = 0
+        self._submitted = 0
+        self._checks = os.environ.get("PAGED_CHECK") == "1"
+
+    @property
+    def manager(self) -> BlockManager:
+        """The memory layer."""
+        return self._state.manager
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._state.policy
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is alive, or an output has not been delivered."""
+        return bool(self._state.requests or self._state.pending_outputs or self._state.carried)
+
+    def add(self, request: Request, now: float = 0.0) -> None:
+        """Take a request that arrives at `now` (seconds, any origin).
+
+        Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
+        prompt and one output; such a request counts as rejected, and `explain` still answers for it.
+        """
+        state = self._state
+        prompt = validated_prompt(request, state.limits.vocabulary_size)
+        root = namespace_root(request)
+        if request.id in state.requests:
+            raise DuplicateRequest(request.id)
+        if request.num_sequences > state.limits.max_sequences:
+            raise InvalidRequest(
+                f'request "{request.id}": {request.num_sequences} sequences run together; max_sequences is {state.limits.max_sequences}.'
+            )
+        if state.limits.max_waiting is not None and len(state.waiting) >= state.limits.max_waiting:
+            raise WaitingFull(state.limits.max_waiting)
+        priority = request.priority if state.policy.order == "priority" else 0
+        new = RequestState(request, prompt, root, (priority, now, self._num_added), now)
+        self._num_added += 1
+        self._submitted += 1
+        longest = min(len(prompt) + request.max_tokens, state.max_total)
+        new.max_total = [longest] * request.num_sequences
+        self._refuse_what_never_fits(new, len(prompt))
+        state.requests[request.id] = new
+        state.waiting.add(new)
+
+    def schedule(self, now: float = 0.0) -> Batch:
+        """Decide one step and put its rows in flight. A batch that is empty needs no end."""
+        del now  # Policies of today order by arrival alone.
+        state = self._state
+        manager = state.manager
+        manager.next_batch()
+        if state.to_reject:
+            reject_overgrown(state)
+        limits = state.limits
+        step = Step(limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried)
+        if len(state.running):
+            compose_running(state, step)
+        if len(state.waiting) or len(state.away):
+            let_in(state, step)
+        if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
+            force_progress(state, step)
+        if state.carried:
+            self._take_carried(step)
+        batch = self._packer.pack(state, step, self._owner)
+        if not batch.is_empty:
+            state.outstanding.append(batch)
+            state.num_in_flight += len(batch.rows)
+        if self._checks:
+            self._raise_violations()
+        return batch
+
+    def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
+        """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
+        [n], 0 for a row that does not sample; None: one for each row that does). Returns what became of each sequence.
+
+        A row that samples and gets 0 stays, with nothing to compute until `append`. Raises ForeignBatch, BatchEnded,
+        BatchOutOfOrder (an older batch has not ended) or WrongTokens, changing nothing.
+        """
+        del now
+        state = self._state
+        if batch.is_empty and batch.owner is self._owner:
+            tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+            return ending.update(state, batch, tokens, ragged)
+        self._must_be(batch, 0, "updated")
+        tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+        del state.outstanding[0]
+        outputs = ending.update(state, batch, tokens, ragged)
+        if self._checks:
+            self._raise_violations()
+        return outputs
+
+    def cancel(self, batch: Batch, moved: bool = False) -> None:
+        """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
+
+        Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
+        not ended), changing nothing.
+        """
+        if batch.is_empty and batch.owner is self._owner:
+            return
+        self._must_be(batch, -1, "cancelled")
+        del self._state.outstanding[-1]
+        ending.cancel(self._state, batch, moved)
+        if self._checks:
+            self._raise_violations()
+
+    def abort(self, request_id: str) -> Output | None:
+        """End a request in whatever state it is; returns its last output, None if it has ended already.
+
+        In flight it keeps its blocks, and its id, until its batch ends; nothing of it is delivered again. Raises
+        UnknownRequest.
+        """
+        state = self._state
+        request = state.requests.get(request_id)
+        if request is None:
+            if request_id in state.ended:
+                return None
+            raise UnknownRequest(request_id)
+        if request.is_doomed:
+            return None
+        if state.is_in_flight(request):
+            request.is_doomed = True
+            state.num_doomed += 1
+            if request in state.to_reject:
+                state.to_reject.remove(request)
+            return Output(request_id, 0, [], "abort", state.usage_of(request))
+        return ending.end_request(state, request, ABORT, "was aborted.")
+
+    def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
+        """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
+
+        What brings it over what can ever fit ends it with "rejected" in the next step. Raises UnknownRequest,
+        RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens.
+        """
+        state = self._state
+        request = self._living(request_id)
+        array = token_array(tokens)
+        limit = state.limits.vocabulary_size
+        if limit is not None and len(array) and int(array.max()) >= limit:
+            raise InvalidRequest(f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.')
+        if not 0 <= sequence < len(request.rows) or (request.rows[sequence] < 0 and request.tokens[sequence] is None):
+            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
+        if state.is_in_flight(request):
+            raise RequestInFlight(request_id)
+        row, known = request.rows[sequence], request.tokens[sequence]
+        if row >= 0:
+            state.manager.append(row, array)
+            total = int(state.manager.num_tokens[row])
+        else:
+            assert known is not None, "a sequence without a row keeps its tokens"
+            request.tokens[sequence] = np.concatenate([known, array])
+            total = len(known) + len(array)
+        request.appended[sequence] += len(array)
+        request.max_total[sequence] = min(request.max_total[sequence] + len(array), state.max_total)
+        if row >= 0:
+            state.columns.max_total[row] = request.max_total[sequence]
+            state.columns.min_total[row] += len(array)
+        if total >= state.max_total and request not in state.to_reject:
+            state.to_reject.append(request)
+
+    def loaded(self, request_id: str, num_tokens: int) -> None:
+        """So many of the tokens listed in Batch.loads have arrived, first ones first; the rest will be computed.
+
+        Raises UnknownRequest, or InvalidRequest when the request is not loading or fewer were asked for.
+        """
+        state, manager = self._state, self._state.manager
+        request = self._living(request_id)
+        if request.status is not Status.LOADING or request.transfers:
+            raise InvalidRequest(f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.')
+        row = request.live_rows[0]
+        hit = int(manager.num_computed[row])
+        asked = min(request.request.num_computed, int(manager.num_tokens[row]) - 1) - hit
+        if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)) or not 0 <= num_tokens <= asked:
+            raise InvalidRequest(f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.')
+        state.away.remove(request)
+        manager.set_computed(row, hit + int(num_tokens))
+        manager.shrink(row, 0 if state.policy.reservation == "prompt" else state.blocks_for(request.max_total[0]))
+        state.start_running(request)
+
+    def moved(self, batch: Batch) -> None:
+        """The moves of the batch, which run in the background, have run. Raises ForeignBatch, or BatchError if none are awaited."""
+        state = self._state
+        if batch.owner is not self._owner:
+            raise ForeignBatch(batch.number)
+        transfer = state.transfers.pop(batch.number, None)
+        if transfer is None:
+            raise BatchError(batch.number, "has no moves that run in the background, or they have been reported.")
+        for blocks in transfer.device_blocks:
+            state.manager.release_held(blocks)
+        for blocks in transfer.host_blocks:
+            state.manager.release_held_host(blocks)
+        for request in transfer.waiting:
+            request.transfers.discard(batch.number)
+            if request.status is Status.LOADING and not request.transfers and request.id in state.requests:
+                state.away.remove(request)
+                state.start_running(request)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
+        return explain(self._state, request_id)
+
+    def status(self, request_id: str) -> str:
+        """The request's state. Raises UnknownRequest."""
+        request = self._state.requests.get(request_id)
+        if request is not None:
+            return request.status.value
+        if request_id not in self._state.ended:
+            raise UnknownRequest(request_id)
+        return self._state.ended[request_id][0].value
+
+    def counts(self) -> dict[str, int]:
+        """Requests by state; submitted is the sum of the others."""
+        state, stats = self._state, self._state.stats
+        away = [request.status for request in state.away]
+        return {
+            "submitted": self._submitted,
+            "waiting": len(state.waiting),
+            "loading": away.count(Status.LOADING),
+            "running": len(state.running),
+            "paused": away.count(Status.PAUSED),
+            "swapped": away.count(Status.SWAPPED),
+            "finished": stats.finished,
+            "rejected": stats.rejected,
+            "aborted": stats.aborted,
+        }
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a row."""
+        return len(self._state.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run, followers included."""
+        return len(self._state.running)
+
+    def waiting_ids(self) -> list[str]:
+        """Ids of waiting requests, in order."""
+        return [request.id for request in self._state.waiting]
+
+    def running_ids(self) -> list[str]:
+        """Ids of running requests, in order."""
+        return [request.id for request in self._state.running]
+
+    def id_of(self, row: int) -> str | None:
+        """The id of the request that the row serves, None for a row that serves nobody."""
+        if not 0 <= row < len(self._state.columns.id):
+            return None
+        found: str | None = self._state.columns.id[row]
+        return found
+
+    def rows_of(self, request_id: str) -> list[int]:
+        """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
+        return self._living(request_id).live_rows
+
+    def stats(self) -> SchedulerStats:
+        """Totals so far; a copy."""
+        state = self._state
+        _, _, hits, pending = state.manager.hit_figures()
+        state.stats.hit_tokens, state.stats.shared_in_flight_tokens = hits, pending
+        return SchedulerStats(**{name: getattr(state.stats, name) for name in SchedulerStats.__struct_fields__})
+
+    def check(self) -> list[str]:
+        """Every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
+        found = violations_of(self._state)
+        counts = self.counts()
+        if counts.pop("submitted") != sum(counts.values()):
+            found.append(f"9: {self._submitted} requests were submitted; {counts} add up to {sum(counts.values())}.")
+        return found
+
+    def _living(self, request_id: str) -> RequestState:
+        request = self._state.requests.get(request_id)
+        if request is None or request.is_doomed:
+            raise UnknownRequest(request_id)
+        return request
+
+    def _must_be(self, batch: Batch, place: int, verb: str) -> None:
+        if batch.owner is not self._owner:
+            raise ForeignBatch(batch.number)
+        outstanding = self._state.outstanding
+        if not any(other is batch for other in outstanding):
+            raise BatchEnded(batch.number)
+        if outstanding[place] is not batch:
+            raise BatchOutOfOrder(batch.number, outstanding[place].number, verb)
+
+    def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
+        state, request_id = self._state, new.id
+        manager, model = state.manager, state.limits.max_model_len
+        if model is not None and num_tokens + 1 > model:
+            message = (
+                f'request "{request_id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
+                f"Shorten the prompt to {model - 1:,} tokens."
+            )
+            self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
+        per_sequence = state.blocks_for(num_tokens + 1)
+        needed = per_sequence * new.num_live
+        if manager.prefix_caching and new.num_live > 1:
+            needed -= (new.num_live - 1) * ((num_tokens - 1) // manager.block_size)
+        if needed > manager.num_blocks:
+            fits = manager.num_blocks * manager.block_size - 1
+            advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
+            message = (
+                f'request "{request_id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
+                f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
+            )
+            self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
+
+    def _reject(self, new: RequestState, error: NeverFits) -> None:
+        state = self._state
+        state.requests[new.id] = new
+        state.end(new, Status.REJECTED, str(error))
+        raise error
+
+    def _take_carried(self, step: Step) -> None:
+        """Moves that a cancelled batch left run with this one, before anything else of it."""
+        state = self._state
+        carried = state.carried.pop(0)
+        step.moves.insert(0, carried.moves)
+        is_wanted = [state.columns.owner[row] is not None and state.columns.owner[row].status is Status.LOADING for row in carried.loads[:, 0]]
+        step.loads = [(int(row), int(first), int(block)) for row, first, block in carried.loads[np.array(is_wanted, np.bool_)]]
+        transfer = state.transfers.pop(carried.number, None)
+        if transfer is not None:
+            number = state.manager.batch
+            state.transfers[number] = transfer
+            for request in transfer.waiting:
+                request.transfers.discard(carried.number)
+                request.transfers.add(number)
+
+    def _raise_violations(self) -> None:
+        violations = self.check()
+        assert not violations, "; ".join(violations)
+
+

@@ -1,0 +1,220 @@
+"""How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace.
+
+Knows batches that have not ended and what becomes of their rows. Does not decide what runs next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import InvalidTokens, token_array
+from scheduler.batch import Batch, Output, Outputs, RequestUsage
+from scheduler.errors import WrongTokens
+from scheduler.request import RequestState
+from scheduler.rows import Rows
+from scheduler.state import Carried, State
+from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
+from scheduler.stopping import finish_codes, kept_tokens
+
+Counts = NDArray[np.int64]
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+def validated_tokens(state: State, batch: Batch, token_ids: Any, counts: Any) -> tuple[NDArray[np.int32], Counts | None]:
+    """The new tokens as int32 [sum], and how many of each row as int64 [n] (None: one for each row that samples).
+
+    Raises WrongTokens when they do not fit the batch.
+    """
+    try:
+        tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
+    except InvalidTokens as error:
+        raise WrongTokens(f"batch {batch.number}: {error}") from None
+    vocabulary = state.limits.vocabulary_size
+    if vocabulary is not None and len(tokens) and int(tokens.max()) >= vocabulary:
+        raise WrongTokens(f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}.")
+    if counts is None:
+        wanted = len(batch.rows) if batch.all_sample else int(np.count_nonzero(batch.samples))
+        if len(tokens) != wanted:
+            raise WrongTokens(f"batch {batch.number}: {wanted} rows sample; got {len(tokens)} tokens.")
+        return tokens, None
+    array = np.asarray(counts)
+    if array.shape != batch.rows.shape or (array.dtype.kind not in "iu" and array.size):
+        raise WrongTokens(f"batch {batch.number}: counts has to hold {len(batch.rows)} integers, one a row; got shape {array.shape}.")
+    array = array.astype(np.int64)
+    if (array < 0).any():
+        raise WrongTokens(f"batch {batch.number}: a count is negative.")
+    if array[~batch.samples].any():
+        row = int(batch.rows[(array > 0) & ~batch.samples][0])
+        raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
+    if int(array.sum()) != len(tokens):
+        raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
+    if batch.all_sample and (array == 1).all():
+        return tokens, None
+    return tokens, array
+
+
+def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
+    """The batch ran: confirm its tokens, append what was sampled, end who has ended."""
+    manager = state.manager
+    rows = batch.rows
+    _account(state, batch)
+    manager.settle(rows)
+    manager.forget_sharers(batch.number)
+    state.num_in_flight -= len(rows)
+    doomed = _doomed(state, rows)
+    if counts is not None:
+        return _update_ragged(state, batch, tokens, counts, doomed)
+    ids, sequences = batch.ids, batch.sequences
+    if not batch.all_sample:
+        rows, ids, sequences = rows[batch.samples], ids[batch.samples], sequences[batch.samples]
+    if doomed:
+        is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
+        rows, ids, sequences, tokens = rows[is_kept], ids[is_kept], sequences[is_kept], tokens[is_kept]
+    manager.extend(rows, tokens)
+    codes = finish_codes(state.columns, rows, tokens, manager.num_tokens[rows])
+    state.stats.output_tokens += len(rows)
+    usage = _end_rows(state, rows, codes)
+    _end_doomed(state, doomed)
+    return Outputs(ids, sequences, tokens, np.ones(len(rows), np.int64), codes, usage, take_pending(state))
+
+
+def _update_ragged(
+    state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts, doomed: list[RequestState]
+) -> Outputs:
+    """`update` where rows got none or several tokens: event by event."""
+    manager = state.manager
+    gone = {row for request in doomed for row in request.rows}
+    starts = np.cumsum(counts) - counts
+    places: list[int] = []
+    codes: list[int] = []
+    kept: list[NDArray[np.int32]] = []
+    for i, row in enumerate(batch.rows.tolist()):
+        if row in gone or not batch.samples[i]:
+            continue
+        new = tokens[starts[i] : starts[i] + counts[i]]
+        count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
+        if count:
+            manager.append(row, new[:count])
+        places.append(i)
+        codes.append(code)
+        kept.append(new[:count])
+    packed = np.concatenate(kept) if kept else _NO_TOKENS
+    state.stats.output_tokens += len(packed)
+    usage = _end_rows(state, batch.rows[places], np.array(codes, np.int8))
+    _end_doomed(state, doomed)
+    lengths = np.array([len(part) for part in kept], np.int64)
+    return Outputs(
+        batch.ids[places], batch.sequences[places], packed, lengths, np.array(codes, np.int8), usage, take_pending(state)
+    )
+
+
+def cancel(state: State, batch: Batch, moved: bool) -> None:
+    """The batch did not run: what it put in flight is taken back, and its moves are carried over if they did not run."""
+    manager = state.manager
+    state.stats.cancelled_tokens += batch.num_scheduled_tokens
+    for row, lost in manager.cancel(batch.rows).items():
+        owner = state.columns.owner[row]
+        owner.hit_tokens -= lost
+    manager.forget_sharers(batch.number)
+    state.num_in_flight -= len(batch.rows)
+    if not moved and (len(batch.moves) or len(batch.loads)):
+        # Cancels come latest first, so this batch's moves run before what is carried already.
+        state.carried.insert(0, Carried(batch.moves, batch.loads, batch.number))
+    _end_doomed(state, _doomed(state, batch.rows))
+
+
+def take_pending(state: State) -> list[Output]:
+    """Outputs of requests that ended outside a batch and have not been delivered."""
+    pending, state.pending_outputs = state.pending_outputs, []
+    return pending
+
+
+def end_request(state: State, request: RequestState, code: int, sentence: str) -> Output:
+    """A request with no row in flight ends now: everything it holds goes back. Returns its last output."""
+    manager = state.manager
+    if request.status is Status.WAITING:
+        state.waiting.remove(request)
+    elif request.status is Status.RUNNING:
+        state.stop_running(request, request.live_rows)
+    else:
+        state.away.remove(request)
+    sequence = next((i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None), 0)
+    for i, row in enumerate(request.rows):
+        known = request.tokens[i]
+        if row >= 0:
+            request.num_output += int(manager.num_tokens[row]) - request.prompt_len - request.appended[i]
+            state.close_row(request, i)
+        elif known is not None:
+            request.num_output += len(known) - request.prompt_len - request.appended[i]
+    if request.is_bounded:
+        state.bounded.remove(request)
+    if request in state.to_reject:
+        state.to_reject.remove(request)
+    status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
+    state.end(request, status, sentence)
+    return Output(request.id, sequence, [], FINISH_REASONS[code], state.usage_of(request))
+
+
+def _account(state: State, batch: Batch) -> None:
+    stats = state.stats
+    if len(batch.rows):
+        stats.steps += 1
+    stats.computed_tokens += batch.num_scheduled_tokens
+    if not state.recovering:
+        return
+    manager = state.manager
+    for row, high in list(state.recovering.items()):
+        if manager.batch_of_row[row] != batch.number:
+            continue
+        start = int(manager.num_computed[row])
+        stop = start + int(manager.num_scheduled[row])
+        again = max(0, min(high, stop) - start)
+        stats.recomputed_tokens += again
+        state.columns.owner[row].recomputed_tokens += again
+        if stop >= high:
+            del state.recovering[row]
+
+
+def _doomed(state: State, rows: Rows) -> list[RequestState]:
+    """Requests aborted in flight that have a row in this batch."""
+    if not state.num_doomed:
+        return []
+    owners = state.columns.owner
+    return list({id(owners[row]): owners[row] for row in rows.tolist() if owners[row].is_doomed}.values())
+
+
+def _end_doomed(state: State, doomed: list[RequestState]) -> None:
+    for request in doomed:
+        if not state.is_in_flight(request):
+            state.num_doomed -= 1
+            end_request(state, request, ABORT, "was aborted.")
+
+
+def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8]) -> dict[int, RequestUsage]:
+    """End the sequences whose code says so. Returns, by index, what each request that ended with them took."""
+    usage: dict[int, RequestUsage] = {}
+    done = codes.nonzero()[0]
+    if not len(done):
+        return usage
+    manager, owners = state.manager, state.columns.owner
+    for i in done.tolist():
+        row = int(rows[i])
+        request: RequestState = owners[row]
+        sequence = int(state.columns.sequence[row])
+        request.num_output += int(manager.num_tokens[row]) - request.prompt_len - request.appended[sequence]
+        request.num_live -= 1
+        if request.num_live == 0:
+            state.stop_running(request, [row])
+        else:
+            state.running_rows.leave([row])
+        state.close_row(request, sequence)
+        if request.num_live == 0:
+            if request.is_bounded:
+                state.bounded.remove(request)
+            state.end(request, Status.FINISHED, f"has finished ({FINISH_REASONS[codes[i]]}).")
+            usage[i] = state.usage_of(request)
+    return usage
+

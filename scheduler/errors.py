@@ -1,0 +1,117 @@
+"""What a caller of the scheduler can get wrong, as a tree of typed errors.
+
+    PagedError
+    ├── InvalidRequest     a request whose fields cannot be (empty prompt, negative counts, token ids outside the vocabulary)
+    ├── DuplicateRequest   the id of a request that is still alive
+    ├── UnknownRequest     an id that was never added, or ended long ago
+    ├── RequestInFlight    the request is in a batch that has not ended
+    ├── NeverFits          an empty pool, or the model, could not hold the prompt and one output
+    ├── WaitingFull        the limit on waiting requests is reached
+    ├── UnknownPolicy      a policy name that is not in POLICIES
+    ├── WrongTokens        counts or tokens in `update` that do not fit the batch
+    └── BatchError         a batch that cannot be ended
+        ├── BatchEnded         it has ended already
+        ├── BatchOutOfOrder    an older one has to be updated, or a later one cancelled, first
+        └── ForeignBatch       another scheduler made it
+
+Each is raised before anything changes and carries the numbers as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from block_manager import PagedError
+
+
+class InvalidRequest(PagedError, ValueError):
+    """A request whose fields cannot be."""
+
+
+class DuplicateRequest(PagedError, ValueError):
+    """The id of a request that is still alive: `id`."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f'request "{request_id}" is still alive; an id is free again when its request has ended.')
+        self.id = request_id
+
+
+class UnknownRequest(PagedError, KeyError):
+    """An id that was never added, or ended long ago: `id`."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f'no request "{request_id}" is known: never added, or ended too long ago.')
+        self.id = request_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RequestInFlight(PagedError, ValueError):
+    """The request is in a batch that has not ended: `id`."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f'request "{request_id}" is in flight; end its batch first.')
+        self.id = request_id
+
+
+class NeverFits(PagedError, ValueError):
+    """A prompt that can never run: `blocks_needed` and `num_blocks`, or `tokens_needed` and `max_model_len`."""
+
+    def __init__(self, message: str, *, needed: int, limit: int, unit: str) -> None:
+        super().__init__(message)
+        self.blocks_needed = needed if unit == "blocks" else None
+        self.num_blocks = limit if unit == "blocks" else None
+        self.tokens_needed = needed if unit == "tokens" else None
+        self.max_model_len = limit if unit == "tokens" else None
+
+
+class WaitingFull(PagedError, RuntimeError):
+    """The limit on waiting requests is reached: `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit:,} requests are waiting, which is the limit (max_waiting). Try again when some have been admitted.")
+        self.limit = limit
+
+
+class UnknownPolicy(PagedError, ValueError):
+    """A policy name that is not known: `name`, and `known`, the names that are."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.')
+
+
+class WrongTokens(PagedError, ValueError):
+    """Counts or tokens in `update` that do not fit the batch."""
+
+
+class BatchError(PagedError, ValueError):
+    """A batch that cannot be ended: `number`."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"batch {number} {message}")
+        self.number = number
+
+
+class BatchEnded(BatchError):
+    """The batch has ended already."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "has ended already.")
+
+
+class BatchOutOfOrder(BatchError):
+    """An older batch has to be updated, or a later one cancelled, first: `first` is its number."""
+
+    def __init__(self, number: int, first: int, verb: str) -> None:
+        super().__init__(number, f"cannot be {verb} before batch {first}: updates go oldest first, cancels latest first.")
+        self.first = first
+
+
+class ForeignBatch(BatchError):
+    """Another scheduler made the batch."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "was made by another scheduler.")

@@ -1,0 +1,132 @@
+"""Why a request is not running, in words and numbers that an operator can act on. Reads everything, changes nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler.admission import blocks_to_enter, blocks_to_return
+from scheduler.errors import UnknownRequest
+from scheduler.request import RequestState
+from scheduler.state import State
+from scheduler.status import Status
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Scheduler.explain` found.
+
+    reason is a sentence; blocks_needed what the request lacks to go on (blocks), blocks_free what could be drawn for it, and
+    holders who holds blocks, most first, as (id, blocks). str() is the whole story.
+    """
+
+    id: str
+    status: str
+    reason: str
+    blocks_needed: int = 0
+    blocks_free: int = 0
+    holders: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        text = f'request "{self.id}" is {self.status}: {self.reason}'
+        if self.blocks_needed > self.blocks_free and self.holders:
+            held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
+            text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
+        return text
+
+
+def explain(state: State, request_id: str) -> Explanation:
+    """Why the request is where it is. Raises UnknownRequest."""
+    request = state.requests.get(request_id)
+    if request is None:
+        if request_id not in state.ended:
+            raise UnknownRequest(request_id)
+        status, sentence = state.ended[request_id]
+        return Explanation(id=request_id, status=status.value, reason=sentence)
+    if request.is_doomed:
+        return Explanation(id=request_id, status=request.status.value, reason="it was aborted and goes when its batch ends.")
+    if request.status is Status.WAITING:
+        return _waiting(state, request)
+    if request.status is Status.LOADING:
+        reason = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
+        if request.transfers:
+            reason = f"it waits for the moves of batch {min(request.transfers)}; call moved() when they have run."
+        return _explained(state, request, reason, 0)
+    if request.status in (Status.PAUSED, Status.SWAPPED):
+        return _away(state, request)
+    return _running(state, request)
+
+
+def _explained(state: State, request: RequestState, reason: str, needed: int) -> Explanation:
+    held: dict[str, int] = {}
+    for other in state.requests.values():
+        blocks = sum(int(state.manager.num_table_blocks[row]) for row in other.live_rows)
+        if blocks and other is not request:
+            held[other.id] = blocks
+    holders = tuple(sorted(held.items(), key=lambda item: (-item[1], item[0])))
+    return Explanation(
+        id=request.id,
+        status=request.status.value,
+        reason=reason,
+        blocks_needed=needed,
+        blocks_free=free_blocks(state),
+        holders=holders,
+    )
+
+
+def free_blocks(state: State) -> int:
+    """Blocks that a newcomer could draw now: available ones that are not owed to anybody admitted."""
+    return max(0, state.manager.num_available - state.blocks_owed())
+
+
+def _waiting(state: State, request: RequestState) -> Explanation:
+    needed, free = blocks_to_enter(state, request), free_blocks(state)
+    kept = state.watermark_blocks if len(state.running) else 0
+    ahead = [other for other in state.waiting if other.order < request.order]
+    was = f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again." if request.preemptions else ""
+    if state.policy.max_preemptions is not None and request.preemptions >= state.policy.max_preemptions:
+        was += " It re-enters only with its worst case reserved."
+    if ahead:
+        reason = f'{len(ahead)} request(s) are ahead of it, the first is "{ahead[0].id}".'
+    elif len(state.away):
+        reason = f'"{next(iter(state.away)).id}" was preempted and returns first.'
+    elif needed + kept > free:
+        reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
+    elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
+        reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
+    elif state.policy.batching == "whole" and len(state.running):
+        reason = f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+    else:
+        reason = "it can be admitted in the next step."
+    return _explained(state, request, reason + was, needed + kept)
+
+
+def _lost(request: RequestState) -> int:
+    return sum(request.high_water)
+
+
+def _away(state: State, request: RequestState) -> Explanation:
+    manager = state.manager
+    needed, free = blocks_to_return(state, request), free_blocks(state)
+    kept = state.watermark_blocks if len(state.running) else 0
+    on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
+    on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
+    reason = (
+        f"it was preempted {request.preemptions} time(s), keeps {on_device} blocks and has {on_host} on the host; it needs {needed} "
+        f"blocks to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
+    )
+    if request.transfers:
+        reason += f" Its moves of batch {min(request.transfers)} have not been reported; call moved()."
+    return _explained(state, request, reason, needed + kept)
+
+
+def _running(state: State, request: RequestState) -> Explanation:
+    manager = state.manager
+    if request.follows is not None:
+        leader = request.follows
+        return _explained(
+            state, request, f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.', 0
+        )
+    if state.is_in_flight(request):
+        return _explained(state, request, "it is in a batch that has not ended.", 0)
+    if all(manager.num_tokens[row] == manager.num_computed[row] for row in request.live_rows):
+        return _explained(state, request, "everything that it knows is computed; it waits for append().", 0)
+    return _explained(state, request, "it gets tokens in the next step, as budget and memory allow.", 0)

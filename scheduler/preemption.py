@@ -1,0 +1,160 @@
+"""Taking blocks from requests that were admitted: who gives, how much, and what becomes of it.
+
+Knows victims, tails and costs. Does not know for whom the blocks are, beyond how many are missing.
+
+    running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
+                                                       └──> swapped (copied to the host)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import OutOfBlocks
+from scheduler.request import RequestState
+from scheduler.state import State, Step, Transfer
+from scheduler.status import Status
+
+Blocks = NDArray[np.int32]
+
+
+def victims(state: State) -> Iterator[RequestState]:
+    """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones, the last in
+    order first. None that is in flight, waits for a transfer, or has its worst case reserved."""
+    for victim in reversed(list(state.away)):
+        if victim.status is Status.PAUSED and not victim.transfers and not victim.is_bounded:
+            yield victim
+    running = [v for v in reversed(list(state.running)) if not v.is_bounded and not state.is_in_flight(v)]
+    yield from (v for v in running if v.follows is not None)
+    yield from (v for v in running if v.follows is None)
+
+
+def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, whole: bool) -> int:
+    """Take `num_missing` blocks off the victim's tail (or all it has, if `whole`, or if it is a group), and stop it.
+
+    Returns the blocks that became available, or will when a background transfer ends.
+    """
+    rows = victim.live_rows
+    was_running = victim.status is Status.RUNNING
+    keep = 0
+    if not whole and len(rows) == 1:
+        keep = _blocks_kept(state, rows[0], num_missing)
+    available = state.manager.num_available
+    on_their_way = state.blocks_on_their_way
+    swaps = _swap_is_cheaper(state, step, victim, keep)
+    state.remember_high_water(victim)
+    if was_running:
+        state.stop_running(victim, rows)
+    else:
+        state.away.remove(victim)
+    if swaps:
+        _swap_out(state, step, victim, keep)
+    elif keep:
+        state.manager.truncate(rows[0], keep)
+    elif num_missing or whole:
+        _drop_all(state, victim)
+    still_has_rows = bool(victim.live_rows)
+    if was_running or not still_has_rows:
+        _count(state, step, victim, "swap" if swaps else "recompute")
+    if not still_has_rows:
+        victim.status = Status.WAITING
+        state.waiting.add(victim)
+    else:
+        has_device_blocks = any(state.manager.num_table_blocks[row] for row in victim.live_rows)
+        victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
+        if not has_device_blocks and not any(state.manager.num_host_tail(row) for row in victim.live_rows):
+            # A row without a single block is no better than none.
+            _drop_all(state, victim)
+            victim.status = Status.WAITING
+            state.waiting.add(victim)
+        else:
+            state.away.add(victim)
+    return state.manager.num_available - available + state.blocks_on_their_way - on_their_way
+
+
+def _blocks_kept(state: State, row: int, num_missing: int) -> int:
+    """How many blocks the row keeps when `num_missing` are to become available off its tail; shared ones do not count."""
+    manager = state.manager
+    if num_missing <= 0:
+        return int(manager.num_table_blocks[row])
+    becomes_free = manager.ref_counts_of(row)[::-1] == 1
+    reached = np.cumsum(becomes_free) >= num_missing
+    if not reached.any():
+        return 0
+    return len(becomes_free) - int(reached.argmax()) - 1
+
+
+def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) -> bool:
+    """Whether the tail goes to the host: the policy says so, or its bytes over the link cost less than computing it again."""
+    manager, rows = state.manager, victim.live_rows
+    if state.policy.preemption == "recompute" or not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
+        return False
+    if all(manager.num_table_blocks[row] <= keep for row in rows):
+        return False
+    if any(manager.is_unconfirmed(row) for row in rows):
+        return False
+    wanted = manager.host_blocks_for_swap(rows, keep)
+    if wanted > manager.host_free + manager.host_cached:
+        return False
+    if state.policy.preemption == "swap":
+        return True
+    size = manager.block_size
+    lost = sum(state.costs.recompute(min(keep * size, int(manager.num_computed[row])), int(manager.num_computed[row])) for row in rows)
+    return state.costs.swap(wanted) < lost
+
+
+def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
+    manager = state.manager
+    try:
+        moves = manager.swap_out(victim.live_rows, keep, hold_sources=state.async_moves)
+    except OutOfBlocks:  # pragma: no cover
+        raise AssertionError("the host had room a moment ago") from None
+    step.moves.append(moves)
+    copied = moves.device_to_host
+    state.stats.swapped_out_blocks += len(copied)
+    victim.swapped_blocks += len(copied)
+    if state.async_moves and len(copied):
+        note_transfer(
+            state, victim, device_blocks=copied[:, 0].copy(), host_blocks=copied[:, 1].copy(), num_returning=len(copied)
+        )
+
+
+def note_transfer(
+    state: State, waiting: RequestState, *, device_blocks: Blocks, host_blocks: Blocks, num_returning: int
+) -> None:
+    """A background transfer of this step holds these blocks, whose references have been taken, until `moved`."""
+    number = state.manager.batch
+    transfer = state.transfers.setdefault(number, Transfer([], [], []))
+    waiting.transfers.add(number)
+    state.manager.hold_host(host_blocks)
+    transfer.device_blocks.append(device_blocks)
+    transfer.host_blocks.append(host_blocks)
+    transfer.waiting.append(waiting)
+    transfer.num_returning += num_returning
+    if num_returning:
+        transfer.arriving_on_host.update(host_blocks.tolist())
+    else:
+        transfer.arriving.update(device_blocks.tolist())
+
+
+def _drop_all(state: State, victim: RequestState) -> None:
+    """Every sequence gives its row back and keeps its tokens."""
+    manager = state.manager
+    for sequence, row in enumerate(victim.rows):
+        if row >= 0:
+            victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
+            state.close_row(victim, sequence)
+
+
+def _count(state: State, step: Step, victim: RequestState, kind: str) -> None:
+    victim.preemptions += 1
+    stats = state.stats
+    stats.max_preemptions = max(stats.max_preemptions, victim.preemptions)
+    if kind == "swap":
+        stats.preemptions_swap += 1
+    else:
+        stats.preemptions_recompute += 1
+    step.preempted.append((victim.id, kind))

@@ -1,0 +1,104 @@
+"""A step that would compute nothing, though somebody could: the first in order gets what it needs.
+
+Knows that everyone else may be made to give up everything for it, and that a request alone in the pool which still does not
+fit has outgrown it. Is asked only when nothing is in flight and nothing in transfer.
+"""
+
+from __future__ import annotations
+
+from scheduler.admission import admit, blocks_to_return, bring_back
+from scheduler.composition import place_chunk
+from scheduler.ending import end_request
+from scheduler.preemption import preempt
+from scheduler.request import RequestState
+from scheduler.state import State, Step
+from scheduler.status import LENGTH, REJECTED, Status
+
+
+def force_progress(state: State, step: Step) -> None:
+    """Make the first request that has something to compute run, or end it if the whole pool cannot hold it."""
+    while True:
+        first = _first(state)
+        if first is None:
+            break
+        if _make_room(state, step, first) and _run(state, step, first):
+            return
+        if step.loads:
+            return
+        output = end_request(state, first, LENGTH, "ended with length: alone in the pool, it outgrew it.")
+        state.pending_outputs.append(output)
+    if len(state.waiting):
+        request = state.waiting.head()
+        _clear(state, step, request, 0)
+        if state.manager.num_available > 0 and len(step.admitted) == 0:
+            admit(state, step, request)
+            if not step.num_rows and request.status is Status.RUNNING:
+                _run(state, step, request)
+
+
+def _todo(state: State, request: RequestState) -> int:
+    manager = state.manager
+    return sum(int(manager.num_tokens[row]) - int(manager.num_computed[row]) for row in request.live_rows)
+
+
+def _first(state: State) -> RequestState | None:
+    able = [r for r in (*state.running, *state.away) if r.status is not Status.LOADING and not r.transfers and _todo(state, r)]
+    return min(able, key=lambda request: request.order) if able else None
+
+
+def _needed(state: State, request: RequestState) -> int:
+    """Blocks without which the request cannot compute its next token."""
+    if request.status is not Status.RUNNING:
+        return blocks_to_return(state, request)
+    manager = state.manager
+    for row in request.live_rows:
+        if manager.num_tokens[row] > manager.num_computed[row]:
+            return max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - int(manager.num_table_blocks[row]))
+    return 0
+
+
+def _make_room(state: State, step: Step, request: RequestState) -> bool:
+    return _clear(state, step, request, _needed(state, request)) or _clear_for_one(state, request)
+
+
+def _clear_for_one(state: State, request: RequestState) -> bool:
+    """Whether its next token at least fits, when all that it knows does not."""
+    manager = state.manager
+    needed = 0
+    for row in request.live_rows:
+        held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
+        needed += manager.blocks_to_return(row) + max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
+    return needed <= manager.num_available
+
+
+def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool:
+    """Take from everyone else, last in order first, until `needed` blocks are available."""
+    others = sorted((*state.running, *state.away), key=lambda other: other.order, reverse=True)
+    may_move, step.may_move = step.may_move, False
+    for other in others:
+        if state.manager.num_available >= needed:
+            break
+        if other is not request and other.status is not Status.LOADING and not other.is_bounded:
+            preempt(state, step, other, needed - state.manager.num_available, whole=state.policy.take == "whole")
+    step.may_move = may_move
+    return state.manager.num_available >= needed
+
+
+def _run(state: State, step: Step, request: RequestState) -> bool:
+    """Whether at least one token of it is in flight now."""
+    if request.status in (Status.PAUSED, Status.SWAPPED):
+        bring_back(state, step, request)
+        if state.transfers:
+            return True
+    for row in request.live_rows:
+        if not state.manager.batch_of_row[row]:
+            place_chunk(state, step, request, row)
+    return step.num_rows > 0
+
+
+def reject_overgrown(state: State) -> None:
+    """End requests to which the caller appended more than the pool or the model can ever hold."""
+    for request in list(state.to_reject):
+        if not state.is_in_flight(request):
+            sentence = f"was rejected: appended tokens brought it over the {state.max_total} tokens that can ever fit."
+            state.pending_outputs.append(end_request(state, request, REJECTED, sentence))

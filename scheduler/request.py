@@ -1,0 +1,177 @@
+"""What a user submits, and what the scheduler keeps of it.
+
+Knows a request's fields and their limits. Does not know memory, batches or other requests.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import InvalidNamespace, InvalidTokens, root_prefix, token_array
+from scheduler.errors import InvalidRequest
+from scheduler.status import Status
+
+_NO_NAMESPACE = root_prefix(None)
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """A prompt and what to make of it.
+
+    id                of any length; unique among the living
+    prompt            token ids, a list of int or an int32 array [n], n ≥ 1
+    max_tokens        output tokens at most, for each sequence
+    min_tokens        EOS and stop ids do not count before so many output tokens
+    eos_token_id      ends a sequence (it is kept), None: nothing does
+    stop_token_ids    more ids that do
+    priority          smaller is sooner
+    num_sequences     a group: so many sequences of one prompt, admitted, preempted and swapped together
+    num_computed      first tokens whose KV exists elsewhere; see Batch.loads
+    salt, adapter, extra_key
+                      content is shared only among requests that agree in all three; the key is any nesting of None, bool,
+                      int, str, bytes and tuple
+    """
+
+    id: str
+    prompt: Any
+    max_tokens: int = 16
+    min_tokens: int = 0
+    eos_token_id: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    num_sequences: int = 1
+    num_computed: int = 0
+    salt: str | None = None
+    adapter: str | None = None
+    extra_key: Any = None
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+
+
+def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[np.int32]:
+    """The prompt as int32 [n] once every field of the request is in its range. Raises InvalidRequest."""
+    if type(request.id) is not str or not request.id:
+        raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
+    name = f'request "{request.id}"'
+    if not (_is_int(request.max_tokens) and request.max_tokens >= 1):
+        raise InvalidRequest(f"{name}: max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
+    if request.min_tokens != 0 and not (_is_int(request.min_tokens) and 0 <= request.min_tokens <= request.max_tokens):
+        raise InvalidRequest(f"{name}: min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}.")
+    if request.priority != 0 and not _is_int(request.priority):
+        raise InvalidRequest(f"{name}: priority has to be an integer; got {request.priority!r}.")
+    if request.num_sequences != 1 and not (_is_int(request.num_sequences) and request.num_sequences >= 1):
+        raise InvalidRequest(f"{name}: num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
+    if request.num_computed != 0 and not (_is_int(request.num_computed) and request.num_computed >= 0):
+        raise InvalidRequest(f"{name}: num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
+    if request.num_computed and request.num_sequences > 1:
+        raise InvalidRequest(f"{name}: num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
+    for token in request.stop_token_ids:
+        if not (_is_int(token) and 0 <= token < 2**31):
+            raise InvalidRequest(f"{name}: stop_token_ids have to be token ids; got {token!r}.")
+    eos = request.eos_token_id
+    if eos is not None and not (_is_int(eos) and 0 <= eos < 2**31):
+        raise InvalidRequest(f"{name}: eos_token_id has to be a token id or None; got {eos!r}.")
+    prompt = _prompt_array(request.prompt, name)
+    if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
+        raise InvalidRequest(f"{name}: token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
+    return prompt
+
+
+def _prompt_array(prompt: Any, name: str) -> NDArray[np.int32]:
+    array: NDArray[np.int32] | None = None
+    if type(prompt) is list:
+        try:
+            # Twice as fast as numpy's own conversion; refuses floats and whatever int32 cannot hold.
+            array = np.frombuffer(struct.pack(f"{len(prompt)}i", *prompt), np.int32)
+        except struct.error:
+            array = None
+    if array is None:
+        try:
+            array = token_array(prompt)
+        except InvalidTokens as error:
+            raise InvalidRequest(f"{name}: {error}") from None
+    if not len(array):
+        raise InvalidRequest(f"{name}: the prompt is empty; at least one token is needed.")
+    if array.min() < 0:
+        raise InvalidRequest(f"{name}: token id {int(array.min())} is negative.")
+    return array
+
+
+def namespace_root(request: Request) -> bytes:
+    """The encoded namespace of a request's content. Raises InvalidRequest for a type that cannot be told apart exactly."""
+    if request.salt is None and request.adapter is None and request.extra_key is None:
+        return _NO_NAMESPACE
+    for field in ("salt", "adapter"):
+        value = getattr(request, field)
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest(f'request "{request.id}": {field} has to be a string or None; got {value!r}.')
+    try:
+        return root_prefix((request.salt, request.adapter, request.extra_key))
+    except InvalidNamespace as error:
+        raise InvalidRequest(f'request "{request.id}": extra_key: {error}') from None
+
+
+class RequestState:
+    """A request on its way.
+
+    order        (priority, arrival, number): smaller is served sooner and preempted later
+    tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)
+    rows         per sequence, its row (-1: none)
+    num_live     sequences that have not ended
+    high_water   per sequence, tokens that were computed once: below it, computing is recomputing
+    appended     per sequence, tokens that the caller appended
+    num_output   output tokens of the sequences that have ended
+    is_new       never admitted yet
+    follows      id of the request whose blocks it waits to share (None: it does not)
+    is_bounded   its worst case is reserved and it is no victim
+    is_doomed    aborted in flight; it goes when its batches end
+    transfers    numbers of the batches whose moves it waits for
+    """
+
+    __slots__ = (
+        "appended", "arrival", "follows", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "max_total", "num_live",
+        "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status",
+        "swapped_blocks", "tokens", "transfers", "wants_load",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], arrival: float) -> None:
+        self.request = request
+        self.root = root
+        self.order = order
+        self.arrival = arrival
+        self.status = Status.WAITING
+        num = request.num_sequences
+        self.prompt_len = len(prompt)
+        self.tokens: list[NDArray[np.int32] | None] = [prompt] * num
+        self.rows = [-1] * num
+        self.max_total = [0] * num
+        self.high_water = [0] * num
+        self.num_live = num
+        self.num_output = 0
+        self.appended = [0] * num
+        self.preemptions = 0
+        self.hit_tokens = 0
+        self.recomputed_tokens = 0
+        self.swapped_blocks = 0
+        self.follows: str | None = None
+        self.is_bounded = False
+        self.is_doomed = False
+        self.is_new = True
+        self.wants_load = request.num_computed > 0
+        self.transfers: set[int] = set()
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def live_rows(self) -> list[int]:
+        """Rows that its sequences hold."""
+        return [row for row in self.rows if row >= 0]

@@ -1,0 +1,128 @@
+"""What the scheduler keeps of each row, as a structure of arrays, and which rows run.
+
+Knows limits, stop ids and owners by row. Does not know blocks; the memory layer keeps tokens and tables.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.request import RequestState
+
+Rows = NDArray[np.int64]
+
+
+class RowColumns:
+    """Columns by row; they grow with the memory layer's.
+
+    max_total  int64: tokens at which the sequence has its full length
+    min_total  int64: tokens before which no stop id counts
+    stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer
+    owner      object: the RequestState; id: its id; sequence int64: which sequence of it
+    """
+
+    def __init__(self, num_rows: int = 64) -> None:
+        self._num_rows = num_rows
+        self.max_total = np.zeros(num_rows, np.int64)
+        self.min_total = np.zeros(num_rows, np.int64)
+        self.stops = np.full((num_rows, 1), -1, np.int32)
+        self.owner: NDArray[np.object_] = np.empty(num_rows, object)
+        self.id: NDArray[np.object_] = np.empty(num_rows, object)
+        self.sequence = np.zeros(num_rows, np.int64)
+        self.has_stops = np.zeros(num_rows, np.bool_)
+        # Rows with any stop id: none, and a step need not look.
+        self.num_with_stops = 0
+
+    def bind(self, row: int, state: RequestState, sequence: int) -> None:
+        """The row serves this sequence of the request from now on."""
+        if row >= self._num_rows:
+            self._grow(row + 1)
+        request = state.request
+        self.max_total[row] = state.max_total[sequence]
+        self.min_total[row] = state.prompt_len + request.min_tokens
+        self.owner[row] = state
+        self.id[row] = request.id
+        self.sequence[row] = sequence
+        if request.eos_token_id is None and not request.stop_token_ids:
+            return
+        stops = [*request.stop_token_ids]
+        if request.eos_token_id is not None:
+            stops.append(request.eos_token_id)
+        if len(stops) > self.stops.shape[1]:
+            wider = np.full((self._num_rows, len(stops)), -1, np.int32)
+            wider[:, : self.stops.shape[1]] = self.stops
+            self.stops = wider
+        self.stops[row, : len(stops)] = stops
+        self.has_stops[row] = True
+        self.num_with_stops += 1
+
+    def release(self, row: int) -> None:
+        """The row serves nobody."""
+        self.owner[row] = None
+        self.id[row] = None
+        if self.has_stops[row]:
+            self.has_stops[row] = False
+            self.stops[row] = -1
+            self.num_with_stops -= 1
+
+    def _grow(self, least: int) -> None:
+        size = max(least, 2 * self._num_rows)
+        for name in ("max_total", "min_total", "owner", "id", "sequence", "has_stops"):
+            column = getattr(self, name)
+            grown = np.zeros(size, column.dtype) if column.dtype != object else np.empty(size, object)
+            grown[: self._num_rows] = column
+            setattr(self, name, grown)
+        stops = np.full((size, self.stops.shape[1]), -1, np.int32)
+        stops[: self._num_rows] = self.stops
+        self.stops = stops
+        self._num_rows = size
+
+
+class RunningRows:
+    """The rows of running requests in their order, int64 [n].
+
+    Kept as an array between steps: rows that join at the end are appended and rows that leave are masked out, both once a
+    step; only one that joins in the middle (a returning request) makes it anew.
+    """
+
+    def __init__(self) -> None:
+        self._rows: Rows = np.empty(0, np.int64)
+        self._joined: list[int] = []
+        self._left: list[int] = []
+        self._is_stale = False
+        self._mark = np.zeros(64, np.bool_)
+
+    def join(self, rows: list[int], *, at_end: bool) -> None:
+        """These rows run from now on; `at_end`: after all others."""
+        if at_end and not self._left:
+            self._joined += rows
+        else:
+            self._is_stale = True
+
+    def leave(self, rows: list[int]) -> None:
+        """These rows run no more."""
+        if self._joined:
+            self._is_stale = True
+        self._left += rows
+
+    def array(self, states: object) -> Rows:
+        """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""
+        if self._is_stale:
+            self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)  # type: ignore[attr-defined]
+        else:
+            if self._left:
+                rows = self._rows
+                if len(rows):
+                    top = max(int(rows.max()), max(self._left)) + 1
+                    if top > len(self._mark):
+                        self._mark = np.zeros(2 * top, np.bool_)
+                    self._mark[self._left] = True
+                    self._rows = rows[~self._mark[rows]]
+                    self._mark[self._left] = False
+            if self._joined:
+                self._rows = np.concatenate([self._rows, np.array(self._joined, np.int64)])
+        self._is_stale = False
+        self._joined = []
+        self._left = []
+        return self._rows

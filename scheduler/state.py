@@ -1,0 +1,234 @@
+"""What the scheduler remembers between steps, and what it gathers while it makes one.
+
+Knows requests, queues, limits and the batches that have not ended. Does not decide anything: admission.py, composition.py and
+preemption.py do, on this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import BlockManager, Moves
+from scheduler.accounting import SchedulerStats
+from scheduler.batch import Batch, Output, RequestUsage
+from scheduler.policies import Costs, Policy
+from scheduler.queues import OrderedQueue
+from scheduler.request import RequestState
+from scheduler.rows import RowColumns, Rows, RunningRows
+from scheduler.status import Status
+
+# Ended requests that `explain` and `status` still answer for.
+_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Counts that a caller sets: tokens a step, rows in flight, tokens a sequence, waiting requests, tokens of one prompt a step."""
+
+    max_tokens_per_step: int
+    max_sequences: int
+    max_model_len: int | None
+    max_waiting: int | None
+    max_chunk: int
+    vocabulary_size: int | None
+
+
+@dataclass(slots=True)
+class Step:
+    """One step while it is made: what is left of its budget, and what has been decided."""
+
+    budget: int
+    seats: int
+    decodes: Rows
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    # Rows of this batch whose prompt goes on past it: others may follow them.
+    leaders: list[int] = field(default_factory=list)
+    moves: list[Moves] = field(default_factory=list)
+    loads: list[tuple[int, int, int]] = field(default_factory=list)
+    preempted: list[tuple[str, str]] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    may_move: bool = True
+    # A host block that this batch reads must not be written by it.
+    has_swapped_in: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows placed so far."""
+        return len(self.decodes) + len(self.chunks)
+
+
+@dataclass(slots=True)
+class Carried:
+    """Moves and loads of a cancelled batch that have not run: the next batch takes them."""
+
+    moves: Moves
+    loads: NDArray[np.int32]
+    number: int
+
+
+@dataclass(slots=True)
+class Transfer:
+    """What a background transfer holds until `moved`: device blocks and host blocks, both ends, and who waits for it."""
+
+    device_blocks: list[NDArray[np.int32]]
+    host_blocks: list[NDArray[np.int32]]
+    waiting: list[RequestState]
+    # Device blocks that become available when it ends: what it copies out.
+    num_returning: int = 0
+    # Blocks whose contents are not there yet.
+    arriving: set[int] = field(default_factory=set)
+    arriving_on_host: set[int] = field(default_factory=set)
+
+
+class State:
+    """All that outlives a step."""
+
+    def __init__(self, manager: BlockManager, policy: Policy, limits: Limits, costs: Costs, async_moves: bool) -> None:
+        self.manager = manager
+        self.policy = policy
+        self.limits = limits
+        self.costs = costs
+        self.async_moves = async_moves
+        self.requests: dict[str, RequestState] = {}
+        self.ended: dict[str, tuple[Status, str]] = {}
+        self.waiting = OrderedQueue()
+        self.running = OrderedQueue()
+        # Requests with rows that do not run: loading, paused and swapped ones.
+        self.away = OrderedQueue()
+        self.columns = RowColumns()
+        self.running_rows = RunningRows()
+        self.outstanding: list[Batch] = []
+        self.num_in_flight = 0
+        self.carried: list[Carried] = []
+        # Device and host blocks that a background transfer holds, by batch number.
+        self.transfers: dict[int, Transfer] = {}
+        self.pending_outputs: list[Output] = []
+        self.to_reject: list[RequestState] = []
+        self.num_doomed = 0
+        # Rows below their high-water mark, whose tokens are recomputed ones.
+        self.recovering: dict[int, int] = {}
+        # Requests whose worst case is reserved.
+        self.bounded: list[RequestState] = []
+        self.stats = SchedulerStats()
+        self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+
+    @property
+    def max_total(self) -> int:
+        """Tokens that a sequence alone in the pool can have, prompt and output."""
+        capacity = self.manager.num_blocks * self.manager.block_size
+        model = self.limits.max_model_len
+        return capacity if model is None else min(capacity, model)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.manager.block_size)
+
+    def start_running(self, state: RequestState) -> None:
+        """The request, which has rows and is in no queue, runs from now on."""
+        running = self.running
+        at_end = not len(running) or next(reversed(running)).order < state.order
+        running.add(state)
+        self.running_rows.join(state.live_rows, at_end=at_end)
+        state.status = Status.RUNNING
+
+    def stop_running(self, state: RequestState, rows: list[int]) -> None:
+        """The request, which holds these rows, runs no more."""
+        self.running.remove(state)
+        self.running_rows.leave(rows)
+        state.follows = None
+
+    def is_in_flight(self, state: RequestState) -> bool:
+        """Whether any row of the request is in a batch that has not ended."""
+        batch = self.manager.batch_of_row
+        return any(batch[row] for row in state.rows if row >= 0)
+
+    def open_row(self, state: RequestState, sequence: int) -> int:
+        """Give a sequence of a waiting request a row, with its prefix hits."""
+        tokens = state.tokens[sequence]
+        assert tokens is not None, "a sequence without a row keeps its tokens"
+        row = self.manager.add_counted(tokens, state.root, count=state.is_new)
+        state.hit_tokens += int(self.manager.num_computed[row]) if state.is_new else 0
+        state.tokens[sequence] = None
+        state.rows[sequence] = row
+        self.columns.bind(row, state, sequence)
+        if state.high_water[sequence] > self.manager.num_computed[row]:
+            self.recovering[row] = state.high_water[sequence]
+        return row
+
+    def close_row(self, state: RequestState, sequence: int) -> None:
+        """The sequence gives its row back and forgets its tokens."""
+        row = state.rows[sequence]
+        state.rows[sequence] = -1
+        self.recovering.pop(row, None)
+        self.manager.close(row)
+        self.columns.release(row)
+
+    def remember_high_water(self, state: RequestState) -> None:
+        """What has been computed of the request is about to be lost in part: computing it again is waste."""
+        for sequence, row in enumerate(state.rows):
+            if row >= 0:
+                computed = int(self.manager.num_computed[row])
+                state.high_water[sequence] = max(state.high_water[sequence], computed)
+                self.recovering[row] = state.high_water[sequence]
+
+    def end(self, state: RequestState, status: Status, sentence: str) -> None:
+        """The request, which holds nothing any more, has ended."""
+        state.status = status
+        del self.requests[state.id]
+        if len(self.ended) >= _REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+        self.ended[state.id] = (status, sentence)
+        if status is Status.FINISHED:
+            self.stats.finished += 1
+        elif status is Status.ABORTED:
+            self.stats.aborted += 1
+        else:
+            self.stats.rejected += 1
+
+    @property
+    def blocks_on_their_way(self) -> int:
+        """Device blocks that background transfers will make available."""
+        return sum(transfer.num_returning for transfer in self.transfers.values())
+
+    def waits_for_transfer(self, row: int) -> bool:
+        """Whether a block of the row is still being copied to, in either tier, by a background transfer."""
+        if not self.transfers:
+            return False
+        blocks, tail = set(self.manager.table(row).tolist()), set(self.manager.host_tail(row).tolist())
+        return any(blocks & transfer.arriving or tail & transfer.arriving_on_host for transfer in self.transfers.values())
+
+    def usage_of(self, state: RequestState) -> RequestUsage:
+        """What the request took so far."""
+        return RequestUsage(
+            state.prompt_len, state.num_output, state.hit_tokens, state.recomputed_tokens, state.swapped_blocks, state.preemptions
+        )
+
+    def blocks_owed(self) -> int:
+        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
+        where those are reserved."""
+        manager = self.manager
+        rows = self.running_rows.array(self.running)
+        owed = 0
+        if len(rows):
+            short = -(-manager.num_tokens[rows] // manager.block_size) - manager.num_table_blocks[rows]
+            owed = int(short[short > 0].sum())
+        for state in self.away:
+            if state.status is Status.LOADING:
+                for row in state.live_rows:
+                    owed += max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row]))
+        return owed + self.blocks_owed_bounded(beyond_known=True)
+
+    def blocks_owed_bounded(self, *, beyond_known: bool = False) -> int:
+        """Blocks that requests with a reserved worst case still may draw; `beyond_known`: only those past their known tokens."""
+        manager, owed = self.manager, 0
+        for state in self.bounded:
+            for sequence, row in enumerate(state.rows):
+                if row >= 0:
+                    have = int(manager.num_table_blocks[row])
+                    if beyond_known:
+                        have = max(have, self.blocks_for(int(manager.num_tokens[row])))
+                    owed += max(0, self.blocks_for(state.max_total[sequence]) - have)
+        return owed

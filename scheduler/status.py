@@ -1,0 +1,29 @@
+"""The states of a request, and the reasons for which it ends. Knows the words. Does not know who changes them.
+
+    waiting → running ⇄ paused / swapped / waiting → finished
+            ↘ loading ↗                            ↘ aborted, rejected
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(str, Enum):
+    """Exactly one of these at any time."""
+
+    WAITING = "waiting"  # no row, no blocks
+    LOADING = "loading"  # a row, its reservation whole, and a transfer that it waits for
+    RUNNING = "running"  # a row; gets tokens when memory and limits allow (a follower: 0 for now)
+    PAUSED = "paused"  # gave back the tail of its blocks and kept the rest
+    SWAPPED = "swapped"  # keeps no block on the device
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+
+ENDED = frozenset({Status.FINISHED, Status.REJECTED, Status.ABORTED})
+
+# Codes in Outputs.finish; the index is the code.
+FINISH_REASONS: tuple[str | None, ...] = (None, "stop", "length", "abort", "rejected")
+NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)

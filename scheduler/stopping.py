@@ -1,0 +1,29 @@
+"""When a sequence ends: EOS, stop ids, its full length. Knows limits by row. Does not know what happens to it then."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.rows import RowColumns, Rows
+from scheduler.status import LENGTH, NOT_FINISHED, STOP
+
+
+def finish_codes(columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]) -> NDArray[np.int8]:
+    """int8 [n]: why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long; 0 if it goes on."""
+    codes = (totals >= columns.max_total[rows]).astype(np.int8) * np.int8(LENGTH)
+    if columns.num_with_stops:
+        is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
+        codes[is_stop] = STOP
+    return codes
+
+
+def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:
+    """(how many of several new tokens the row keeps, why it ends after them or 0), when it was `total` tokens long before."""
+    stops = set(columns.stops[row].tolist()) if columns.has_stops[row] else set()
+    for count, token in enumerate(tokens, 1):
+        if token in stops and total + count >= columns.min_total[row]:
+            return count, STOP
+        if total + count >= columns.max_total[row]:
+            return count, LENGTH
+    return len(tokens), NOT_FINISHED
