@@ -94,15 +94,15 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
     found: list[str] = []
     size = tables.block_size
     for row in tables.live_rows.tolist():
-        num_blocks, end = int(tables.num_blocks[row]), int(tables.num_computed[row] + tables.num_scheduled[row])
+        num_blocks, end = int(tables.num_blocks[row]), tables.end(row)
         have = num_blocks + len(tiers.tails.get(row, ()))
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
             found.append(f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved.")
         if end > tables.num_tokens[row]:
             found.append(f"6: row {row} has computed or scheduled {end} tokens and knows {tables.num_tokens[row]}.")
-        if tables.num_scheduled[row] and not tables.batch[row]:
-            found.append(f"6: row {row} has {tables.num_scheduled[row]} tokens in flight in no batch.")
+        if tables.batch[row] and tables.num_scheduled[row] < 1:
+            found.append(f"6: row {row} is in batch {tables.batch[row]} with {tables.num_scheduled[row]} tokens.")
     return found
 
 
@@ -158,6 +158,9 @@ def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
 def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
     found: list[str] = []
     size = tables.block_size
+    attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
+    if attentive != index.num_attentive:
+        found.append(f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted.")
     for row in tables.live_rows.tolist():
         path = index.paths.get(row)
         if path is None:

@@ -92,6 +92,8 @@ class BlockManager:
         self._sharers: dict[int, list[_Sharer]] = {}
         self._changes: list[TableChanges] = []
         self._any_shared_tail = False
+        # No row knows more tokens than this.
+        self._longest = 0
         self._lost_hits: dict[int, int] = {}
         # References that transfers hold beyond the tables, by block.
         self._held: Counter[int] = Counter()
@@ -122,8 +124,8 @@ class BlockManager:
 
     @property
     def num_scheduled(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are in flight."""
-        return self._tables.num_scheduled
+        """int64 [rows]: tokens of each row that are in flight; a copy."""
+        return np.where(self._tables.batch != 0, self._tables.num_scheduled, 0)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -247,6 +249,7 @@ class BlockManager:
         With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before.
         """
         row = self._tables.open(tokens)
+        self._longest = max(self._longest, len(tokens))
         if self._index is None:
             return row
         self._index.open_path(row, root)
@@ -303,19 +306,27 @@ class BlockManager:
             blocks = blocks[: match.first_pending]
         return int(np.count_nonzero(self._device.ref_count[blocks]))
 
-    def extend(self, rows: Rows, tokens: NDArray[np.int32]) -> None:
-        """One more known token for each of these distinct rows, int32 [n]; the caller vouches for both."""
+    def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
+
+        Returns how many they know then. The caller vouches for all three.
+        """
         tables = self._tables
-        ends = tables.num_tokens[rows]
-        if len(ends) and int(ends.max()) >= tables.tokens.shape[1]:
-            tables.ensure_tokens(int(ends.max()) + 1)
+        self._longest += 1
+        if self._longest >= tables.tokens.shape[1]:
+            # An upper bound that rises by one a call; only when it seems to be reached is it worth a look at the rows.
+            self._longest = int(tables.num_tokens.max()) + 1
+            tables.ensure_tokens(self._longest + 1)
+        totals = ends + 1
         tables.tokens[rows, ends] = tokens
-        tables.num_tokens[rows] = ends + 1
+        tables.num_tokens[rows] = totals
+        return totals
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens. Raises UnknownRow, RowInFlight or InvalidTokens."""
         self._tables.checked(row, allow_swapped=True)
         self._tables.extend(int(row), token_array(tokens))
+        self._longest = max(self._longest, int(self._tables.num_tokens[row]))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike) -> Moves:
         """Put `counts[i]` more tokens of `rows[i]` in flight: draw the blocks they need, copy a partial block that is shared.
@@ -332,10 +343,17 @@ class BlockManager:
             raise InvalidTokens(f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed.")
         return self.place(array, wanted)
 
-    def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
-        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
+    def place(
+        self, rows: Rows, counts: NDArray[np.int64], ends: NDArray[np.int64] | None = None, *, counts_stand: bool = False
+    ) -> Moves:
+        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
+
+        A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; and `counts_stand` if these rows
+        had these counts in flight when they were last placed.
+        """
         tables = self._tables
-        ends = tables.num_computed[rows] + counts
+        if ends is None:
+            ends = tables.num_computed[rows] + counts
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
         moves = NO_MOVES
@@ -344,10 +362,11 @@ class BlockManager:
             moves = self._copy_shared_tails(rows, grown)
         if len(short):
             self._draw(rows[short], have[short], -(-ends[short] // self.block_size))
-        tables.num_scheduled[rows] = counts
+        if not counts_stand:
+            tables.num_scheduled[rows] = counts
         tables.batch[rows] = self._batch
         index = self._index
-        if index is not None:
+        if index is not None and index.num_attentive:
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
                 for row in rows[~is_lazy].tolist():
@@ -360,15 +379,14 @@ class BlockManager:
         Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
         """
         array = self._in_flight(rows)
-        self.settle(array)
+        self.settle(array, self._tables.num_computed[array] + self._tables.num_scheduled[array])
 
-    def settle(self, rows: Rows) -> None:
-        """`confirm` for rows that the caller vouches for."""
+    def settle(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n]."""
         tables, index = self._tables, self._index
-        tables.num_computed[rows] += tables.num_scheduled[rows]
-        tables.num_scheduled[rows] = 0
+        tables.num_computed[rows] = ends
         tables.batch[rows] = 0
-        if index is not None:
+        if index is not None and index.num_attentive:
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
                 for row in rows[~is_lazy].tolist():
@@ -674,7 +692,7 @@ class BlockManager:
             rows[row] = (
                 tables.tokens[row, :known].tolist(),
                 self.table(row).tolist(),
-                [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_scheduled, tables.batch, tables.uid)],
+                [int(column[row]) for column in (tables.reserved, tables.num_computed, self.num_scheduled, tables.batch, tables.uid)],
                 self._tiers.tails[row].tolist() if row in self._tiers.tails else None,
                 self._index.num_published(row) if self._index is not None else 0,
             )

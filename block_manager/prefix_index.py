@@ -43,6 +43,8 @@ class PrefixIndex:
         self.paths: dict[int, Path] = {}
         # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
         self.is_lazy = np.zeros(tables.num_rows, np.bool_)
+        # Paths that are not: while there are none, a step need not even ask.
+        self.num_attentive = 0
         self.batch = 1
         self._next_run = 0
         # Eviction leaves runs behind in bursts; they are trimmed together.
@@ -55,12 +57,14 @@ class PrefixIndex:
             self.is_lazy = np.concatenate([self.is_lazy, np.zeros(self._tables.num_rows - len(self.is_lazy), np.bool_)])
         path = self.paths[row] = Path(root)
         self.is_lazy[row] = False
+        self.num_attentive += 1
         return path
 
     def close_path(self, row: int) -> None:
         """Forget the path of a row that ends; its open run stays as content."""
         self.close_run(row)
         del self.paths[row]
+        self.num_attentive -= 1
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, confirmed ones only."""
@@ -117,8 +121,7 @@ class PrefixIndex:
         path = self.paths[row]
         if path.open is not None:
             return
-        end = int(self._tables.num_computed[row] + self._tables.num_scheduled[row])
-        if end // self._block_size <= path.published:
+        if self._tables.end(row) // self._block_size <= path.published:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:
@@ -140,7 +143,7 @@ class PrefixIndex:
                 self.close_run(row, path.guard)
             else:
                 path.guard = -1
-                self.is_lazy[row] = True
+                self._set_lazy(row, True)
                 return switches
         while path.published < full:
             column = path.published
@@ -167,7 +170,7 @@ class PrefixIndex:
         if run is None or self._confirmed_length(run) > 0:
             return
         path.open, path.guard = None, -1
-        self.is_lazy[row] = False
+        self._set_lazy(row, False)
         self._unlink(run)
 
     def close_run(self, row: int, length: int | None = None) -> None:
@@ -190,7 +193,7 @@ class PrefixIndex:
         self._device.offset[blocks[0]] = np.arange(length, dtype=np.int32)
         path.open, path.guard = None, -1
         path.run, path.at, path.published = run, length - 1, start + length
-        self.is_lazy[row] = False
+        self._set_lazy(row, False)
 
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
@@ -258,8 +261,7 @@ class PrefixIndex:
     def _total_length(self, run: Run) -> int:
         if run.row < 0:
             return run.length
-        end = int(self._tables.num_computed[run.row] + self._tables.num_scheduled[run.row])
-        return end // self._block_size - self.paths[run.row].published
+        return self._tables.end(run.row) // self._block_size - self.paths[run.row].published
 
     def _visible(self, run: Run) -> tuple[int, int]:
         """(nodes that a lookup may use, of them confirmed)."""
@@ -294,7 +296,7 @@ class PrefixIndex:
         self._next_run += 1
         self.runs[key] = run
         path.open, path.guard = run, -1
-        self.is_lazy[row] = True
+        self._set_lazy(row, True)
         if parent is None:
             return
         if parent.children is None:
@@ -302,7 +304,12 @@ class PrefixIndex:
         parent.children[at] = parent.children.get(at, 0) + 1
         if parent.row >= 0 and at + 1 >= self._total_length(parent):
             self.paths[parent.row].guard = at + 1
-            self.is_lazy[parent.row] = False
+            self._set_lazy(parent.row, False)
+
+    def _set_lazy(self, row: int, is_lazy: bool) -> None:
+        if self.is_lazy[row] != is_lazy:
+            self.is_lazy[row] = is_lazy
+            self.num_attentive += -1 if is_lazy else 1
 
     def _unlink(self, run: Run) -> None:
         """Take a run without residence and children out of the tree, and what is left without either above it."""
@@ -319,7 +326,7 @@ class PrefixIndex:
                 self._trim(parent)
             elif self.paths[parent.row].guard == at + 1:
                 self.paths[parent.row].guard = -1
-                self.is_lazy[parent.row] = True
+                self._set_lazy(parent.row, True)
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""

@@ -69,7 +69,7 @@ class Tables:
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_computed  int64 [rows]                   tokens whose KV is confirmed
-    num_scheduled int64 [rows]                   tokens in flight
+    num_scheduled int64 [rows]                   tokens in flight; stale where the row is in no batch
     batch         int64 [rows]                   the batch the row is in flight in, 0 for none
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     is_swapped    bool [rows]                    a tail of it lies on the host
@@ -159,6 +159,10 @@ class Tables:
             used = self.num_blocks[row]
             grown[:, row, :used] = self.blocks[:, row, :used]
         self.blocks = grown
+
+    def end(self, row: int) -> int:
+        """Tokens of the row that are confirmed or in flight."""
+        return int(self.num_computed[row]) + (int(self.num_scheduled[row]) if self.batch[row] else 0)
 
     def full_blocks(self, row: int) -> int:
         """Blocks of the row whose every token is confirmed."""

@@ -155,6 +155,8 @@ class Tiers:
     def _give_up_device(self, row: int, keep: int) -> None:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
+        # Lookahead blocks hold nothing to come back for.
+        keep = min(keep, -(-int(tables.num_computed[row]) // tables.block_size))
         self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].copy())
         tables.num_blocks[row] = keep
         tables.reserved[row] = 0

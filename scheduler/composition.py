@@ -40,16 +40,20 @@ def compose_running(state: State, step: Step) -> None:
         rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
     if not len(rows):
         return
-    todo = manager.num_tokens[rows] - manager.num_computed[rows]
-    room = min(step.budget, step.seats)
-    if len(rows) <= room and not np.count_nonzero(todo != 1) and not state.bounded:
+    steady, state.steady = state.steady, None
+    if len(rows) <= min(step.budget, step.seats) and not state.bounded:
         try:
-            _place_decodes(state, step, rows)
+            if steady is not None and steady[0] is rows:
+                _place_decodes(state, step, rows, steady[1], counts_stand=True)
+                return
+            computed = manager.num_computed[rows]
+            if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
+                _place_decodes(state, step, rows, computed)
+                return
         except OutOfBlocks:
             # Nothing changed: somebody has to give blocks up first.
-            _compose_in_parts(state, step, rows, todo)
-        return
-    _compose_in_parts(state, step, rows, todo)
+            pass
+    _compose_in_parts(state, step, rows, manager.num_tokens[rows] - manager.num_computed[rows])
 
 
 def place_chunk(state: State, step: Step, request: RequestState, row: int, most: int | None = None) -> int:
@@ -86,9 +90,10 @@ def place_chunk(state: State, step: Step, request: RequestState, row: int, most:
     return count
 
 
-def _place_decodes(state: State, step: Step, rows: Rows) -> None:
-    moves = state.manager.place(rows, ones(len(rows)))
+def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
+    moves = state.manager.place(rows, ones(len(rows)), computed + 1, counts_stand=counts_stand)
     step.decodes = rows
+    step.decode_computed = computed
     step.budget -= len(rows)
     step.seats -= len(rows)
     if len(moves):
@@ -112,7 +117,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[is_granted & (todo == 1)]
     chunks = rows[is_granted & (todo > 1)]
     if len(decodes):
-        _place_decodes(state, step, decodes)
+        _place_decodes(state, step, decodes, state.manager.num_computed[decodes])
     owners = state.columns.owner
     for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
         place_chunk(state, step, owners[row], row, most)

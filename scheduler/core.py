@@ -239,6 +239,7 @@ class Scheduler:
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
+        state.steady = None
         row, known = request.rows[sequence], request.tokens[sequence]
         if row >= 0:
             state.manager.append(row, array)

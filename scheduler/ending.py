@@ -61,22 +61,29 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager = state.manager
     rows = batch.rows
     _account(state, batch)
-    manager.settle(rows)
+    manager.settle(rows, batch.context_lens)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(rows)
     doomed = _doomed(state, rows)
     if counts is not None:
         return _update_ragged(state, batch, tokens, counts, doomed)
-    ids, sequences = batch.ids, batch.sequences
+    ids, sequences, ends = batch.ids, batch.sequences, batch.context_lens
     if not batch.all_sample:
-        rows, ids, sequences = rows[batch.samples], ids[batch.samples], sequences[batch.samples]
+        picked = batch.samples.nonzero()[0]
+        rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
     if doomed:
         is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
-        rows, ids, sequences, tokens = rows[is_kept], ids[is_kept], sequences[is_kept], tokens[is_kept]
-    manager.extend(rows, tokens)
-    codes = finish_codes(state.columns, rows, tokens, manager.num_tokens[rows])
+        rows, ids, sequences, ends, tokens = rows[is_kept], ids[is_kept], sequences[is_kept], ends[is_kept], tokens[is_kept]
+    totals = manager.extend(rows, tokens, ends)
+    codes = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
-    usage = _end_rows(state, rows, codes)
+    done = codes.nonzero()[0]
+    if len(done):
+        usage = _end_rows(state, rows, codes, done)
+    else:
+        usage = {}
+        if rows is batch.rows and not state.outstanding:
+            state.steady = (rows, ends)
     _end_doomed(state, doomed)
     return Outputs(ids, sequences, tokens, np.ones(len(rows), np.int64), codes, usage, take_pending(state))
 
@@ -103,11 +110,12 @@ def _update_ragged(
         kept.append(new[:count])
     packed = np.concatenate(kept) if kept else _NO_TOKENS
     state.stats.output_tokens += len(packed)
-    usage = _end_rows(state, batch.rows[places], np.array(codes, np.int8))
+    ended = np.array(codes, np.int8)
+    usage = _end_rows(state, batch.rows[places], ended, ended.nonzero()[0])
     _end_doomed(state, doomed)
     lengths = np.array([len(part) for part in kept], np.int64)
     return Outputs(
-        batch.ids[places], batch.sequences[places], packed, lengths, np.array(codes, np.int8), usage, take_pending(state)
+        batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state)
     )
 
 
@@ -193,12 +201,9 @@ def _end_doomed(state: State, doomed: list[RequestState]) -> None:
             end_request(state, request, ABORT, "was aborted.")
 
 
-def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8]) -> dict[int, RequestUsage]:
-    """End the sequences whose code says so. Returns, by index, what each request that ended with them took."""
+def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
+    """End the sequences at places `done`. Returns, by place, what each request that ended with them took."""
     usage: dict[int, RequestUsage] = {}
-    done = codes.nonzero()[0]
-    if not len(done):
-        return usage
     manager, owners = state.manager, state.columns.owner
     for i in done.tolist():
         row = int(rows[i])

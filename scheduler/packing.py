@@ -27,10 +27,9 @@ class Packer:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
         rows = step.decodes
-        computed = manager.num_computed[rows]
         if step.chunks:
             rows = np.concatenate([rows, np.array([row for row, _ in step.chunks], np.int64)])
-            counts = np.concatenate([ones(len(computed)), np.array([count for _, count in step.chunks], np.int64)])
+            counts = np.concatenate([ones(len(step.decodes)), np.array([count for _, count in step.chunks], np.int64)])
             computed = manager.num_computed[rows]
             starts = np.zeros(len(rows) + 1, np.int64)
             np.cumsum(counts, out=starts[1:])
@@ -41,6 +40,7 @@ class Packer:
             all_sample = bool(samples.all())
         else:
             counts = ones(len(rows))
+            computed = counts[:0] if step.decode_computed is None else step.decode_computed
             if len(rows) >= len(self._starts):
                 self._starts = np.arange(2 * len(rows) + 1, dtype=np.int64)
             starts = self._starts[: len(rows) + 1]

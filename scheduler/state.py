@@ -43,6 +43,8 @@ class Step:
     budget: int
     seats: int
     decodes: Rows
+    # Tokens that each of `decodes` has computed, where that is known already.
+    decode_computed: NDArray[np.int64] | None = None
     chunks: list[tuple[int, int]] = field(default_factory=list)
     # Rows of this batch whose prompt goes on past it: others may follow them.
     leaders: list[int] = field(default_factory=list)
@@ -108,6 +110,9 @@ class State:
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
         self.num_doomed = 0
+        # After an update that ended nobody: its rows, and the tokens that each has computed. While these are the running rows
+        # still, every one of them has just one token to go.
+        self.steady: tuple[Rows, NDArray[np.int64]] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Requests whose worst case is reserved.
