@@ -54,14 +54,12 @@ def _free_lists(pool: Pool) -> list[str]:
     used = int((pool.ref_count > 0).sum())
     if len(listed) + used != pool.num_blocks:
         found.append(f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}.")
-    if (pool.ref_count < 0).any():
-        found.append(f"2: a {pool.tier} block has a negative ref count.")
     wrong = listed[pool.ref_count[listed] != 0]
     if len(wrong):
         found.append(f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used.")
-    if (pool.offset[plain] >= 0).any():
+    if pool.has_content(plain).any():
         found.append(f"3: a free {pool.tier} block has content.")
-    if (pool.offset[cached] < 0).any():
+    if not pool.has_content(cached).all():
         found.append(f"3: a cached {pool.tier} block has no content.")
     return found
 
@@ -85,8 +83,9 @@ def _references(
         for block, count in holds.items():
             references[block] += count
     for pool, references in ((device, counted), (host, pinned)):
-        for block in (references != pool.ref_count).nonzero()[0].tolist():
-            found.append(f"2: {pool.tier} block {block} has ref count {pool.ref_count[block]} and {references[block]} references.")
+        ref_count = pool.ref_count
+        for block in (references != ref_count).nonzero()[0].tolist():
+            found.append(f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references.")
     return found
 
 
@@ -132,8 +131,9 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
         if (run.children or {}) != children.get(run.id, {}):
             found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run.id)}.")
     for pool, expected in ((device, int((resident >= 0).sum())), (host, on_host)):
-        if int((pool.offset >= 0).sum()) != expected:
-            found.append(f"4: {(pool.offset >= 0).sum()} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
+        carrying = int(pool.has_content(slice(None)).sum())
+        if carrying != expected:
+            found.append(f"4: {carrying} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
     return found
 
 

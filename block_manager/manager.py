@@ -38,7 +38,7 @@ class Admission(Enum):
 
 
 class Hit(NamedTuple):
-    """What the prefix cache holds of a prompt: `num_tokens`, and the device blocks that hold them, int32 [n]."""
+    """What the prefix cache holds of a prompt: `num_tokens`, and the device blocks that hold them, int64 [n]."""
 
     num_tokens: int
     blocks: Blocks
@@ -58,7 +58,7 @@ class TableChanges(NamedTuple):
 
     rows: Rows
     columns: NDArray[np.int64]
-    blocks: Blocks
+    blocks: NDArray[np.int32]
 
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
@@ -90,7 +90,8 @@ class BlockManager:
         self._tiers = Tiers(self._tables, self._device, self._host, self._index)
         self._batch = 1
         self._sharers: dict[int, list[_Sharer]] = {}
-        self._changes: list[TableChanges] = []
+        # Each (rows, columns, blocks), or (row, first column, blocks) for consecutive ones of a row.
+        self._changes: list[tuple[Any, Any, Blocks]] = []
         self._any_shared_tail = False
         # No row knows more tokens than this.
         self._longest = 0
@@ -145,16 +146,16 @@ class BlockManager:
     @property
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each device block; a copy."""
-        return self._device.ref_count.copy()
+        return self._device.ref_count
 
     def ref_counts_of(self, row: int) -> NDArray[np.int32]:
         """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
-        return self._device.ref_count[self._tables.blocks[0, row, : self._tables.num_blocks[row]]]
+        return self._device.refs(self._tables.blocks[0, row, : self._tables.num_blocks[row]].astype(np.int64))
 
     def block_states(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
-        is_used = self._device.ref_count > 0
-        return np.where(is_used, 2, np.where(self._device.offset >= 0, 1, 0)).astype(np.int8)
+        state = self._device.state
+        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
 
     @property
     def batch(self) -> int:
@@ -164,7 +165,7 @@ class BlockManager:
     @property
     def host_ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_host_blocks]: references (pins) to each host block; a copy."""
-        return self._host.ref_count.copy()
+        return self._host.ref_count
 
     @property
     def num_free(self) -> int:
@@ -232,7 +233,7 @@ class BlockManager:
         array = self._prompt(tokens)
         root = root_prefix(namespace)
         if self._index is None:
-            return Hit(0, np.empty(0, np.int32))
+            return Hit(0, np.empty(0, np.int64))
         match = self._index.match(None, root, array.tobytes(), (len(array) - 1) // self.block_size)
         return Hit(match.num_blocks * self.block_size, self._index.blocks_of(match).copy())
 
@@ -304,7 +305,7 @@ class BlockManager:
         blocks = self._index.blocks_of(match)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._device.ref_count[blocks]))
+        return int(np.count_nonzero(self._device.state[blocks] > 0))
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
@@ -372,6 +373,21 @@ class BlockManager:
                 for row in rows[~is_lazy].tolist():
                     index.begin_pending(row)
         return moves
+
+    def place_one(self, row: int, count: int) -> Moves:
+        """`place` for one row."""
+        tables = self._tables
+        if self._any_shared_tail:
+            return self.place(np.array([row]), np.array([count]))
+        have = int(tables.num_blocks[row])
+        wanted = -(-(int(tables.num_computed[row]) + count) // self.block_size)
+        if wanted > have:
+            self._write(row, have, self._device.draw(wanted - have))
+        tables.num_scheduled[row] = count
+        tables.batch[row] = self._batch
+        if self._index is not None and not self._index.is_lazy[row]:
+            self._index.begin_pending(row)
+        return NO_MOVES
 
     def confirm(self, rows: RowsLike) -> None:
         """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
@@ -456,7 +472,7 @@ class BlockManager:
             self._tiers.drop(row)
         num_blocks = tables.num_blocks[row]
         if num_blocks:
-            self._device.release(tables.blocks[0, row, :num_blocks][::-1].copy())
+            self._device.release(tables.blocks[0, row, :num_blocks][::-1].astype(np.int64))
         tables.close(row)
 
     def fork(self, row: int) -> int:
@@ -481,7 +497,7 @@ class BlockManager:
             else:
                 path.run, path.at, path.published = parent.run, parent.at, parent.published
         if num_blocks:
-            blocks = tables.blocks[0, row, :num_blocks].copy()
+            blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
             self._device.hold(blocks)
             self._write(child, 0, blocks)
         tables.num_computed[child] = computed
@@ -518,8 +534,8 @@ class BlockManager:
         moves = self._tiers.swap_in(array)
         for row, start in zip(array.tolist(), before.tolist(), strict=True):
             stop = int(self._tables.num_blocks[row])
-            self._record(np.full(stop - start, row, np.int64), np.arange(start, stop), self._tables.blocks[0, row, start:stop].copy())
-            if self._tables.num_computed[row] % self.block_size and self._device.ref_count[self._tables.blocks[0, row, stop - 1]] > 1:
+            self._changes.append((row, start, self._tables.blocks[0, row, start:stop].astype(np.int64)))
+            if self._tables.num_computed[row] % self.block_size and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1:
                 self._tables.shares_tail[row] = True
                 self._any_shared_tail = True
         return moves
@@ -561,9 +577,9 @@ class BlockManager:
         return len(self._tiers.tails.get(row, ()))
 
     def host_tail(self, row: int) -> Blocks:
-        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int32 [n]."""
+        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int64 [n]."""
         tail = self._tiers.tails.get(row)
-        return np.empty(0, np.int32) if tail is None else tail.copy()
+        return np.empty(0, np.int64) if tail is None else tail.copy()
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
@@ -587,7 +603,7 @@ class BlockManager:
         self._tables.num_computed[row] = num_computed
         self.publish(row)
 
-    def table(self, row: int) -> Blocks:
+    def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
         row = int(self._tables.checked(row, allow_in_flight=True, allow_swapped=True)[0])
         return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
@@ -608,9 +624,13 @@ class BlockManager:
         if not changes:
             return _NO_CHANGES
         self._changes = []
-        if len(changes) == 1:
-            return changes[0]
-        return TableChanges(*(np.concatenate(parts) for parts in zip(*changes, strict=True)))
+        if len(changes) == 1 and not isinstance(changes[0][0], int):
+            rows, columns, blocks = changes[0]
+            return TableChanges(rows, columns, blocks.astype(np.int32))
+        blocks = np.concatenate([part[2] for part in changes]).astype(np.int32)
+        rows = [np.full(len(part), row, np.int64) if isinstance(row, int) else row for row, _, part in changes]
+        columns = [np.arange(first, first + len(part)) if isinstance(first, int) else first for _, first, part in changes]
+        return TableChanges(np.concatenate(rows), np.concatenate(columns), blocks)
 
     def reset_cache(self) -> bool:
         """Forget all content. False, and nothing changed, while any block of either tier is used."""
@@ -719,9 +739,6 @@ class BlockManager:
             raise RowNotInFlight(int(array[idle][0]))
         return array
 
-    def _record(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
-        self._changes.append(TableChanges(rows, columns, blocks))
-
     def _write(self, row: int, column: int, blocks: Blocks) -> None:
         """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
         tables, stop = self._tables, column + len(blocks)
@@ -729,7 +746,7 @@ class BlockManager:
         tables.blocks[0, row, column:stop] = blocks
         if stop > tables.num_blocks[row]:
             tables.num_blocks[row] = stop
-        self._record(np.full(len(blocks), row, np.int64), np.arange(column, stop), blocks)
+        self._changes.append((row, column, blocks))
 
     def _draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
@@ -750,11 +767,11 @@ class BlockManager:
             rows, wanted_rows = np.repeat(rows, counts), rows
             tables.blocks[0, rows, columns] = blocks
             tables.num_blocks[wanted_rows] = wanted
-            self._record(rows, columns, blocks)
+            self._changes.append((rows, columns, blocks))
             return
         tables.blocks[0, rows, columns] = blocks
         tables.num_blocks[rows] = wanted
-        self._record(rows, columns, blocks)
+        self._changes.append((rows, columns, blocks))
 
     def _copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.
@@ -768,7 +785,7 @@ class BlockManager:
             column, offset = divmod(int(tables.num_computed[row]), self.block_size)
             if offset:
                 block = int(tables.blocks[0, row, column])
-                left = holders.setdefault(block, int(device.ref_count[block]))
+                left = holders.setdefault(block, device.num_refs(block))
                 sharing.append((row, column, block))
                 if left > 1:
                     holders[block] = left - 1
@@ -778,10 +795,10 @@ class BlockManager:
         pairs: list[tuple[int, int]] = []
         for row, column, block in sharing:
             tables.shares_tail[row] = False
-            if device.ref_count[block] > 1:
+            if device.num_refs(block) > 1:
                 copy = device.draw(1)
                 pairs.append((block, int(copy[0])))
-                device.release(np.array([block], np.int32))
+                device.release(np.array([block]))
                 self._write(row, column, copy)
         self._any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
@@ -797,12 +814,12 @@ class BlockManager:
         tables = self._tables
         duplicate = int(tables.blocks[0, row, column])
         rows = [row]
-        if self._device.ref_count[duplicate] > 1:
+        if self._device.num_refs(duplicate) > 1:
             # Shared blocks stand at the same column in every table.
             live = tables.live_rows
             names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
             rows = live[names_it].tolist()
-        new, old = np.array([block], np.int32), np.array([duplicate], np.int32)
+        new, old = np.array([block]), np.array([duplicate])
         for other in rows:
             self._device.hold(new)
             self._write(other, column, new)
@@ -855,7 +872,7 @@ class BlockManager:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].copy())
+            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
             tables.num_blocks[row] = keep
 
     def _num_filled_slots(self) -> int:

@@ -105,9 +105,9 @@ class PrefixIndex:
         return Match(segments, block, first_pending)
 
     def blocks_of(self, match: Match) -> Blocks:
-        """The device blocks of a match in order, int32 [num_blocks]."""
+        """The device blocks of a match in order, int64 [num_blocks]."""
         parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def follow(self, row: int, match: Match) -> None:
         """The row took the blocks of a match: its path, which is closed, now ends there."""
@@ -186,11 +186,10 @@ class PrefixIndex:
         start, tables = path.published, self._tables
         first, stop = start * self._block_size, (start + length) * self._block_size
         run.tokens = tables.tokens[row, first:stop].tobytes()
-        run.blocks = blocks = tables.blocks[:, row, start : start + length].copy()
+        run.blocks = blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
         run.length = run.num_device = length
         run.row = -1
-        self._device.run[blocks[0]] = run
-        self._device.offset[blocks[0]] = np.arange(length, dtype=np.int32)
+        self._device.carry(blocks[0], run, 0)
         path.open, path.guard = None, -1
         path.run, path.at, path.published = run, length - 1, start + length
         self._set_lazy(row, False)
@@ -200,8 +199,7 @@ class PrefixIndex:
         assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
         run.blocks[0, at] = block
         run.num_device = at + 1
-        self._device.run[block] = run
-        self._device.offset[block] = at
+        self._device.carry(np.array([block]), run, at)
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -214,14 +212,12 @@ class PrefixIndex:
         if run.host is None:
             run.host = {}
         run.host[at] = block
-        self._host.run[block] = run
-        self._host.offset[block] = at
+        self._host.carry(np.array([block]), run, at)
 
     def clear(self) -> None:
         """Forget all content; the caller has seen that no block is used."""
-        for pool in (self._device, self._host):
-            pool.drop_content(pool.free_list.cached())
-            pool.run[:] = None
+        self._device.forget_all()
+        self._host.forget_all()
         self.runs.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
@@ -351,7 +347,10 @@ class PrefixIndex:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
         runs = self._device.run[blocks].tolist()
         offsets = self._device.offset[blocks].tolist()
-        self._device.run[blocks] = None
+        if runs.count(runs[0]) == len(runs):
+            runs[0].num_device = offsets[-1]
+            self._trim(runs[0])
+            return
         last = len(runs) - 1
         for i, run in enumerate(runs):
             if i == last or runs[i + 1] is not run:
@@ -361,7 +360,6 @@ class PrefixIndex:
     def _forget_host(self, blocks: Blocks) -> None:
         runs = self._host.run[blocks].tolist()
         offsets = self._host.offset[blocks].tolist()
-        self._host.run[blocks] = None
         for run, offset in zip(runs, offsets, strict=True):
             del run.host[offset]
             if run.row < 0:
@@ -372,7 +370,7 @@ class PrefixIndex:
             assert run.blocks is not None
             return run.blocks[0, offset : offset + count]
         start = self.paths[run.row].published + offset
-        return self._tables.blocks[0, run.row, start : start + count]
+        return self._tables.blocks[0, run.row, start : start + count].astype(np.int64)
 
     def _run_bytes(self, run: Run, offset: int, count: int) -> bytes:
         size = self._block_bytes

@@ -26,7 +26,7 @@ class Run:
     length      nodes
     num_device  nodes that reside on the device: always the first ones, because who uses a child uses its parent
     tokens      the nodes' token ids, int32 as bytes
-    blocks      int32 [groups, length], the device blocks of the first num_device nodes
+    blocks      int64 [groups, length], the device blocks of the first num_device nodes
     host        offset → host block, for the nodes that reside there
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as somebody asked
@@ -43,7 +43,7 @@ class Run:
         self.length = 0
         self.num_device = 0
         self.tokens = b""
-        self.blocks: NDArray[np.int32] | None = None
+        self.blocks: NDArray[np.int64] | None = None
         self.host: dict[int, int] | None = None
         self.children: dict[int, int] | None = None
         self.digests: list[bytes] | None = None

@@ -17,7 +17,7 @@ from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
 from block_manager.tables import Rows, Tables
 
-_NO_BLOCKS: Blocks = np.empty(0, np.int32)
+_NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class Tiers:
@@ -44,7 +44,7 @@ class Tiers:
                     block = run.host.get(at, -1) if run.host else -1
                     if block < 0:
                         nodes.add((run.id, at))
-                    elif self._host.ref_count[block] == 0:
+                    elif self._host.num_refs(block) == 0:
                         newly_pinned.add(block)
             private.update(self._private_blocks(row, keep).tolist())
         wanted += len(nodes) + len(private) + len(newly_pinned)
@@ -53,13 +53,12 @@ class Tiers:
     def device_blocks_wanted(self, row: int) -> int:
         """Device blocks that swap_in of this row would draw; those of its nodes that other rows hold cost nothing."""
         tail = self.tails.get(row, _NO_BLOCKS)
-        offsets = self._host.offset[tail].tolist()
         wanted = 0
-        for block, offset in zip(tail.tolist(), offsets, strict=True):
+        for block, offset in zip(tail.tolist(), self._host.offsets(tail), strict=True):
             if self._index is not None and offset >= 0:
                 resident = self._index.device_block(self._host.run[block], offset)
                 # A cached one is available now and used afterwards, as a drawn one is.
-                wanted += resident < 0 or self._device.ref_count[resident] == 0
+                wanted += resident < 0 or self._device.num_refs(resident) == 0
             else:
                 wanted += 1
         return wanted
@@ -75,7 +74,7 @@ class Tiers:
         for row in rows.tolist():
             self._swap_out_row(row, keep, copied, pairs)
         if hold_sources and pairs:
-            self._device.hold(np.array([source for source, _ in pairs], np.int32))
+            self._device.hold(np.array([source for source, _ in pairs], np.int64))
         for row in rows.tolist():
             self._give_up_device(row, keep)
         return Moves(device_to_host=pairs_of(pairs))
@@ -101,7 +100,7 @@ class Tiers:
 
     def _release_host(self, tail: Blocks) -> None:
         # Tail first, so that the host evicts children before parents, too.
-        self._host.release(tail[::-1].copy())
+        self._host.release(tail[::-1].astype(np.int64))
 
     def _nodes(self, row: int, keep: int) -> list[tuple[Run, int, int]]:
         """The row's nodes on the device from column `keep` on; what is on the host already stands behind them."""
@@ -132,7 +131,7 @@ class Tiers:
             for at in range(offset, offset + count):
                 block = run.host.get(at, -1) if run.host else -1
                 if block >= 0:
-                    host.hold(np.array([block], np.int32))
+                    host.hold(np.array([block], np.int64))
                 else:
                     block = int(host.draw(1)[0])
                     index.reside_on_host(run, at, block)
@@ -143,13 +142,13 @@ class Tiers:
             if source in copied:
                 # Forked rows that go together: their common partial block travels once.
                 block = copied[source]
-                host.hold(np.array([block], np.int32))
+                host.hold(np.array([block], np.int64))
             else:
                 block = copied[source] = int(host.draw(1)[0])
                 pairs.append((source, block))
             tail.append(block)
         before = self.tails.get(row)
-        blocks = np.array(tail, np.int32)
+        blocks = np.array(tail, np.int64)
         self.tails[row] = blocks if before is None else np.concatenate([blocks, before])
 
     def _give_up_device(self, row: int, keep: int) -> None:
@@ -157,7 +156,7 @@ class Tiers:
         num_blocks = int(tables.num_blocks[row])
         # Lookahead blocks hold nothing to come back for.
         keep = min(keep, -(-int(tables.num_computed[row]) // tables.block_size))
-        self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].copy())
+        self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
         tables.num_blocks[row] = keep
         tables.reserved[row] = 0
         tables.is_swapped[row] = True
@@ -167,7 +166,7 @@ class Tiers:
         tail = self.tails.pop(row)
         column = int(tables.num_blocks[row])
         tables.ensure_columns(column + len(tail))
-        for source, offset in zip(tail.tolist(), host.offset[tail].tolist(), strict=True):
+        for source, offset in zip(tail.tolist(), host.offsets(tail), strict=True):
             run = host.run[source] if index is not None and offset >= 0 else None
             block = -1
             if run is not None and index is not None:
@@ -175,7 +174,7 @@ class Tiers:
             elif source in loaded:
                 block = loaded[source]
             if block >= 0:
-                device.hold(np.array([block], np.int32))
+                device.hold(np.array([block], np.int64))
             else:
                 block = int(device.draw(1)[0])
                 pairs.append((source, block))

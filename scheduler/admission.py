@@ -52,8 +52,8 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
         state.stats.swapped_in_blocks += len(copied)
         request.swapped_blocks += len(copied)
         if state.async_moves:
-            manager.hold(copied[:, 1].copy())
-            note_transfer(state, request, device_blocks=copied[:, 1].copy(), host_blocks=copied[:, 0].copy(), num_returning=0)
+            manager.hold(copied[:, 1].astype(np.int64))
+            note_transfer(state, request, device_blocks=copied[:, 1].astype(np.int64), host_blocks=copied[:, 0].astype(np.int64), num_returning=0)
             request.status = Status.LOADING
             state.away.add(request)
             return

@@ -79,7 +79,7 @@ def place_chunk(state: State, step: Step, request: RequestState, row: int, most:
     count = min(count, holds - computed)
     if count <= 0 or step.seats <= 0:
         return 0
-    moves = manager.place(np.array([row]), np.array([count]))
+    moves = manager.place_one(row, count)
     if len(moves):
         step.moves.append(moves)
     step.chunks.append((row, count))

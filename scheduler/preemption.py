@@ -18,7 +18,7 @@ from scheduler.request import RequestState
 from scheduler.state import State, Step, Transfer
 from scheduler.status import Status
 
-Blocks = NDArray[np.int32]
+Blocks = NDArray[np.int64]
 
 
 def victims(state: State) -> Iterator[RequestState]:
@@ -118,7 +118,7 @@ def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None
     victim.swapped_blocks += len(copied)
     if state.async_moves and len(copied):
         note_transfer(
-            state, victim, device_blocks=copied[:, 0].copy(), host_blocks=copied[:, 1].copy(), num_returning=len(copied)
+            state, victim, device_blocks=copied[:, 0].astype(np.int64), host_blocks=copied[:, 1].astype(np.int64), num_returning=len(copied)
         )
 
 

@@ -75,8 +75,8 @@ class Carried:
 class Transfer:
     """What a background transfer holds until `moved`: device blocks and host blocks, both ends, and who waits for it."""
 
-    device_blocks: list[NDArray[np.int32]]
-    host_blocks: list[NDArray[np.int32]]
+    device_blocks: list[NDArray[np.int64]]
+    host_blocks: list[NDArray[np.int64]]
     waiting: list[RequestState]
     # Device blocks that become available when it ends: what it copies out.
     num_returning: int = 0
