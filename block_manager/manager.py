@@ -416,7 +416,7 @@ class BlockManager:
         """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
 
         A row that shared such a node gives up its table from there on; if it is in flight itself, it is cancelled, too.
-        Returns, by row, the hit tokens that such rows gave up and that had been counted. Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        Returns, for each such row, the hit tokens that it gave up and that had been counted. Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
         """
         array = self._in_flight(rows)
         # Later placed rows may build on pending nodes of earlier ones, never the other way round.
@@ -508,11 +508,9 @@ class BlockManager:
             sharers.extend(_Sharer(child, int(tables.uid[child]), s.column, False) for s in list(sharers) if s.row == row)
         return child
 
-    def swap_out(self, rows: RowsLike, keep: int = 0, *, hold_sources: bool = False) -> Moves:
+    def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """All blocks from column `keep` on go to the host. Raises UnknownRow, DuplicateRow, RowInFlight, InvalidConfig or
         OutOfBlocks (tier "host"), changing nothing.
-
-        With `hold_sources` the device blocks that are copied stay referenced until `release_sources`.
         """
         array = self._tables.checked(rows, allow_swapped=True)
         least = int(self._tables.num_blocks[array].min()) if len(array) else 0
@@ -521,10 +519,7 @@ class BlockManager:
         for row in array.tolist():
             if self.is_unconfirmed(row):
                 raise RowInFlight(row, " It shares blocks that are still being computed.")
-        moves = self._tiers.swap_out(array, keep, hold_sources)
-        if hold_sources:
-            self._held.update(moves.device_to_host[:, 0].tolist())
-        return moves
+        return self._tiers.swap_out(array, keep)
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
@@ -546,9 +541,9 @@ class BlockManager:
         self._held.update(blocks.tolist())
 
     def release_held(self, blocks: Blocks) -> None:
-        """Give back what `hold` or `swap_out(hold_sources=True)` took."""
+        """Give back what `hold` took, last block first."""
         self._held.subtract(blocks.tolist())
-        self._device.release(blocks)
+        self._device.release(blocks[::-1].astype(np.int64))
 
     def hold_host(self, blocks: Blocks) -> None:
         """One more reference to each of these host blocks, which are pinned or carry content."""
@@ -558,7 +553,7 @@ class BlockManager:
     def release_held_host(self, blocks: Blocks) -> None:
         """Give back what `hold_host` took."""
         self._held_host.subtract(blocks.tolist())
-        self._host.release(blocks)
+        self._host.release(blocks[::-1].astype(np.int64))
 
     def host_blocks_for_swap(self, rows: RowsLike, keep: int = 0) -> int:
         """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that."""
@@ -628,9 +623,14 @@ class BlockManager:
             rows, columns, blocks = changes[0]
             return TableChanges(rows, columns, blocks.astype(np.int32))
         blocks = np.concatenate([part[2] for part in changes]).astype(np.int32)
-        rows = [np.full(len(part), row, np.int64) if isinstance(row, int) else row for row, _, part in changes]
-        columns = [np.arange(first, first + len(part)) if isinstance(first, int) else first for _, first, part in changes]
-        return TableChanges(np.concatenate(rows), np.concatenate(columns), blocks)
+        lengths = [len(part[2]) for part in changes]
+        rows, columns = np.empty(len(blocks), np.int64), np.empty(len(blocks), np.int64)
+        stop = 0
+        for (row, first, _), length in zip(changes, lengths, strict=True):
+            start, stop = stop, stop + length
+            rows[start:stop] = row
+            columns[start:stop] = np.arange(first, first + length) if isinstance(first, int) else first
+        return TableChanges(rows, columns, blocks)
 
     def reset_cache(self) -> bool:
         """Forget all content. False, and nothing changed, while any block of either tier is used."""
@@ -846,12 +846,13 @@ class BlockManager:
         row, tables = sharer.row, self._tables
         if tables.batch[row]:
             self._cancel(row)
+        self._lost_hits.setdefault(row, 0)
         if tables.num_blocks[row] > sharer.column:
             if sharer.is_counted and self._index is not None:
                 lost = (self._index.paths[row].published - sharer.column) * self.block_size
                 self._hit_tokens -= lost
                 self._pending_hit_tokens -= lost
-                self._lost_hits[row] = self._lost_hits.get(row, 0) + lost
+                self._lost_hits[row] += lost
             self._truncate(row, sharer.column)
 
     def _truncate(self, row: int, keep: int) -> None:

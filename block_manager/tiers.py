@@ -63,7 +63,7 @@ class Tiers:
                 wanted += 1
         return wanted
 
-    def swap_out(self, rows: Rows, keep: int, hold_sources: bool) -> Moves:
+    def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
         for row in rows.tolist():
             if self._index is not None:
@@ -73,8 +73,6 @@ class Tiers:
         pairs: list[tuple[int, int]] = []
         for row in rows.tolist():
             self._swap_out_row(row, keep, copied, pairs)
-        if hold_sources and pairs:
-            self._device.hold(np.array([source for source, _ in pairs], np.int64))
         for row in rows.tolist():
             self._give_up_device(row, keep)
         return Moves(device_to_host=pairs_of(pairs))

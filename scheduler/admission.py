@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.composition import place_chunk
-from scheduler.preemption import note_transfer
+from scheduler.preemption import hold_tables, note_transfer
 from scheduler.request import RequestState
 from scheduler.state import State, Step
 from scheduler.status import Status
@@ -17,7 +17,7 @@ from scheduler.status import Status
 
 def let_in(state: State, step: Step) -> None:
     """Return and admit as budget, seats and memory allow; nobody overtakes one who does not fit."""
-    if step.preempted or not step.may_move:
+    if step.is_short or not step.may_move:
         # Memory was short a moment ago: whoever came in now would be the next victim.
         return
     was_empty = not len(state.running) and not len(state.away)
@@ -26,7 +26,7 @@ def let_in(state: State, step: Step) -> None:
             continue
         if any(state.waits_for_transfer(row) for row in request.live_rows):
             continue
-        if step.budget <= 0 or not _has_seats(state, step, request) or not _can_return(state, request):
+        if step.budget <= 0 or not _has_seats(state, step, request) or not _can_return(state, step, request):
             return
         bring_back(state, step, request)
     if state.policy.batching == "whole" and not was_empty:
@@ -52,10 +52,10 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
         state.stats.swapped_in_blocks += len(copied)
         request.swapped_blocks += len(copied)
         if state.async_moves:
-            manager.hold(copied[:, 1].astype(np.int64))
-            note_transfer(state, request, device_blocks=copied[:, 1].astype(np.int64), host_blocks=copied[:, 0].astype(np.int64), num_returning=0)
+            note_transfer(state, request, held=hold_tables(state, request), moves=moves)
             request.status = Status.LOADING
             state.away.add(request)
+            _add_debt(state, step, request)
             return
     _start(state, step, request)
 
@@ -81,11 +81,12 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             _place_early(state, step, request, row)
     if request.is_new:
         state.stats.admitted += 1
+        request.is_new = False
     if request.status is Status.LOADING:
         state.away.add(request)
+        _add_debt(state, step, request)
         return
-    _start(state, step, request)
-    request.is_new = False
+    _start(state, step, request, is_fresh=request.num_live == 1)
 
 
 def _place_early(state: State, step: Step, request: RequestState, row: int) -> None:
@@ -93,15 +94,24 @@ def _place_early(state: State, step: Step, request: RequestState, row: int) -> N
         place_chunk(state, step, request, row)
 
 
-def _start(state: State, step: Step, request: RequestState) -> None:
+def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     state.start_running(request)
     batch = state.manager.batch_of_row
     follows = None
     for row in request.live_rows:
         if not batch[row] and step.budget > 0 and state.manager.num_tokens[row] > state.manager.num_computed[row]:
-            place_chunk(state, step, request, row)
+            place_chunk(state, step, request, row, is_fresh=is_fresh)
             follows = follows or request.follows
-    request.follows = None if state.is_in_flight(request) else follows
+    request.follows = None if follows is None or state.is_in_flight(request) else follows
+    _add_debt(state, step, request)
+
+
+def _add_debt(state: State, step: Step, request: RequestState) -> None:
+    if request.is_bounded:
+        # Reserved beyond what it knows; counted afresh, since it is rare.
+        step.owed = None
+    elif step.owed is not None:
+        step.owed += state.debt_of(request)
 
 
 def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
@@ -118,6 +128,8 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
         if column * size < wanted:
             step.loads.append((row, column * size, block))
     request.status = Status.LOADING
+    request.num_asked = wanted - have
+    step.asked.append(request)
     return True
 
 
@@ -162,9 +174,15 @@ def blocks_to_return(state: State, request: RequestState) -> int:
     return needed
 
 
-def _can_return(state: State, request: RequestState) -> bool:
+def _can_return(state: State, step: Step, request: RequestState) -> bool:
     needed = blocks_to_return(state, request)
-    return needed + state.blocks_owed() + _watermark(state) <= state.manager.num_available
+    return needed + _owed(state, step) + _watermark(state) <= state.manager.num_available
+
+
+def _owed(state: State, step: Step) -> int:
+    if step.owed is None:
+        step.owed = state.blocks_owed()
+    return step.owed
 
 
 def blocks_to_enter(state: State, request: RequestState) -> int:
@@ -176,15 +194,13 @@ def blocks_to_enter(state: State, request: RequestState) -> int:
         if tokens is not None
     ]
     blocks = sum(state.blocks_for(total) for total in totals)
-    if len(totals) > 1 and state.manager.prefix_caching and not reserves_all:
-        # What the first sequence computes the others share.
-        blocks -= (len(totals) - 1) * ((request.prompt_len - 1) // state.manager.block_size)
-    return blocks
+    # What the first sequence computes the others share.
+    return blocks if reserves_all else blocks - state.blocks_shared(len(totals), request.prompt_len)
 
 
 def _fits(state: State, step: Step, request: RequestState) -> bool:
     manager = state.manager
-    free = manager.num_available - state.blocks_owed() - _watermark(state)
+    free = manager.num_available - _owed(state, step) - _watermark(state)
     needed = blocks_to_enter(state, request)
     if needed > free:
         if not manager.prefix_caching or free <= 0:

@@ -36,6 +36,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
                   every entry of the block tables that changed since the last batch, in order
     moves         copies to make first
     loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
+    has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
     preempted     (id, "recompute" or "swap") of this step
     admitted      ids of this step, returning ones among them
     """
@@ -59,6 +60,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     loads: NDArray[np.int32]
     all_sample: bool
     owner: object
+    has_outputs: bool = False
     preempted: tuple[tuple[str, str], ...] = ()
     admitted: tuple[str, ...] = ()
 
@@ -69,8 +71,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to run and nothing to move: such a batch needs no end."""
-        return not (len(self.rows) or len(self.moves) or len(self.loads))
+        """Nothing to run, to move or to deliver: such a batch needs no end."""
+        return not (len(self.rows) or len(self.moves) or len(self.loads) or self.has_outputs)
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):

@@ -56,16 +56,18 @@ def compose_running(state: State, step: Step) -> None:
     _compose_in_parts(state, step, rows, manager.num_tokens[rows] - manager.num_computed[rows])
 
 
-def place_chunk(state: State, step: Step, request: RequestState, row: int, most: int | None = None) -> int:
+def place_chunk(state: State, step: Step, request: RequestState, row: int, most: int | None = None, *, is_fresh: bool = False) -> int:
     """Put the row's next tokens in flight, at most `most`, the budget and what its memory holds. Returns how many.
 
-    Looks its prefix up again first, and places nothing if another row of this batch is about to compute what comes next.
+    Looks its prefix up again first, unless that has just been done (`is_fresh`), and places nothing if another row of this
+    batch is about to compute what comes next.
     """
     manager = state.manager
-    is_first_life = request.preemptions == 0
-    num_won = manager.extend_hit(row, count=is_first_life)
-    if num_won and is_first_life:
-        request.hit_tokens += num_won
+    if not is_fresh:
+        is_first_life = request.preemptions == 0
+        num_won = manager.extend_hit(row, count=is_first_life)
+        if num_won and is_first_life:
+            request.hit_tokens += num_won
     leader = _leader_of(state, step, request, row)
     request.follows = leader
     if leader is not None or state.waits_for_transfer(row):

@@ -135,7 +135,7 @@ class Scheduler:
         new = RequestState(request, prompt, root, (priority, now, self._num_added), now)
         self._num_added += 1
         self._submitted += 1
-        longest = min(len(prompt) + request.max_tokens, state.max_total)
+        longest = min(len(prompt) + request.max_tokens, state.max_total_of(request.num_sequences, len(prompt)))
         new.max_total = [longest] * request.num_sequences
         self._refuse_what_never_fits(new, len(prompt))
         state.requests[request.id] = new
@@ -160,6 +160,8 @@ class Scheduler:
         if state.carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)
+        for request in step.asked:
+            request.load_batch = batch.number
         if not batch.is_empty:
             state.outstanding.append(batch)
             state.num_in_flight += len(batch.rows)
@@ -217,11 +219,11 @@ class Scheduler:
             return None
         if state.is_in_flight(request):
             request.is_doomed = True
-            state.num_doomed += 1
+            state.doomed.append(request)
             if request in state.to_reject:
                 state.to_reject.remove(request)
             return Output(request_id, 0, [], "abort", state.usage_of(request))
-        return ending.end_request(state, request, ABORT, "was aborted.")
+        return ending.end_request(state, request, ABORT, "was aborted.")[0]
 
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
@@ -263,14 +265,14 @@ class Scheduler:
         """
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
-        if request.status is not Status.LOADING or request.transfers:
+        if request.status is not Status.LOADING or not request.num_asked:
             raise InvalidRequest(f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.')
         row = request.live_rows[0]
-        hit = int(manager.num_computed[row])
-        asked = min(request.request.num_computed, int(manager.num_tokens[row]) - 1) - hit
+        hit, asked = int(manager.num_computed[row]), request.num_asked
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.')
         state.away.remove(request)
+        request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, 0 if state.policy.reservation == "prompt" else state.blocks_for(request.max_total[0]))
         state.start_running(request)
@@ -390,10 +392,7 @@ class Scheduler:
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        per_sequence = state.blocks_for(num_tokens + 1)
-        needed = per_sequence * new.num_live
-        if manager.prefix_caching and new.num_live > 1:
-            needed -= (new.num_live - 1) * ((num_tokens - 1) // manager.block_size)
+        needed = state.blocks_for(num_tokens + 1) * new.num_live - state.blocks_shared(new.num_live, num_tokens)
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
@@ -414,8 +413,11 @@ class Scheduler:
         state = self._state
         carried = state.carried.pop(0)
         step.moves.insert(0, carried.moves)
-        is_wanted = [state.columns.owner[row] is not None and state.columns.owner[row].status is Status.LOADING for row in carried.loads[:, 0]]
-        step.loads = [(int(row), int(first), int(block)) for row, first, block in carried.loads[np.array(is_wanted, np.bool_)]]
+        for row, first, block in carried.loads.tolist():
+            owner = state.columns.owner[row]
+            if owner is not None and owner.load_batch == carried.number and owner.num_asked:
+                step.loads.append((row, first, block))
+                step.asked.append(owner)
         transfer = state.transfers.pop(carried.number, None)
         if transfer is not None:
             number = state.manager.batch

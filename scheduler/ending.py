@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from block_manager import InvalidTokens, token_array
 from scheduler.batch import Batch, Output, Outputs, RequestUsage
 from scheduler.errors import WrongTokens
+from scheduler.preemption import drop_rows
 from scheduler.request import RequestState
 from scheduler.rows import Rows
 from scheduler.state import Carried, State
@@ -64,7 +65,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager.settle(rows, batch.context_lens)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(rows)
-    doomed = _doomed(state, rows)
+    doomed = state.doomed
     if counts is not None:
         return _update_ragged(state, batch, tokens, counts, doomed)
     ids, sequences, ends = batch.ids, batch.sequences, batch.context_lens
@@ -84,7 +85,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         usage = {}
         if rows is batch.rows and not state.outstanding:
             state.steady = (rows, ends)
-    _end_doomed(state, doomed)
+    _end_doomed(state)
     return Outputs(ids, sequences, tokens, np.ones(len(rows), np.int64), codes, usage, take_pending(state))
 
 
@@ -112,7 +113,7 @@ def _update_ragged(
     state.stats.output_tokens += len(packed)
     ended = np.array(codes, np.int8)
     usage = _end_rows(state, batch.rows[places], ended, ended.nonzero()[0])
-    _end_doomed(state, doomed)
+    _end_doomed(state)
     lengths = np.array([len(part) for part in kept], np.int64)
     return Outputs(
         batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state)
@@ -123,15 +124,18 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     """The batch did not run: what it put in flight is taken back, and its moves are carried over if they did not run."""
     manager = state.manager
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
-    for row, lost in manager.cancel(batch.rows).items():
-        owner = state.columns.owner[row]
-        owner.hit_tokens -= lost
+    rolled_back = manager.cancel(batch.rows)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(batch.rows)
+    for row, lost in rolled_back.items():
+        owner = state.columns.owner[row]
+        owner.hit_tokens -= lost
+        if owner.num_asked:
+            _ask_again(state, owner)
     if not moved and (len(batch.moves) or len(batch.loads)):
         # Cancels come latest first, so this batch's moves run before what is carried already.
         state.carried.insert(0, Carried(batch.moves, batch.loads, batch.number))
-    _end_doomed(state, _doomed(state, batch.rows))
+    _end_doomed(state)
 
 
 def take_pending(state: State) -> list[Output]:
@@ -140,8 +144,8 @@ def take_pending(state: State) -> list[Output]:
     return pending
 
 
-def end_request(state: State, request: RequestState, code: int, sentence: str) -> Output:
-    """A request with no row in flight ends now: everything it holds goes back. Returns its last output."""
+def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
+    """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence."""
     manager = state.manager
     if request.status is Status.WAITING:
         state.waiting.remove(request)
@@ -149,21 +153,23 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
         state.stop_running(request, request.live_rows)
     else:
         state.away.remove(request)
-    sequence = next((i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None), 0)
+    ended: list[int] = []
     for i, row in enumerate(request.rows):
         known = request.tokens[i]
+        if row < 0 and known is None:
+            continue
+        num_tokens = int(manager.num_tokens[row]) if known is None else len(known)
+        request.num_output += num_tokens - request.prompt_len - request.appended[i]
+        ended.append(i)
         if row >= 0:
-            request.num_output += int(manager.num_tokens[row]) - request.prompt_len - request.appended[i]
             state.close_row(request, i)
-        elif known is not None:
-            request.num_output += len(known) - request.prompt_len - request.appended[i]
-    if request.is_bounded:
-        state.bounded.remove(request)
-    if request in state.to_reject:
-        state.to_reject.remove(request)
+    for group in (state.bounded, state.to_reject, state.doomed):
+        if request in group:
+            group.remove(request)
     status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
     state.end(request, status, sentence)
-    return Output(request.id, sequence, [], FINISH_REASONS[code], state.usage_of(request))
+    usage = state.usage_of(request)
+    return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
 
 
 def _account(state: State, batch: Batch) -> None:
@@ -186,18 +192,19 @@ def _account(state: State, batch: Batch) -> None:
             del state.recovering[row]
 
 
-def _doomed(state: State, rows: Rows) -> list[RequestState]:
-    """Requests aborted in flight that have a row in this batch."""
-    if not state.num_doomed:
-        return []
-    owners = state.columns.owner
-    return list({id(owners[row]): owners[row] for row in rows.tolist() if owners[row].is_doomed}.values())
+def _ask_again(state: State, request: RequestState) -> None:
+    """A loading request lost blocks before those that were to be loaded: it asks again when it is admitted again."""
+    state.away.remove(request)
+    drop_rows(state, request)
+    request.num_asked = 0
+    request.wants_load = True
+    request.status = Status.WAITING
+    state.waiting.add(request)
 
 
-def _end_doomed(state: State, doomed: list[RequestState]) -> None:
-    for request in doomed:
+def _end_doomed(state: State) -> None:
+    for request in list(state.doomed):
         if not state.is_in_flight(request):
-            state.num_doomed -= 1
             end_request(state, request, ABORT, "was aborted.")
 
 

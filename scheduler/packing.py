@@ -22,35 +22,49 @@ class Packer:
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
         self._starts: NDArray[np.int64] = np.arange(2, dtype=np.int64)
+        self._offsets: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
-        rows = step.decodes
+        rows = decodes = step.decodes
+        computed = ones(0) if step.decode_computed is None else step.decode_computed
+        num_decodes = len(decodes)
+        columns = computed // size
+        slots = manager.block_tables[decodes, columns] * np.int64(size) + (computed - columns * size)
         if step.chunks:
-            rows = np.concatenate([rows, np.array([row for row, _ in step.chunks], np.int64)])
-            counts = np.concatenate([ones(len(step.decodes)), np.array([count for _, count in step.chunks], np.int64)])
-            computed = manager.num_computed[rows]
+            rows = np.concatenate([decodes, np.array([row for row, _ in step.chunks], np.int64)])
+            counts = np.ones(len(rows), np.int64)
+            counts[num_decodes:] = [count for _, count in step.chunks]
             starts = np.zeros(len(rows) + 1, np.int64)
             np.cumsum(counts, out=starts[1:])
-            token_rows = np.repeat(rows, counts)
-            positions = np.arange(starts[-1]) + np.repeat(computed - starts[:-1], counts)
-            context_lens = computed + counts
+            num_tokens = int(starts[-1])
+            token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
+            slot_mapping = np.empty(num_tokens, np.int64)
+            token_ids[:num_decodes] = manager.tokens[decodes, computed]
+            positions[:num_decodes] = computed
+            slot_mapping[:num_decodes] = slots
+            context_lens = np.empty(len(rows), np.int64)
+            context_lens[:num_decodes] = computed + 1
+            start = num_decodes
+            for i, (row, count) in enumerate(step.chunks, num_decodes):
+                first = int(manager.num_computed[row])
+                stop = start + count
+                token_ids[start:stop] = manager.tokens[row, first : first + count]
+                positions[start:stop] = np.arange(first, first + count)
+                slot_mapping[start:stop] = self._chunk_slots(state, row, first, count)
+                context_lens[i] = first + count
+                start = stop
             samples = context_lens == manager.num_tokens[rows]
             all_sample = bool(samples.all())
         else:
-            counts = ones(len(rows))
-            computed = counts[:0] if step.decode_computed is None else step.decode_computed
-            if len(rows) >= len(self._starts):
-                self._starts = np.arange(2 * len(rows) + 1, dtype=np.int64)
-            starts = self._starts[: len(rows) + 1]
-            token_rows, positions = rows, computed
+            if num_decodes >= len(self._starts):
+                self._starts = np.arange(2 * num_decodes + 1, dtype=np.int64)
+            counts, starts = ones(num_decodes), self._starts[: num_decodes + 1]
+            token_ids, positions, slot_mapping = manager.tokens[decodes, computed], computed, slots
             context_lens = computed + 1
-            samples = np.ones(len(rows), np.bool_)
+            samples = np.ones(num_decodes, np.bool_)
             all_sample = True
-        columns = positions // size
-        blocks = manager.block_tables[token_rows, columns]
-        slot_mapping = blocks * np.int64(size) + (positions - columns * size)
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
@@ -62,7 +76,7 @@ class Packer:
             rows=rows,
             num_tokens=counts,
             starts=starts,
-            token_ids=manager.tokens[token_rows, positions],
+            token_ids=token_ids,
             positions=positions,
             slot_mapping=slot_mapping,
             context_lens=context_lens,
@@ -77,6 +91,18 @@ class Packer:
             loads=loads,
             all_sample=all_sample,
             owner=owner,
+            has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
+
+    def _chunk_slots(self, state: State, row: int, first: int, count: int) -> NDArray[np.int64]:
+        """Slots of positions `first` to `first + count` - 1 of a row, int64."""
+        manager, size = state.manager, state.manager.block_size
+        if len(self._offsets) != size:
+            self._offsets = np.arange(size)
+        column, skipped = divmod(first, size)
+        blocks = manager.block_tables[row, column : -(-(first + count) // size)].astype(np.int64)
+        blocks *= size
+        slots: NDArray[np.int64] = (blocks[:, None] + self._offsets).ravel()
+        return slots[skipped : skipped + count]

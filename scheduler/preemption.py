@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import OutOfBlocks
+from block_manager import Moves
 from scheduler.request import RequestState
 from scheduler.state import State, Step, Transfer
 from scheduler.status import Status
@@ -35,10 +35,12 @@ def victims(state: State) -> Iterator[RequestState]:
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, whole: bool) -> int:
     """Take `num_missing` blocks off the victim's tail (or all it has, if `whole`, or if it is a group), and stop it.
 
-    Returns the blocks that became available, or will when a background transfer ends.
+    Returns the blocks that became available, or will when a background transfer ends. A victim from which nothing is taken
+    pauses with all its blocks: it lost its place in this step and nothing else, and is not counted as preempted.
     """
     rows = victim.live_rows
     was_running = victim.status is Status.RUNNING
+    step.is_short = True
     keep = 0
     if not whole and len(rows) == 1:
         keep = _blocks_kept(state, rows[0], num_missing)
@@ -50,16 +52,18 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         state.stop_running(victim, rows)
     else:
         state.away.remove(victim)
+    gives = keep == 0 or keep < int(state.manager.num_table_blocks[rows[0]])
+    if gives and not victim.has_given:
+        victim.has_given = True
+        _count(state, step, victim, "swap" if swaps else "recompute")
     if swaps:
         _swap_out(state, step, victim, keep)
     elif keep:
-        state.manager.truncate(rows[0], keep)
-    elif num_missing or whole:
-        _drop_all(state, victim)
-    still_has_rows = bool(victim.live_rows)
-    if was_running or not still_has_rows:
-        _count(state, step, victim, "swap" if swaps else "recompute")
-    if not still_has_rows:
+        if gives:
+            state.manager.truncate(rows[0], keep)
+    else:
+        drop_rows(state, victim)
+    if not victim.live_rows:
         victim.status = Status.WAITING
         state.waiting.add(victim)
     else:
@@ -67,7 +71,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
         if not has_device_blocks and not any(state.manager.num_host_tail(row) for row in victim.live_rows):
             # A row without a single block is no better than none.
-            _drop_all(state, victim)
+            drop_rows(state, victim)
             victim.status = Status.WAITING
             state.waiting.add(victim)
         else:
@@ -108,39 +112,47 @@ def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) 
 
 def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
     manager = state.manager
-    try:
-        moves = manager.swap_out(victim.live_rows, keep, hold_sources=state.async_moves)
-    except OutOfBlocks:  # pragma: no cover
-        raise AssertionError("the host had room a moment ago") from None
+    held = hold_tables(state, victim) if state.async_moves else []
+    moves = manager.swap_out(victim.live_rows, keep)
     step.moves.append(moves)
-    copied = moves.device_to_host
-    state.stats.swapped_out_blocks += len(copied)
-    victim.swapped_blocks += len(copied)
-    if state.async_moves and len(copied):
-        note_transfer(
-            state, victim, device_blocks=copied[:, 0].astype(np.int64), host_blocks=copied[:, 1].astype(np.int64), num_returning=len(copied)
-        )
+    copied = len(moves.device_to_host)
+    state.stats.swapped_out_blocks += copied
+    victim.swapped_blocks += copied
+    if not copied:
+        for blocks in held:
+            manager.release_held(blocks)
+    elif state.async_moves:
+        note_transfer(state, victim, held=held, moves=moves)
 
 
-def note_transfer(
-    state: State, waiting: RequestState, *, device_blocks: Blocks, host_blocks: Blocks, num_returning: int
-) -> None:
-    """A background transfer of this step holds these blocks, whose references have been taken, until `moved`."""
+def hold_tables(state: State, request: RequestState) -> list[Blocks]:
+    """One more reference to each device block of each of the request's rows.
+
+    Not only to the ends of its transfer: were the blocks before them given back first, parents would be evicted before their
+    children.
+    """
+    held = [state.manager.table(row).astype(np.int64) for row in request.live_rows]
+    for blocks in held:
+        state.manager.hold(blocks)
+    return held
+
+
+def note_transfer(state: State, waiting: RequestState, *, held: list[Blocks], moves: Moves) -> None:
+    """Moves of this step run in the background and hold these device blocks, referenced already, until `moved`."""
     number = state.manager.batch
     transfer = state.transfers.setdefault(number, Transfer([], [], []))
     waiting.transfers.add(number)
+    host_blocks = np.concatenate([moves.device_to_host[:, 1], moves.host_to_device[:, 0]]).astype(np.int64)
     state.manager.hold_host(host_blocks)
-    transfer.device_blocks.append(device_blocks)
+    transfer.device_blocks += held
     transfer.host_blocks.append(host_blocks)
     transfer.waiting.append(waiting)
-    transfer.num_returning += num_returning
-    if num_returning:
-        transfer.arriving_on_host.update(host_blocks.tolist())
-    else:
-        transfer.arriving.update(device_blocks.tolist())
+    transfer.num_returning += len(moves.device_to_host)
+    transfer.arriving_on_host.update(moves.device_to_host[:, 1].tolist())
+    transfer.arriving.update(moves.host_to_device[:, 1].tolist())
 
 
-def _drop_all(state: State, victim: RequestState) -> None:
+def drop_rows(state: State, victim: RequestState) -> None:
     """Every sequence gives its row back and keeps its tokens."""
     manager = state.manager
     for sequence, row in enumerate(victim.rows):

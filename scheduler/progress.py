@@ -6,7 +6,7 @@ fit has outgrown it. Is asked only when nothing is in flight and nothing in tran
 
 from __future__ import annotations
 
-from scheduler.admission import admit, blocks_to_return, bring_back
+from scheduler.admission import admit, blocks_to_enter, blocks_to_return, bring_back
 from scheduler.composition import place_chunk
 from scheduler.ending import end_request
 from scheduler.preemption import preempt
@@ -25,11 +25,11 @@ def force_progress(state: State, step: Step) -> None:
             return
         if step.loads:
             return
-        output = end_request(state, first, LENGTH, "ended with length: alone in the pool, it outgrew it.")
-        state.pending_outputs.append(output)
+        state.pending_outputs += end_request(state, first, LENGTH, "ended with length: alone in the pool, it outgrew it.")
     if len(state.waiting):
         request = state.waiting.head()
-        _clear(state, step, request, 0)
+        # Whoever is still in the way waits for tokens from the caller.
+        _clear(state, step, request, min(blocks_to_enter(state, request), state.manager.num_blocks))
         if state.manager.num_available > 0 and len(step.admitted) == 0:
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
@@ -78,7 +78,9 @@ def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool
     for other in others:
         if state.manager.num_available >= needed:
             break
-        if other is not request and other.status is not Status.LOADING and not other.is_bounded:
+        if other is request or other.status is Status.LOADING or other.transfers:
+            continue
+        if not other.is_bounded or not _todo(state, other):
             preempt(state, step, other, needed - state.manager.num_available, whole=state.policy.take == "whole")
     step.may_move = may_move
     return state.manager.num_available >= needed
@@ -101,4 +103,4 @@ def reject_overgrown(state: State) -> None:
     for request in list(state.to_reject):
         if not state.is_in_flight(request):
             sentence = f"was rejected: appended tokens brought it over the {state.max_total} tokens that can ever fit."
-            state.pending_outputs.append(end_request(state, request, REJECTED, sentence))
+            state.pending_outputs += end_request(state, request, REJECTED, sentence)

@@ -44,12 +44,16 @@ class OrderedQueue:
         """The first one; there is one."""
         return self._states[self._head]
 
+    def last(self) -> RequestState:
+        """The last one; there is one."""
+        return self._states[-1]
+
     def remove(self, state: RequestState) -> None:
         """Take a request out; it is there."""
         states, head = self._states, self._head
         if states[head] is state:
             self._head = head = head + 1
-            if 2 * head > len(states) and head > 16:
+            if 2 * head > len(states):
                 del states[:head]
                 self._head = 0
             return

@@ -93,7 +93,8 @@ def _prompt_array(prompt: Any, name: str) -> NDArray[np.int32]:
             array = None
     if array is None:
         try:
-            array = token_array(prompt)
+            # A copy: the array is the caller's.
+            array = token_array(prompt).copy()
         except InvalidTokens as error:
             raise InvalidRequest(f"{name}: {error}") from None
     if not len(array):
@@ -129,13 +130,15 @@ class RequestState:
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
     follows      id of the request whose blocks it waits to share (None: it does not)
+    has_given    blocks were taken from it since it last ran: it counts as preempted
     is_bounded   its worst case is reserved and it is no victim
     is_doomed    aborted in flight; it goes when its batches end
+    num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
     transfers    numbers of the batches whose moves it waits for
     """
 
     __slots__ = (
-        "appended", "arrival", "follows", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "max_total", "num_live",
+        "appended", "arrival", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "load_batch", "max_total", "num_asked", "num_live",
         "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status",
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
@@ -163,8 +166,11 @@ class RequestState:
         self.is_bounded = False
         self.is_doomed = False
         self.is_new = True
+        self.has_given = False
         self.wants_load = request.num_computed > 0
         self.transfers: set[int] = set()
+        self.num_asked = 0
+        self.load_batch = 0
 
     @property
     def id(self) -> str:

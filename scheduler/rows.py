@@ -5,6 +5,8 @@ Knows limits, stop ids and owners by row. Does not know blocks; the memory layer
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +42,7 @@ class RowColumns:
             self._grow(row + 1)
         request = state.request
         self.max_total[row] = state.max_total[sequence]
-        self.min_total[row] = state.prompt_len + request.min_tokens
+        self.min_total[row] = state.prompt_len + state.appended[sequence] + request.min_tokens
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
@@ -95,7 +97,9 @@ class RunningRows:
 
     def join(self, rows: list[int], *, at_end: bool) -> None:
         """These rows run from now on; `at_end`: after all others."""
-        if at_end and not self._left:
+        if self._left:
+            self._mask_out()
+        if at_end:
             self._joined += rows
         else:
             self._is_stale = True
@@ -103,26 +107,32 @@ class RunningRows:
     def leave(self, rows: list[int]) -> None:
         """These rows run no more."""
         if self._joined:
-            self._is_stale = True
+            self._append()
         self._left += rows
 
-    def array(self, states: object) -> Rows:
+    def array(self, states: Iterable[RequestState]) -> Rows:
         """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""
         if self._is_stale:
-            self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)  # type: ignore[attr-defined]
-        else:
-            if self._left:
-                rows = self._rows
-                if len(rows):
-                    top = max(int(rows.max()), max(self._left)) + 1
-                    if top > len(self._mark):
-                        self._mark = np.zeros(2 * top, np.bool_)
-                    self._mark[self._left] = True
-                    self._rows = rows[~self._mark[rows]]
-                    self._mark[self._left] = False
-            if self._joined:
-                self._rows = np.concatenate([self._rows, np.array(self._joined, np.int64)])
-        self._is_stale = False
-        self._joined = []
-        self._left = []
+            self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
+            self._is_stale = False
+            self._joined, self._left = [], []
+        elif self._left:
+            self._mask_out()
+        elif self._joined:
+            self._append()
         return self._rows
+
+    def _append(self) -> None:
+        self._rows = np.concatenate([self._rows, np.array(self._joined, np.int64)])
+        self._joined = []
+
+    def _mask_out(self) -> None:
+        rows = self._rows
+        if len(rows):
+            top = max(int(rows.max()), max(self._left)) + 1
+            if top > len(self._mark):
+                self._mark = np.zeros(2 * top, np.bool_)
+            self._mark[self._left] = True
+            self._rows = rows[~self._mark[rows]]
+            self._mark[self._left] = False
+        self._left = []

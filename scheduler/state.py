@@ -50,8 +50,13 @@ class Step:
     leaders: list[int] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
     loads: list[tuple[int, int, int]] = field(default_factory=list)
+    asked: list[RequestState] = field(default_factory=list)
     preempted: list[tuple[str, str]] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
+    # Somebody lacked memory: nobody comes in.
+    is_short: bool = False
+    # Blocks owed to those who were admitted, once somebody asked; kept up to date by admissions.
+    owed: int | None = None
     may_move: bool = True
     # A host block that this batch reads must not be written by it.
     has_swapped_in: bool = False
@@ -109,7 +114,8 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
-        self.num_doomed = 0
+        # Requests that were aborted in flight and go when their batches end.
+        self.doomed: list[RequestState] = []
         # After an update that ended nobody: its rows, and the tokens that each has computed. While these are the running rows
         # still, every one of them has just one token to go.
         self.steady: tuple[Rows, NDArray[np.int64]] | None = None
@@ -127,6 +133,19 @@ class State:
         model = self.limits.max_model_len
         return capacity if model is None else min(capacity, model)
 
+    def blocks_shared(self, num_sequences: int, prompt_len: int) -> int:
+        """Blocks that a group saves by sharing its prompt, against as many single sequences."""
+        if num_sequences == 1 or not self.manager.prefix_caching or self.policy.reservation == "max":
+            return 0
+        return (num_sequences - 1) * ((prompt_len - 1) // self.manager.block_size)
+
+    def max_total_of(self, num_sequences: int, prompt_len: int) -> int:
+        """Tokens that each sequence of a group alone in the pool can have, prompt and output."""
+        if num_sequences == 1:
+            return self.max_total
+        blocks = (self.manager.num_blocks + self.blocks_shared(num_sequences, prompt_len)) // num_sequences
+        return min(self.max_total, blocks * self.manager.block_size)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
@@ -134,7 +153,8 @@ class State:
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
         running = self.running
-        at_end = not len(running) or next(reversed(running)).order < state.order
+        at_end = not len(running) or running.last().order < state.order
+        state.has_given = False
         running.add(state)
         self.running_rows.join(state.live_rows, at_end=at_end)
         state.status = Status.RUNNING
@@ -146,9 +166,12 @@ class State:
         state.follows = None
 
     def is_in_flight(self, state: RequestState) -> bool:
-        """Whether any row of the request is in a batch that has not ended."""
+        """Whether any row of the request, or a load for it, is in a batch that has not ended."""
         batch = self.manager.batch_of_row
-        return any(batch[row] for row in state.rows if row >= 0)
+        for row in state.rows:
+            if row >= 0 and batch[row]:
+                return True
+        return state.num_asked > 0 and any(other.number == state.load_batch for other in self.outstanding)
 
     def open_row(self, state: RequestState, sequence: int) -> int:
         """Give a sequence of a waiting request a row, with its prefix hits."""
@@ -211,6 +234,13 @@ class State:
             state.prompt_len, state.num_output, state.hit_tokens, state.recomputed_tokens, state.swapped_blocks, state.preemptions
         )
 
+    def debt_of(self, state: RequestState) -> int:
+        """Blocks that this one request, which has rows, still needs for what it knows."""
+        manager = self.manager
+        return sum(
+            max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row])) for row in state.rows if row >= 0
+        )
+
     def blocks_owed(self) -> int:
         """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
         where those are reserved."""
@@ -220,10 +250,7 @@ class State:
         if len(rows):
             short = -(-manager.num_tokens[rows] // manager.block_size) - manager.num_table_blocks[rows]
             owed = int(short[short > 0].sum())
-        for state in self.away:
-            if state.status is Status.LOADING:
-                for row in state.live_rows:
-                    owed += max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row]))
+        owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
     def blocks_owed_bounded(self, *, beyond_known: bool = False) -> int:
