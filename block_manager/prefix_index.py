@@ -252,7 +252,10 @@ class PrefixIndex:
     def _confirmed_length(self, run: Run) -> int:
         if run.row < 0:
             return run.length
-        return int(self._tables.num_computed[run.row]) // self._block_size - self.paths[run.row].published
+        path = self.paths[run.row]
+        length = int(self._tables.num_computed[run.row]) // self._block_size - path.published
+        # What comes after a guarded end has to be looked up before it counts, by `publish` of this very row.
+        return length if path.guard < 0 else min(length, path.guard)
 
     def _total_length(self, run: Run) -> int:
         if run.row < 0:
@@ -265,11 +268,7 @@ class PrefixIndex:
         if row < 0:
             return run.num_device, run.num_device
         confirmed = self._confirmed_length(run)
-        path = self.paths[row]
-        if path.guard >= 0:
-            confirmed = min(confirmed, path.guard)
-            return confirmed, confirmed
-        if self._tables.batch[row] == self.batch:
+        if self.paths[row].guard < 0 and self._tables.batch[row] == self.batch:
             return self._total_length(run), confirmed
         return confirmed, confirmed
 

@@ -43,6 +43,9 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     manager = state.manager
     state.away.remove(request)
     _bound_if_due(state, request)
+    tails = [manager.host_tail(row) for row in request.live_rows] if state.async_moves else []
+    for tail in tails:
+        manager.hold_host(tail)
     moves = manager.swap_in(request.live_rows)
     step.admitted.append(request.id)
     if len(moves):
@@ -52,11 +55,13 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
         state.stats.swapped_in_blocks += len(copied)
         request.swapped_blocks += len(copied)
         if state.async_moves:
-            note_transfer(state, request, held=hold_tables(state, request), moves=moves)
+            note_transfer(state, request, moves, held=hold_tables(state, request), held_host=tails)
             request.status = Status.LOADING
             state.away.add(request)
             _add_debt(state, step, request)
             return
+    for tail in tails:
+        manager.release_held_host(tail)
     _start(state, step, request)
 
 
@@ -120,7 +125,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     request.wants_load = False
     have = int(manager.num_computed[row])
     wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
-    if wanted <= have:
+    if wanted <= have or state.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
         return False
     manager.reserve(row, state.blocks_for(wanted))
     first = have // size

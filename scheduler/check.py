@@ -17,7 +17,7 @@ def violations_of(state: State) -> list[str]:
         "running": (state.running, {Status.RUNNING}),
         "away": (state.away, {Status.LOADING, Status.PAUSED, Status.SWAPPED}),
     }
-    places: dict[str, str] = {}
+    places: dict[str, str] = dict.fromkeys(state.parked, "parked")
     for name, (queue, statuses) in queues.items():
         orders = [request.order for request in queue]
         if orders != sorted(orders):

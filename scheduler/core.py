@@ -135,7 +135,7 @@ class Scheduler:
         new = RequestState(request, prompt, root, (priority, now, self._num_added), now)
         self._num_added += 1
         self._submitted += 1
-        longest = min(len(prompt) + request.max_tokens, state.max_total_of(request.num_sequences, len(prompt)))
+        longest = min(len(prompt) + request.max_tokens, state.max_total_of(request.num_sequences))
         new.max_total = [longest] * request.num_sequences
         self._refuse_what_never_fits(new, len(prompt))
         state.requests[request.id] = new
@@ -217,7 +217,7 @@ class Scheduler:
             raise UnknownRequest(request_id)
         if request.is_doomed:
             return None
-        if state.is_in_flight(request):
+        if state.is_held(request):
             request.is_doomed = True
             state.doomed.append(request)
             if request in state.to_reject:
@@ -250,6 +250,9 @@ class Scheduler:
             assert known is not None, "a sequence without a row keeps its tokens"
             request.tokens[sequence] = np.concatenate([known, array])
             total = len(known) + len(array)
+        if request_id in state.parked and len(array):
+            del state.parked[request_id]
+            state.waiting.add(request)
         request.appended[sequence] += len(array)
         request.max_total[sequence] = min(request.max_total[sequence] + len(array), state.max_total)
         if row >= 0:
@@ -314,7 +317,7 @@ class Scheduler:
         away = [request.status for request in state.away]
         return {
             "submitted": self._submitted,
-            "waiting": len(state.waiting),
+            "waiting": len(state.waiting) + len(state.parked),
             "loading": away.count(Status.LOADING),
             "running": len(state.running),
             "paused": away.count(Status.PAUSED),
@@ -327,7 +330,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self._state.waiting)
+        return len(self._state.waiting) + len(self._state.parked)
 
     @property
     def num_running(self) -> int:
@@ -413,11 +416,9 @@ class Scheduler:
         state = self._state
         carried = state.carried.pop(0)
         step.moves.insert(0, carried.moves)
-        for row, first, block in carried.loads.tolist():
-            owner = state.columns.owner[row]
-            if owner is not None and owner.load_batch == carried.number and owner.num_asked:
-                step.loads.append((row, first, block))
-                step.asked.append(owner)
+        for row, first, block in ending.wanted_loads(state, carried.loads, carried.number).tolist():
+            step.loads.append((row, first, block))
+            step.asked.append(state.columns.owner[row])
         transfer = state.transfers.pop(carried.number, None)
         if transfer is not None:
             number = state.manager.batch

@@ -132,10 +132,18 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         owner.hit_tokens -= lost
         if owner.num_asked:
             _ask_again(state, owner)
-    if not moved and (len(batch.moves) or len(batch.loads)):
+    loads = wanted_loads(state, batch.loads, batch.number)
+    if not moved and (len(batch.moves) or len(loads)):
         # Cancels come latest first, so this batch's moves run before what is carried already.
-        state.carried.insert(0, Carried(batch.moves, batch.loads, batch.number))
+        state.carried.insert(0, Carried(batch.moves, loads, batch.number))
     _end_doomed(state)
+
+
+def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
+    """Those of batch `number`'s loads whose request still waits for them, int32 [k, 3]."""
+    owners = [state.columns.owner[row] for row in loads[:, 0].tolist()]
+    is_wanted = [owner is not None and owner.num_asked > 0 and owner.load_batch == number for owner in owners]
+    return loads[np.array(is_wanted, np.bool_)]
 
 
 def take_pending(state: State) -> list[Output]:
@@ -147,7 +155,9 @@ def take_pending(state: State) -> list[Output]:
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence."""
     manager = state.manager
-    if request.status is Status.WAITING:
+    if request.id in state.parked:
+        del state.parked[request.id]
+    elif request.status is Status.WAITING:
         state.waiting.remove(request)
     elif request.status is Status.RUNNING:
         state.stop_running(request, request.live_rows)
@@ -204,7 +214,7 @@ def _ask_again(state: State, request: RequestState) -> None:
 
 def _end_doomed(state: State) -> None:
     for request in list(state.doomed):
-        if not state.is_in_flight(request):
+        if not state.is_held(request):
             end_request(state, request, ABORT, "was aborted.")
 
 

@@ -84,7 +84,9 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     was = f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again." if request.preemptions else ""
     if state.policy.max_preemptions is not None and request.preemptions >= state.policy.max_preemptions:
         was += " It re-enters only with its worst case reserved."
-    if ahead:
+    if request.id in state.parked:
+        reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
+    elif ahead:
         reason = f'{len(ahead)} request(s) are ahead of it, the first is "{ahead[0].id}".'
     elif len(state.away):
         reason = f'"{next(iter(state.away)).id}" was preempted and returns first.'

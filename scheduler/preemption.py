@@ -40,19 +40,22 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     """
     rows = victim.live_rows
     was_running = victim.status is Status.RUNNING
+    manager = state.manager
+    # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
+    is_idle = was_running and all(manager.num_tokens[row] == manager.num_computed[row] for row in rows)
     step.is_short = True
     keep = 0
-    if not whole and len(rows) == 1:
+    if not whole and not is_idle and len(rows) == 1:
         keep = _blocks_kept(state, rows[0], num_missing)
-    available = state.manager.num_available
+    available = manager.num_available
     on_their_way = state.blocks_on_their_way
-    swaps = _swap_is_cheaper(state, step, victim, keep)
+    swaps = not is_idle and _swap_is_cheaper(state, step, victim, keep)
     state.remember_high_water(victim)
     if was_running:
         state.stop_running(victim, rows)
     else:
         state.away.remove(victim)
-    gives = keep == 0 or keep < int(state.manager.num_table_blocks[rows[0]])
+    gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
     if gives and not victim.has_given:
         victim.has_given = True
         _count(state, step, victim, "swap" if swaps else "recompute")
@@ -60,23 +63,20 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         _swap_out(state, step, victim, keep)
     elif keep:
         if gives:
-            state.manager.truncate(rows[0], keep)
+            manager.truncate(rows[0], keep)
     else:
         drop_rows(state, victim)
     if not victim.live_rows:
         victim.status = Status.WAITING
-        state.waiting.add(victim)
-    else:
-        has_device_blocks = any(state.manager.num_table_blocks[row] for row in victim.live_rows)
-        victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
-        if not has_device_blocks and not any(state.manager.num_host_tail(row) for row in victim.live_rows):
-            # A row without a single block is no better than none.
-            drop_rows(state, victim)
-            victim.status = Status.WAITING
-            state.waiting.add(victim)
+        if is_idle:
+            state.parked[victim.id] = victim
         else:
-            state.away.add(victim)
-    return state.manager.num_available - available + state.blocks_on_their_way - on_their_way
+            state.waiting.add(victim)
+    else:
+        has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
+        victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
+        state.away.add(victim)
+    return manager.num_available - available + state.blocks_on_their_way - on_their_way
 
 
 def _blocks_kept(state: State, row: int, num_missing: int) -> int:
@@ -122,7 +122,10 @@ def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None
         for blocks in held:
             manager.release_held(blocks)
     elif state.async_moves:
-        note_transfer(state, victim, held=held, moves=moves)
+        tails = [manager.host_tail(row) for row in victim.live_rows]
+        for tail in tails:
+            manager.hold_host(tail)
+        note_transfer(state, victim, moves, held=held, held_host=tails)
 
 
 def hold_tables(state: State, request: RequestState) -> list[Blocks]:
@@ -137,15 +140,15 @@ def hold_tables(state: State, request: RequestState) -> list[Blocks]:
     return held
 
 
-def note_transfer(state: State, waiting: RequestState, *, held: list[Blocks], moves: Moves) -> None:
-    """Moves of this step run in the background and hold these device blocks, referenced already, until `moved`."""
+def note_transfer(
+    state: State, waiting: RequestState, moves: Moves, *, held: list[Blocks], held_host: list[Blocks]
+) -> None:
+    """Moves of this step run in the background and hold these blocks of either tier, referenced already, until `moved`."""
     number = state.manager.batch
     transfer = state.transfers.setdefault(number, Transfer([], [], []))
     waiting.transfers.add(number)
-    host_blocks = np.concatenate([moves.device_to_host[:, 1], moves.host_to_device[:, 0]]).astype(np.int64)
-    state.manager.hold_host(host_blocks)
     transfer.device_blocks += held
-    transfer.host_blocks.append(host_blocks)
+    transfer.host_blocks += held_host
     transfer.waiting.append(waiting)
     transfer.num_returning += len(moves.device_to_host)
     transfer.arriving_on_host.update(moves.device_to_host[:, 1].tolist())

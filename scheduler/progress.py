@@ -23,7 +23,8 @@ def force_progress(state: State, step: Step) -> None:
             break
         if _make_room(state, step, first) and _run(state, step, first):
             return
-        if step.loads:
+        if any(other.status is Status.LOADING or other.transfers for other in state.away):
+            # What they hold comes back when the caller has loaded.
             return
         state.pending_outputs += end_request(state, first, LENGTH, "ended with length: alone in the pool, it outgrew it.")
     if len(state.waiting):

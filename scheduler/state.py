@@ -105,6 +105,8 @@ class State:
         self.running = OrderedQueue()
         # Requests with rows that do not run: loading, paused and swapped ones.
         self.away = OrderedQueue()
+        # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
+        self.parked: dict[str, RequestState] = {}
         self.columns = RowColumns()
         self.running_rows = RunningRows()
         self.outstanding: list[Batch] = []
@@ -139,12 +141,11 @@ class State:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // self.manager.block_size)
 
-    def max_total_of(self, num_sequences: int, prompt_len: int) -> int:
-        """Tokens that each sequence of a group alone in the pool can have, prompt and output."""
-        if num_sequences == 1:
+    def max_total_of(self, num_sequences: int) -> int:
+        """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
+        if self.policy.reservation != "max":
             return self.max_total
-        blocks = (self.manager.num_blocks + self.blocks_shared(num_sequences, prompt_len)) // num_sequences
-        return min(self.max_total, blocks * self.manager.block_size)
+        return min(self.max_total, self.manager.num_blocks // num_sequences * self.manager.block_size)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -166,11 +167,14 @@ class State:
         state.follows = None
 
     def is_in_flight(self, state: RequestState) -> bool:
-        """Whether any row of the request, or a load for it, is in a batch that has not ended."""
+        """Whether any row of the request is in a batch that has not ended."""
         batch = self.manager.batch_of_row
-        for row in state.rows:
-            if row >= 0 and batch[row]:
-                return True
+        return any(batch[row] for row in state.rows if row >= 0)
+
+    def is_held(self, state: RequestState) -> bool:
+        """Whether a batch that has not ended computes for the request, or loads for it."""
+        if self.is_in_flight(state):
+            return True
         return state.num_asked > 0 and any(other.number == state.load_batch for other in self.outstanding)
 
     def open_row(self, state: RequestState, sequence: int) -> int:
