@@ -254,11 +254,12 @@ class Scheduler:
             del state.parked[request_id]
             state.waiting.add(request)
         request.appended[sequence] += len(array)
-        request.max_total[sequence] = min(request.max_total[sequence] + len(array), state.max_total)
+        longest = state.max_total_of(len(request.rows))
+        request.max_total[sequence] = min(request.max_total[sequence] + len(array), longest)
         if row >= 0:
             state.columns.max_total[row] = request.max_total[sequence]
             state.columns.min_total[row] += len(array)
-        if total >= state.max_total and request not in state.to_reject:
+        if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
     def loaded(self, request_id: str, num_tokens: int) -> None:
