@@ -53,7 +53,9 @@ def _free_lists(pool: Pool) -> list[str]:
         found.append(f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}.")
     used = int((pool.ref_count > 0).sum())
     if len(listed) + used != pool.num_blocks:
-        found.append(f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}.")
+        found.append(
+            f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}."
+        )
     wrong = listed[pool.ref_count[listed] != 0]
     if len(wrong):
         found.append(f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used.")
@@ -85,7 +87,9 @@ def _references(
     for pool, references in ((device, counted), (host, pinned)):
         ref_count = pool.ref_count
         for block in (references != ref_count).nonzero()[0].tolist():
-            found.append(f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references.")
+            found.append(
+                f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references."
+            )
     return found
 
 
@@ -97,7 +101,9 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
         have = num_blocks + len(tiers.tails.get(row, ()))
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
-            found.append(f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved.")
+            found.append(
+                f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
+            )
         if end > tables.num_tokens[row]:
             found.append(f"6: row {row} has computed or scheduled {end} tokens and knows {tables.num_tokens[row]}.")
         if tables.batch[row] and tables.num_scheduled[row] < 1:
@@ -170,7 +176,9 @@ def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
         if path.published > full:
             found.append(f"4: row {row} has {path.published} nodes and {full} full blocks confirmed.")
         if index.is_lazy[row] != (path.open is not None and path.guard < 0):
-            found.append(f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise.")
+            found.append(
+                f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
+            )
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             found.append(f"4: row {row} extends a run that cannot be found.")
         column = 0

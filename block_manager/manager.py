@@ -15,16 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from block_manager import inspection
 from block_manager.check import violations_of
 from block_manager.content_key import root_prefix
-from block_manager.errors import InvalidConfig, InvalidTokens, OutOfBlocks, RowInFlight, RowNotInFlight
+from block_manager.errors import InvalidConfig, InvalidTokens, RowInFlight, RowNotInFlight
 from block_manager.free_list import Blocks
-from block_manager.moves import NO_MOVES, Moves, pairs_of
+from block_manager.growth import Growth, TableChanges
+from block_manager.moves import NO_MOVES, Moves
 from block_manager.pool import Pool
-from block_manager.prefix_index import Match, PrefixIndex
+from block_manager.prefix_index import PrefixIndex
+from block_manager.sharing import Sharing, truncate_table
 from block_manager.stats import MemoryStats
 from block_manager.tables import Rows, Tables, token_array
 from block_manager.tiers import Tiers
+from block_manager.views import Views
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -44,35 +48,18 @@ class Hit(NamedTuple):
     blocks: Blocks
 
 
-class _Sharer(NamedTuple):
-    """A row that took blocks which another row of the same batch was still computing, the first of them at `column`."""
-
-    row: int
-    uid: int
-    column: int
-    is_counted: bool
-
-
-class TableChanges(NamedTuple):
-    """Entries of the block tables that changed: `blocks[i]` is now at (`rows[i]`, `columns[i]`)."""
-
-    rows: Rows
-    columns: NDArray[np.int64]
-    blocks: NDArray[np.int32]
-
-
-_NO_ROWS: Rows = np.empty(0, np.int64)
-_NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
-
-
-class BlockManager:
+class BlockManager(Views):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     Raises InvalidConfig for sizes that are not positive (host_blocks may be 0).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, host_blocks: int = 0, prefix_caching: bool = True) -> None:
-        for name, value, least in (("num_blocks", num_blocks, 1), ("block_size", block_size, 1), ("host_blocks", host_blocks, 0)):
+        for name, value, least in (
+            ("num_blocks", num_blocks, 1),
+            ("block_size", block_size, 1),
+            ("host_blocks", host_blocks, 0),
+        ):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
             if not least <= value < 2**31:
@@ -88,124 +75,17 @@ class BlockManager:
         self._host = Pool(self.num_host_blocks, "host")
         self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index)
+        self._growth = Growth(self._tables, self._device)
+        self._sharing = (
+            Sharing(self._tables, self._device, self._index, self._growth, self._tiers) if self._index else None
+        )
         self._batch = 1
-        self._sharers: dict[int, list[_Sharer]] = {}
-        # Each (rows, columns, blocks), or (row, first column, blocks) for consecutive ones of a row.
-        self._changes: list[tuple[Any, Any, Blocks]] = []
-        self._any_shared_tail = False
         # No row knows more tokens than this.
         self._longest = 0
-        self._lost_hits: dict[int, int] = {}
         # References that transfers hold beyond the tables, by block.
         self._held: Counter[int] = Counter()
         self._held_host: Counter[int] = Counter()
-        self._queries = self._query_tokens = self._hit_tokens = self._pending_hit_tokens = 0
-
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        view = self._tables.blocks[0].view()
-        view.flags.writeable = False
-        return view
-
-    @property
-    def num_table_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self._tables.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self._tables.num_tokens
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of its own batch's pending nodes)."""
-        return self._tables.num_computed
-
-    @property
-    def num_scheduled(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are in flight; a copy."""
-        return np.where(self._tables.batch != 0, self._tables.num_scheduled, 0)
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them. The scheduler reads and extends it in batches."""
-        return self._tables.tokens
-
-    @property
-    def live_rows(self) -> Rows:
-        """int64 [n]: the rows that sequences hold, rising."""
-        return self._tables.live_rows
-
-    @property
-    def batch_of_row(self) -> NDArray[np.int64]:
-        """int64 [rows]: the number of the batch that each row is in flight in; 0 for none."""
-        return self._tables.batch
-
-    @property
-    def ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_blocks]: references to each device block; a copy."""
-        return self._device.ref_count
-
-    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
-        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
-        return self._device.refs(self._tables.blocks[0, row, : self._tables.num_blocks[row]].astype(np.int64))
-
-    def block_states(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
-        state = self._device.state
-        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
-
-    @property
-    def batch(self) -> int:
-        """Number of the batch that is being composed; see next_batch."""
-        return self._batch
-
-    @property
-    def host_ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_host_blocks]: references (pins) to each host block; a copy."""
-        return self._host.ref_count
-
-    @property
-    def num_free(self) -> int:
-        """Device blocks with ref count 0 and no content."""
-        return self._device.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Device blocks with ref count 0 and content."""
-        return self._device.num_cached
-
-    @property
-    def num_used(self) -> int:
-        """Device blocks with a ref count of at least 1."""
-        return self._device.num_used
-
-    @property
-    def num_available(self) -> int:
-        """Device blocks that can be drawn: free and cached."""
-        return self._device.num_available
-
-    @property
-    def host_free(self) -> int:
-        """Host blocks with ref count 0 and no content."""
-        return self._host.num_free
-
-    @property
-    def host_cached(self) -> int:
-        """Host blocks with ref count 0 and content."""
-        return self._host.num_cached
-
-    @property
-    def host_used(self) -> int:
-        """Host blocks that a swapped row pins."""
-        return self._host.num_used
-
-    @property
-    def usage(self) -> float:
-        """Used device blocks ÷ all device blocks."""
-        return self._device.num_used / self.num_blocks
+        self._queries = self._query_tokens = 0
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
@@ -251,13 +131,13 @@ class BlockManager:
         """
         row = self._tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
-        if self._index is None:
+        if self._index is None or self._sharing is None:
             return row
         self._index.open_path(row, root)
         if count:
             self._queries += 1
             self._query_tokens += len(tokens)
-        self.extend_hit(row, count=count)
+        self._sharing.extend_hit(row, count=count)
         return row
 
     def extend_hit(self, row: int, *, count: bool = True) -> int:
@@ -265,34 +145,7 @@ class BlockManager:
 
         Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
         """
-        index, tables = self._index, self._tables
-        if index is None:
-            return 0
-        path = index.paths[row]
-        have = path.published
-        if path.open is not None or tables.num_blocks[row] != have:
-            return 0
-        size = self.block_size
-        limit = (int(tables.num_tokens[row]) - 1) // size - have
-        if limit <= 0:
-            return 0
-        data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
-        match = index.match(path, path.root, data, limit)
-        if not match.num_blocks:
-            return 0
-        blocks = index.blocks_of(match)
-        self._device.hold(blocks)
-        self._write(row, have, blocks)
-        index.follow(row, match)
-        stop = have + match.num_blocks
-        tables.num_computed[row] = stop * size
-        if match.first_pending >= 0:
-            self._sharers.setdefault(self._batch, []).append(_Sharer(row, int(tables.uid[row]), match.first_pending, count))
-            if count:
-                self._pending_hit_tokens += (stop - match.first_pending) * size
-        if count:
-            self._hit_tokens += match.num_blocks * size
-        return match.num_blocks * size
+        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count)
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
@@ -341,11 +194,18 @@ class BlockManager:
         if (wanted < 1).any() or beyond.any():
             i = int(((wanted < 1) | beyond).nonzero()[0][0])
             known = int(self._tables.num_tokens[array[i]] - self._tables.num_computed[array[i]])
-            raise InvalidTokens(f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed.")
+            raise InvalidTokens(
+                f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed."
+            )
         return self.place(array, wanted)
 
     def place(
-        self, rows: Rows, counts: NDArray[np.int64], ends: NDArray[np.int64] | None = None, *, counts_stand: bool = False
+        self,
+        rows: Rows,
+        counts: NDArray[np.int64],
+        ends: NDArray[np.int64] | None = None,
+        *,
+        counts_stand: bool = False,
     ) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
 
@@ -358,11 +218,11 @@ class BlockManager:
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
         moves = NO_MOVES
-        if self._any_shared_tail:
+        if self._growth.any_shared_tail:
             grown = int((-(-ends[short] // self.block_size) - have[short]).sum())
-            moves = self._copy_shared_tails(rows, grown)
+            moves = self._growth.copy_shared_tails(rows, grown)
         if len(short):
-            self._draw(rows[short], have[short], -(-ends[short] // self.block_size))
+            self._growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
         if not counts_stand:
             tables.num_scheduled[rows] = counts
         tables.batch[rows] = self._batch
@@ -377,12 +237,12 @@ class BlockManager:
     def place_one(self, row: int, count: int) -> Moves:
         """`place` for one row."""
         tables = self._tables
-        if self._any_shared_tail:
+        if self._growth.any_shared_tail:
             return self.place(np.array([row]), np.array([count]))
         have = int(tables.num_blocks[row])
         wanted = -(-(int(tables.num_computed[row]) + count) // self.block_size)
         if wanted > have:
-            self._write(row, have, self._device.draw(wanted - have))
+            self._growth.write(row, have, self._device.draw(wanted - have))
         tables.num_scheduled[row] = count
         tables.batch[row] = self._batch
         if self._index is not None and not self._index.is_lazy[row]:
@@ -406,11 +266,12 @@ class BlockManager:
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
                 for row in rows[~is_lazy].tolist():
-                    self._publish(row)
+                    self.publish(row)
 
     def forget_sharers(self, batch: int) -> None:
         """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""
-        self._sharers.pop(batch, None)
+        if self._sharing is not None:
+            self._sharing.forget_sharers(batch)
 
     def cancel(self, rows: RowsLike) -> dict[int, int]:
         """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
@@ -423,8 +284,7 @@ class BlockManager:
         for row in array[::-1].tolist():
             if self._tables.batch[row]:
                 self._cancel(row)
-        lost, self._lost_hits = self._lost_hits, {}
-        return lost
+        return {} if self._sharing is None else self._sharing.take_lost_hits()
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
         """The tables of these rows hold at least `num_blocks[i]` blocks (lookahead, preallocation), and keep them on cancel.
@@ -438,7 +298,7 @@ class BlockManager:
         have = self._tables.num_blocks[array]
         short = (wanted > have).nonzero()[0]
         if len(short):
-            self._draw(array[short], have[short], wanted[short])
+            self._growth.draw(array[short], have[short], wanted[short])
         self._tables.reserved[array] = np.maximum(self._tables.reserved[array], wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
@@ -450,13 +310,16 @@ class BlockManager:
         have = int(self._tables.num_blocks[row])
         if not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
-        self._truncate(int(row), num_blocks)
+        if self._sharing is not None:
+            self._sharing.truncate(int(row), num_blocks)
+        else:
+            truncate_table(self._tables, self._growth, self._tiers, int(row), num_blocks)
 
     def shrink(self, row: int, reserved: int) -> None:
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
         self._tables.checked(row)
         self._tables.reserved[row] = reserved
-        self._give_back(int(row), max(-(-int(self._tables.num_computed[row]) // self.block_size), reserved))
+        self._growth.give_back(int(row), max(-(-int(self._tables.num_computed[row]) // self.block_size), reserved))
 
     def free(self, rows: RowsLike) -> None:
         """These rows end; their blocks go back tail first. Raises UnknownRow, DuplicateRow or RowInFlight, changing nothing."""
@@ -499,13 +362,13 @@ class BlockManager:
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
             self._device.hold(blocks)
-            self._write(child, 0, blocks)
+            self._growth.write(child, 0, blocks)
         tables.num_computed[child] = computed
         if computed % self.block_size:
             tables.shares_tail[row] = tables.shares_tail[child] = True
-            self._any_shared_tail = True
-        for sharers in self._sharers.values():
-            sharers.extend(_Sharer(child, int(tables.uid[child]), s.column, False) for s in list(sharers) if s.row == row)
+            self._growth.any_shared_tail = True
+        if self._sharing is not None:
+            self._sharing.share_fork(row, child)
         return child
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
@@ -529,10 +392,13 @@ class BlockManager:
         moves = self._tiers.swap_in(array)
         for row, start in zip(array.tolist(), before.tolist(), strict=True):
             stop = int(self._tables.num_blocks[row])
-            self._changes.append((row, start, self._tables.blocks[0, row, start:stop].astype(np.int64)))
-            if self._tables.num_computed[row] % self.block_size and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1:
+            self._growth.note(row, start)
+            if (
+                self._tables.num_computed[row] % self.block_size
+                and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
+            ):
                 self._tables.shares_tail[row] = True
-                self._any_shared_tail = True
+                self._growth.any_shared_tail = True
         return moves
 
     def hold(self, blocks: Blocks) -> None:
@@ -576,15 +442,14 @@ class BlockManager:
         tail = self._tiers.tails.get(row)
         return np.empty(0, np.int64) if tail is None else tail.copy()
 
-    def is_unconfirmed(self, row: int) -> bool:
-        """Whether the row shares a block that a batch which has not ended is still computing."""
-        uid = self._tables.uid[row]
-        return any(sharer.row == row and sharer.uid == uid for sharers in self._sharers.values() for sharer in sharers)
-
     def publish(self, row: int) -> None:
         """KV of the row's first tokens came from elsewhere (`set_computed`): its full blocks become nodes."""
-        if self._index is not None:
-            self._publish(row)
+        if self._sharing is not None:
+            self._sharing.publish(row)
+
+    def is_unconfirmed(self, row: int) -> bool:
+        """Whether the row shares a block that a batch which has not ended is still computing."""
+        return self._sharing is not None and self._sharing.is_unconfirmed(row)
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """The first `num_computed` tokens of the row are in its blocks, written by somebody else; full blocks become nodes.
@@ -594,7 +459,9 @@ class BlockManager:
         self._tables.checked(row)
         limit = min(int(self._tables.num_tokens[row]), int(self._tables.num_blocks[row]) * self.block_size)
         if not self._tables.num_computed[row] <= num_computed <= limit:
-            raise InvalidTokens(f"row {row}: {num_computed} tokens cannot be computed; it has blocks and tokens for {limit}.")
+            raise InvalidTokens(
+                f"row {row}: {num_computed} tokens cannot be computed; it has blocks and tokens for {limit}."
+            )
         self._tables.num_computed[row] = num_computed
         self.publish(row)
 
@@ -611,26 +478,12 @@ class BlockManager:
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(start, stop)
         blocks = self._tables.blocks[0, row, positions // self.block_size].astype(np.int64)
-        return blocks * self.block_size + positions % self.block_size
+        slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
+        return slots
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order."""
-        changes = self._changes
-        if not changes:
-            return _NO_CHANGES
-        self._changes = []
-        if len(changes) == 1 and not isinstance(changes[0][0], int):
-            rows, columns, blocks = changes[0]
-            return TableChanges(rows, columns, blocks.astype(np.int32))
-        blocks = np.concatenate([part[2] for part in changes]).astype(np.int32)
-        lengths = [len(part[2]) for part in changes]
-        rows, columns = np.empty(len(blocks), np.int64), np.empty(len(blocks), np.int64)
-        stop = 0
-        for (row, first, _), length in zip(changes, lengths, strict=True):
-            start, stop = stop, stop + length
-            rows[start:stop] = row
-            columns[start:stop] = np.arange(first, first + length) if isinstance(first, int) else first
-        return TableChanges(rows, columns, blocks)
+        return self._growth.take_changes()
 
     def reset_cache(self) -> bool:
         """Forget all content. False, and nothing changed, while any block of either tier is used."""
@@ -643,88 +496,65 @@ class BlockManager:
     def block_hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
         row = int(self._tables.checked(row, allow_in_flight=True, allow_swapped=True)[0])
-        index = self._index
-        if index is None:
-            return []
-        path = index.paths[row]
-        segments = path.segments(0)
-        if path.open is not None and (length := index.confirmed_length(path.open)):
-            segments.append((path.open, 0, length))
-        hashes: list[bytes] = []
-        for run, offset, count in segments:
-            hashes.extend(index.digests(run, offset + count, path.root)[offset:])
-        return hashes
+        return [] if self._index is None else inspection.hashes(self._index, row)
 
     def cached_contents(self) -> set[tuple[bytes, ...]]:
         """Every confirmed node on the device as its path: encoded namespace, then the token bytes of each block. For tests."""
-        index, size = self._index, 4 * self.block_size
-        if index is None:
-            return set()
-        paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
-        contents: set[tuple[bytes, ...]] = set()
-        for run in sorted(index.runs.values(), key=lambda run: run.id):
-            prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
-            length = index.confirmed_length(run)
-            data = index.run_tokens(run, length)
-            for at in range(length):
-                assert prefix is not None, "a parent has a lower id than its child"
-                prefix = (*prefix, data[at * size : (at + 1) * size])
-                paths[run.id, at] = prefix
-                if index.device_block(run, at) >= 0:
-                    contents.add(prefix)
-        return contents
+        return set() if self._index is None else inspection.contents(self._index, self.block_size)
 
     def hit_figures(self) -> tuple[int, int, int, int]:
         """(queries, query_tokens, hit_tokens, pending_hit_tokens), as in MemoryStats, at no cost."""
-        return self._queries, self._query_tokens, self._hit_tokens, self._pending_hit_tokens
+        if self._sharing is None:
+            return 0, 0, 0, 0
+        return self._queries, self._query_tokens, self._sharing.hit_tokens, self._sharing.pending_hit_tokens
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
-        used = self._device.num_used
-        num_slots = used * self.block_size
-        empty = num_slots - self._num_filled_slots()
+        num_slots = self.num_used * self.block_size
+        empty = num_slots - inspection.num_filled_slots(self._tables, self.num_blocks)
+        queries, query_tokens, hit_tokens, pending_hit_tokens = self.hit_figures()
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=self.num_free,
             cached=self.num_cached,
-            used=used,
+            used=self.num_used,
             host_blocks=self.num_host_blocks,
             host_free=self.host_free,
             host_cached=self.host_cached,
             host_used=self.host_used,
             usage=self.usage,
-            fragmentation=empty / num_slots if used else 0.0,
-            queries=self._queries,
-            query_tokens=self._query_tokens,
-            hit_tokens=self._hit_tokens,
-            pending_hit_tokens=self._pending_hit_tokens,
+            fragmentation=empty / num_slots if num_slots else 0.0,
+            queries=queries,
+            query_tokens=query_tokens,
+            hit_tokens=hit_tokens,
+            pending_hit_tokens=pending_hit_tokens,
         )
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        return violations_of(self._tables, self._device, self._host, self._index, self._tiers, self._held, self._held_host)
+        return violations_of(
+            self._tables, self._device, self._host, self._index, self._tiers, self._held, self._held_host
+        )
 
     def snapshot(self) -> dict[str, object]:
         """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
-        tables, rows = self._tables, {}
-        for row in tables.live_rows.tolist():
-            known = int(tables.num_tokens[row])
-            rows[row] = (
-                tables.tokens[row, :known].tolist(),
-                self.table(row).tolist(),
-                [int(column[row]) for column in (tables.reserved, tables.num_computed, self.num_scheduled, tables.batch, tables.uid)],
-                self._tiers.tails[row].tolist() if row in self._tiers.tails else None,
-                self._index.num_published(row) if self._index is not None else 0,
-            )
         return {
-            "rows": rows,
+            "rows": inspection.rows_as_values(self._tables, self._tiers, self._index),
             "contents": self.cached_contents(),
-            "tiers": [
-                (pool.ref_count.tolist(), pool.free_list.plain().tolist(), pool.free_list.cached().tolist())
-                for pool in (self._device, self._host)
-            ],
+            "tiers": [inspection.tier_as_values(pool) for pool in (self._device, self._host)],
             "figures": self.stats(),
         }
+
+    def _cancel(self, row: int) -> None:
+        if self._sharing is not None:
+            self._sharing.cancel(row)
+            return
+        tables = self._tables
+        tables.num_scheduled[row] = 0
+        tables.batch[row] = 0
+        self._growth.give_back(
+            row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
+        )
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)
@@ -738,150 +568,3 @@ class BlockManager:
         if idle.any():
             raise RowNotInFlight(int(array[idle][0]))
         return array
-
-    def _write(self, row: int, column: int, blocks: Blocks) -> None:
-        """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
-        tables, stop = self._tables, column + len(blocks)
-        tables.ensure_columns(stop)
-        tables.blocks[0, row, column:stop] = blocks
-        if stop > tables.num_blocks[row]:
-            tables.num_blocks[row] = stop
-        self._changes.append((row, column, blocks))
-
-    def _draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
-        """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
-        tables = self._tables
-        if len(rows) == 1:
-            column = int(have[0])
-            self._write(int(rows[0]), column, self._device.draw(int(wanted[0]) - column))
-            return
-        counts = wanted - have
-        total = int(counts.sum())
-        blocks = self._device.draw(total)
-        tables.ensure_columns(int(wanted.max()))
-        if total == len(rows):
-            columns = have
-        else:
-            starts = np.cumsum(counts) - counts
-            columns = np.arange(total) - np.repeat(starts - have, counts)
-            rows, wanted_rows = np.repeat(rows, counts), rows
-            tables.blocks[0, rows, columns] = blocks
-            tables.num_blocks[wanted_rows] = wanted
-            self._changes.append((rows, columns, blocks))
-            return
-        tables.blocks[0, rows, columns] = blocks
-        tables.num_blocks[rows] = wanted
-        self._changes.append((rows, columns, blocks))
-
-    def _copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.
-
-        Raises OutOfBlocks when the copies and `num_grown` more blocks cannot be had, changing nothing.
-        """
-        tables, device = self._tables, self._device
-        sharing: list[tuple[int, int, int]] = []
-        copies, holders = 0, {}
-        for row in rows[tables.shares_tail[rows]].tolist():
-            column, offset = divmod(int(tables.num_computed[row]), self.block_size)
-            if offset:
-                block = int(tables.blocks[0, row, column])
-                left = holders.setdefault(block, device.num_refs(block))
-                sharing.append((row, column, block))
-                if left > 1:
-                    holders[block] = left - 1
-                    copies += 1
-        if copies + num_grown > device.num_available:
-            raise OutOfBlocks(copies + num_grown, device.num_available)
-        pairs: list[tuple[int, int]] = []
-        for row, column, block in sharing:
-            tables.shares_tail[row] = False
-            if device.num_refs(block) > 1:
-                copy = device.draw(1)
-                pairs.append((block, int(copy[0])))
-                device.release(np.array([block]))
-                self._write(row, column, copy)
-        self._any_shared_tail = bool(tables.shares_tail.any())
-        return Moves(device_to_device=pairs_of(pairs))
-
-    def _publish(self, row: int) -> None:
-        index = self._index
-        assert index is not None
-        for column, run, at in index.publish(row):
-            self._switch(row, column, index.device_block(run, at))
-
-    def _switch(self, row: int, column: int, block: int) -> None:
-        """Every table that names the row's block at `column`, a duplicate of `block`, names that one instead."""
-        tables = self._tables
-        duplicate = int(tables.blocks[0, row, column])
-        rows = [row]
-        if self._device.num_refs(duplicate) > 1:
-            # Shared blocks stand at the same column in every table.
-            live = tables.live_rows
-            names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
-            rows = live[names_it].tolist()
-        new, old = np.array([block]), np.array([duplicate])
-        for other in rows:
-            self._device.hold(new)
-            self._write(other, column, new)
-            self._device.release(old)
-
-    def _cancel(self, row: int) -> None:
-        tables, index = self._tables, self._index
-        batch = int(tables.batch[row])
-        first = int(tables.num_computed[row]) // self.block_size
-        unconfirmed = set(tables.blocks[0, row, first : tables.num_blocks[row]].tolist())
-        for sharer in reversed(self._sharers.get(batch, [])):
-            if sharer.row != row and tables.uid[sharer.row] == sharer.uid:
-                held = tables.blocks[0, sharer.row, sharer.column : tables.num_blocks[sharer.row]].tolist()
-                if not unconfirmed.isdisjoint(held):
-                    self._roll_back(sharer)
-        tables.num_scheduled[row] = 0
-        tables.batch[row] = 0
-        if index is not None:
-            index.withdraw(row)
-        keep = max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
-        self._give_back(row, keep)
-
-    def _roll_back(self, sharer: _Sharer) -> None:
-        row, tables = sharer.row, self._tables
-        if tables.batch[row]:
-            self._cancel(row)
-        self._lost_hits.setdefault(row, 0)
-        if tables.num_blocks[row] > sharer.column:
-            if sharer.is_counted and self._index is not None:
-                lost = (self._index.paths[row].published - sharer.column) * self.block_size
-                self._hit_tokens -= lost
-                self._pending_hit_tokens -= lost
-                self._lost_hits[row] += lost
-            self._truncate(row, sharer.column)
-
-    def _truncate(self, row: int, keep: int) -> None:
-        tables = self._tables
-        if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
-            return
-        if self._index is not None:
-            self._index.close_run(row)
-            self._index.paths[row].truncate(keep)
-        if tables.is_swapped[row]:
-            self._tiers.drop(row)
-        tables.num_computed[row] = min(int(tables.num_computed[row]), keep * self.block_size)
-        self._give_back(row, keep)
-        tables.reserved[row] = min(int(tables.reserved[row]), keep)
-
-    def _give_back(self, row: int, keep: int) -> None:
-        """The row's blocks from column `keep` on go back to the pool, tail first."""
-        tables = self._tables
-        num_blocks = int(tables.num_blocks[row])
-        if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
-            tables.num_blocks[row] = keep
-
-    def _num_filled_slots(self) -> int:
-        """Slots of used device blocks that hold a computed token; a shared block counts once."""
-        tables, size = self._tables, self.block_size
-        filled = np.zeros(self.num_blocks, np.int64)
-        for row in tables.live_rows.tolist():
-            blocks = tables.blocks[0, row, : tables.num_blocks[row]]
-            computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
-            filled[blocks] = np.maximum(filled[blocks], computed)
-        return int(filled.sum())

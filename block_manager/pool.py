@@ -86,7 +86,8 @@ class Pool:
 
     def offsets(self, blocks: Blocks) -> list[int]:
         """The place of each block's node in its run, -1 where it carries none."""
-        return np.where(self.has_content(blocks), self.offset[blocks], -1).tolist()
+        found: list[int] = np.where(self.has_content(blocks), self.offset[blocks], -1).tolist()
+        return found
 
     def require(self, count: int) -> None:
         """Raise OutOfBlocks when fewer than `count` blocks can be drawn."""
@@ -116,7 +117,7 @@ class Pool:
         """One more reference to each of these distinct blocks, which are used or cached."""
         state = self.state[blocks]
         is_cached = state < 0
-        num_cached = np.count_nonzero(is_cached)
+        num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
             state[is_cached] = _CONTENT
             self.free_list.take_out(num_cached)
@@ -153,7 +154,9 @@ class Pool:
         count = len(blocks)
         self.state[blocks] |= _CONTENT
         self.run[blocks] = run
-        self.offset[blocks] = _RISING[first : first + count] if first + count <= _PATTERN else np.arange(first, first + count)
+        self.offset[blocks] = (
+            _RISING[first : first + count] if first + count <= _PATTERN else np.arange(first, first + count)
+        )
 
     def forget_all(self) -> None:
         """No block carries a node any more; the caller has seen that none is used."""

@@ -139,7 +139,9 @@ class PrefixIndex:
         if path.open is not None:
             if path.guard < 0 or full <= path.published + path.guard:
                 return switches
-            if self.runs.get(node_prefix(path.open.id, path.guard - 1) + self._tables.block_bytes(row, path.published + path.guard)):
+            if self.runs.get(
+                node_prefix(path.open.id, path.guard - 1) + self._tables.block_bytes(row, path.published + path.guard)
+            ):
                 self.close_run(row, path.guard)
             else:
                 path.guard = -1

@@ -32,7 +32,20 @@ class Run:
     digests     chained SHA-256 of the first nodes, as far as somebody asked
     """
 
-    __slots__ = ("at", "blocks", "children", "digests", "host", "id", "key", "length", "num_device", "parent", "row", "tokens")
+    __slots__ = (
+        "at",
+        "blocks",
+        "children",
+        "digests",
+        "host",
+        "id",
+        "key",
+        "length",
+        "num_device",
+        "parent",
+        "row",
+        "tokens",
+    )
 
     def __init__(self, run_id: int, key: bytes, parent: Run | None, at: int, row: int) -> None:
         self.id = run_id
@@ -72,20 +85,22 @@ class Path:
         drop = self.published - keep
         if drop <= 0:
             return
-        run, at = self.run, self.at
+        run: Run | None = self.run
+        at = self.at
         while run is not None and drop > at:
             drop -= at + 1
-            run, at = run.parent, run.at
+            at, run = run.at, run.parent
         self.run, self.at, self.published = run, at - drop, keep
 
     def segments(self, first: int) -> list[tuple[Run, int, int]]:
         """The nodes of blocks `first` to `published` as (run, offset, count), in order; the path has no open run."""
         found: list[tuple[Run, int, int]] = []
-        run, at, stop = self.run, self.at, self.published
+        run: Run | None = self.run
+        at, stop = self.at, self.published
         while run is not None and stop > first:
             count = min(at + 1, stop - first)
             found.append((run, at + 1 - count, count))
             stop -= at + 1
-            run, at = run.parent, run.at
+            at, run = run.at, run.parent
         found.reverse()
         return found

@@ -122,7 +122,15 @@ class Tables:
 
     def close(self, row: int) -> None:
         """Take the row back; its table is empty by now."""
-        for column in (self.num_blocks, self.reserved, self.num_tokens, self.num_computed, self.num_scheduled, self.batch, self.uid):
+        for column in (
+            self.num_blocks,
+            self.reserved,
+            self.num_tokens,
+            self.num_computed,
+            self.num_scheduled,
+            self.batch,
+            self.uid,
+        ):
             column[row] = 0
         self.is_swapped[row] = False
         self.shares_tail[row] = False
@@ -141,7 +149,9 @@ class Tables:
         """Make room for `num_tokens` tokens a row."""
         if num_tokens <= self._stride:
             return
-        stride = max(num_tokens, 2 * self._stride) // self.block_size * self.block_size + self.block_size + _STRIDE_PADDING
+        stride = (
+            max(num_tokens, 2 * self._stride) // self.block_size * self.block_size + self.block_size + _STRIDE_PADDING
+        )
         grown: Tokens = np.empty((self._num_rows, stride), np.int32)
         # Only live rows, and of them only what they know: the rest of the memory is never touched.
         for row in self.live_rows.tolist():
@@ -173,7 +183,9 @@ class Tables:
         start = column * self.block_size
         return self.tokens[row, start : start + self.block_size].tobytes()
 
-    def checked(self, rows: int | Sequence[int] | Rows, *, allow_in_flight: bool = False, allow_swapped: bool = False) -> Rows:
+    def checked(
+        self, rows: int | Sequence[int] | Rows, *, allow_in_flight: bool = False, allow_swapped: bool = False
+    ) -> Rows:
         """`rows` as int64 [n] once every one of them is live, listed once and, unless allowed, neither in flight nor swapped.
 
         Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
@@ -204,7 +216,17 @@ class Tables:
 
     def _grow_rows(self) -> None:
         old, new = self._num_rows, 2 * self._num_rows
-        for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid", "is_swapped", "shares_tail"):
+        for name in (
+            "num_blocks",
+            "reserved",
+            "num_tokens",
+            "num_computed",
+            "num_scheduled",
+            "batch",
+            "uid",
+            "is_swapped",
+            "shares_tail",
+        ):
             column = getattr(self, name)
             grown = np.zeros(new, column.dtype)
             grown[:old] = column

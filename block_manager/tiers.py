@@ -119,7 +119,7 @@ class Tiers:
         """Device blocks from column `keep` on that hold computed tokens and have no node."""
         tables = self._tables
         stop = min(-(-int(tables.num_computed[row]) // tables.block_size), int(tables.num_blocks[row]))
-        return tables.blocks[0, row, max(keep, self._num_nodes(row)) : stop]
+        return tables.blocks[0, row, max(keep, self._num_nodes(row)) : stop].astype(np.int64)
 
     def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
         tail: list[int] = []

@@ -56,12 +56,17 @@ def _rows(state: State) -> list[str]:
         if request.status is Status.RUNNING and any(manager.num_host_tail(row) for row in rows):
             found.append(f'9: request "{request.id}" is running and has blocks on the host.')
     if owned != set(manager.live_rows.tolist()):
-        found.append(f"9: rows {sorted(owned ^ set(manager.live_rows.tolist()))} are held by no request, or do not exist.")
+        found.append(
+            f"9: rows {sorted(owned ^ set(manager.live_rows.tolist()))} are held by no request, or do not exist."
+        )
     running = [row for request in state.running for row in request.live_rows]
     if state.running_rows.array(state.running).tolist() != running:
         found.append("9: the array of running rows differs from the running requests.")
     worst = sum(
-        state.blocks_for(request.max_total[i]) for request in state.bounded for i, row in enumerate(request.rows) if row >= 0
+        state.blocks_for(request.max_total[i])
+        for request in state.bounded
+        for i, row in enumerate(request.rows)
+        if row >= 0
     )
     if worst > manager.num_blocks and len(state.bounded) > 1:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")

@@ -56,7 +56,9 @@ def compose_running(state: State, step: Step) -> None:
     _compose_in_parts(state, step, rows, manager.num_tokens[rows] - manager.num_computed[rows])
 
 
-def place_chunk(state: State, step: Step, request: RequestState, row: int, most: int | None = None, *, is_fresh: bool = False) -> int:
+def place_chunk(
+    state: State, step: Step, request: RequestState, row: int, most: int | None = None, *, is_fresh: bool = False
+) -> int:
     """Put the row's next tokens in flight, at most `most`, the budget and what its memory holds. Returns how many.
 
     Looks its prefix up again first, unless that has just been done (`is_fresh`), and places nothing if another row of this

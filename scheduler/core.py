@@ -89,8 +89,12 @@ class Scheduler:
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
         if len(manager.live_rows):
-            raise InvalidConfig(f"the manager holds {len(manager.live_rows)} rows already; a scheduler has its manager for itself.")
-        limits = Limits(max_tokens_per_step, max_sequences, max_model_len, max_waiting, max_chunk or _UNLIMITED, vocabulary_size)
+            raise InvalidConfig(
+                f"the manager holds {len(manager.live_rows)} rows already; a scheduler has its manager for itself."
+            )
+        limits = Limits(
+            max_tokens_per_step, max_sequences, max_model_len, max_waiting, max_chunk or _UNLIMITED, vocabulary_size
+        )
         self._state = State(manager, policy_named(policy), limits, costs or Costs(), async_moves)
         self._packer = Packer()
         # Says whose a batch is, without keeping the scheduler alive through it.
@@ -108,6 +112,11 @@ class Scheduler:
     def policy(self) -> Policy:
         """The policy in force."""
         return self._state.policy
+
+    @property
+    def limits(self) -> Limits:
+        """The counts that the scheduler was made with."""
+        return self._state.limits
 
     @property
     def has_unfinished(self) -> bool:
@@ -150,7 +159,9 @@ class Scheduler:
         if state.to_reject:
             reject_overgrown(state)
         limits = state.limits
-        step = Step(limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried)
+        step = Step(
+            limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried
+        )
         if len(state.running):
             compose_running(state, step)
         if len(state.waiting) or len(state.away):
@@ -236,7 +247,9 @@ class Scheduler:
         array = token_array(tokens)
         limit = state.limits.vocabulary_size
         if limit is not None and len(array) and int(array.max()) >= limit:
-            raise InvalidRequest(f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.')
+            raise InvalidRequest(
+                f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
+            )
         if not 0 <= sequence < len(request.rows) or (request.rows[sequence] < 0 and request.tokens[sequence] is None):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
         if state.is_in_flight(request):
@@ -270,11 +283,19 @@ class Scheduler:
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_asked:
-            raise InvalidRequest(f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.')
+            raise InvalidRequest(
+                f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.'
+            )
         row = request.live_rows[0]
         hit, asked = int(manager.num_computed[row]), request.num_asked
-        if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)) or not 0 <= num_tokens <= asked:
-            raise InvalidRequest(f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.')
+        if (
+            isinstance(num_tokens, bool)
+            or not isinstance(num_tokens, (int, np.integer))
+            or not 0 <= num_tokens <= asked
+        ):
+            raise InvalidRequest(
+                f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
+            )
         state.away.remove(request)
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
@@ -431,5 +452,3 @@ class Scheduler:
     def _raise_violations(self) -> None:
         violations = self.check()
         assert not violations, "; ".join(violations)
-
-

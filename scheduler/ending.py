@@ -24,7 +24,9 @@ Counts = NDArray[np.int64]
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
-def validated_tokens(state: State, batch: Batch, token_ids: Any, counts: Any) -> tuple[NDArray[np.int32], Counts | None]:
+def validated_tokens(
+    state: State, batch: Batch, token_ids: Any, counts: Any
+) -> tuple[NDArray[np.int32], Counts | None]:
     """The new tokens as int32 [sum], and how many of each row as int64 [n] (None: one for each row that samples).
 
     Raises WrongTokens when they do not fit the batch.
@@ -35,7 +37,9 @@ def validated_tokens(state: State, batch: Batch, token_ids: Any, counts: Any) ->
         raise WrongTokens(f"batch {batch.number}: {error}") from None
     vocabulary = state.limits.vocabulary_size
     if vocabulary is not None and len(tokens) and int(tokens.max()) >= vocabulary:
-        raise WrongTokens(f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}.")
+        raise WrongTokens(
+            f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}."
+        )
     if counts is None:
         wanted = len(batch.rows) if batch.all_sample else int(np.count_nonzero(batch.samples))
         if len(tokens) != wanted:
@@ -43,7 +47,9 @@ def validated_tokens(state: State, batch: Batch, token_ids: Any, counts: Any) ->
         return tokens, None
     array = np.asarray(counts)
     if array.shape != batch.rows.shape or (array.dtype.kind not in "iu" and array.size):
-        raise WrongTokens(f"batch {batch.number}: counts has to hold {len(batch.rows)} integers, one a row; got shape {array.shape}.")
+        raise WrongTokens(
+            f"batch {batch.number}: counts has to hold {len(batch.rows)} integers, one a row; got shape {array.shape}."
+        )
     array = array.astype(np.int64)
     if (array < 0).any():
         raise WrongTokens(f"batch {batch.number}: a count is negative.")
@@ -74,7 +80,13 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
     if doomed:
         is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
-        rows, ids, sequences, ends, tokens = rows[is_kept], ids[is_kept], sequences[is_kept], ends[is_kept], tokens[is_kept]
+        rows, ids, sequences, ends, tokens = (
+            rows[is_kept],
+            ids[is_kept],
+            sequences[is_kept],
+            ends[is_kept],
+            tokens[is_kept],
+        )
     totals = manager.extend(rows, tokens, ends)
     codes = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
@@ -115,9 +127,7 @@ def _update_ragged(
     usage = _end_rows(state, batch.rows[places], ended, ended.nonzero()[0])
     _end_doomed(state)
     lengths = np.array([len(part) for part in kept], np.int64)
-    return Outputs(
-        batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state)
-    )
+    return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state))
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
@@ -239,4 +249,3 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
             state.end(request, Status.FINISHED, f"has finished ({FINISH_REASONS[codes[i]]}).")
             usage[i] = state.usage_of(request)
     return usage
-

@@ -70,7 +70,9 @@ class WaitingFull(PagedError, RuntimeError):
     """The limit on waiting requests is reached: `limit`."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit:,} requests are waiting, which is the limit (max_waiting). Try again when some have been admitted.")
+        super().__init__(
+            f"{limit:,} requests are waiting, which is the limit (max_waiting). Try again when some have been admitted."
+        )
         self.limit = limit
 
 
@@ -106,7 +108,9 @@ class BatchOutOfOrder(BatchError):
     """An older batch has to be updated, or a later one cancelled, first: `first` is its number."""
 
     def __init__(self, number: int, first: int, verb: str) -> None:
-        super().__init__(number, f"cannot be {verb} before batch {first}: updates go oldest first, cancels latest first.")
+        super().__init__(
+            number, f"cannot be {verb} before batch {first}: updates go oldest first, cancels latest first."
+        )
         self.first = first
 
 

@@ -42,7 +42,9 @@ def explain(state: State, request_id: str) -> Explanation:
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     if request.is_doomed:
-        return Explanation(id=request_id, status=request.status.value, reason="it was aborted and goes when its batch ends.")
+        return Explanation(
+            id=request_id, status=request.status.value, reason="it was aborted and goes when its batch ends."
+        )
     if request.status is Status.WAITING:
         return _waiting(state, request)
     if request.status is Status.LOADING:
@@ -81,7 +83,11 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
     kept = state.watermark_blocks if len(state.running) else 0
     ahead = [other for other in state.waiting if other.order < request.order]
-    was = f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again." if request.preemptions else ""
+    was = (
+        f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again."
+        if request.preemptions
+        else ""
+    )
     if state.policy.max_preemptions is not None and request.preemptions >= state.policy.max_preemptions:
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
@@ -125,7 +131,10 @@ def _running(state: State, request: RequestState) -> Explanation:
     if request.follows is not None:
         leader = request.follows
         return _explained(
-            state, request, f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.', 0
+            state,
+            request,
+            f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.',
+            0,
         )
     if state.is_in_flight(request):
         return _explained(state, request, "it is in a batch that has not ended.", 0)

@@ -47,7 +47,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.watermark < 1:
             raise InvalidConfig(f"policy {self.name}: watermark has to be in [0, 1); got {self.watermark}.")
         if self.max_preemptions is not None and self.max_preemptions < 1:
-            raise InvalidConfig(f"policy {self.name}: max_preemptions has to be at least 1; got {self.max_preemptions}.")
+            raise InvalidConfig(
+                f"policy {self.name}: max_preemptions has to be at least 1; got {self.max_preemptions}."
+            )
 
 
 # fmt: off

@@ -94,7 +94,12 @@ def _blocks_kept(state: State, row: int, num_missing: int) -> int:
 def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) -> bool:
     """Whether the tail goes to the host: the policy says so, or its bytes over the link cost less than computing it again."""
     manager, rows = state.manager, victim.live_rows
-    if state.policy.preemption == "recompute" or not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
+    if (
+        state.policy.preemption == "recompute"
+        or not manager.num_host_blocks
+        or not step.may_move
+        or step.has_swapped_in
+    ):
         return False
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
@@ -106,7 +111,10 @@ def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) 
     if state.policy.preemption == "swap":
         return True
     size = manager.block_size
-    lost = sum(state.costs.recompute(min(keep * size, int(manager.num_computed[row])), int(manager.num_computed[row])) for row in rows)
+    lost = sum(
+        state.costs.recompute(min(keep * size, int(manager.num_computed[row])), int(manager.num_computed[row]))
+        for row in rows
+    )
     return state.costs.swap(wanted) < lost
 
 

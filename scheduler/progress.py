@@ -26,7 +26,9 @@ def force_progress(state: State, step: Step) -> None:
         if any(other.status is Status.LOADING or other.transfers for other in state.away):
             # What they hold comes back when the caller has loaded.
             return
-        state.pending_outputs += end_request(state, first, LENGTH, "ended with length: alone in the pool, it outgrew it.")
+        state.pending_outputs += end_request(
+            state, first, LENGTH, "ended with length: alone in the pool, it outgrew it."
+        )
     if len(state.waiting):
         request = state.waiting.head()
         # Whoever is still in the way waits for tokens from the caller.
@@ -43,7 +45,11 @@ def _todo(state: State, request: RequestState) -> int:
 
 
 def _first(state: State) -> RequestState | None:
-    able = [r for r in (*state.running, *state.away) if r.status is not Status.LOADING and not r.transfers and _todo(state, r)]
+    able = [
+        r
+        for r in (*state.running, *state.away)
+        if r.status is not Status.LOADING and not r.transfers and _todo(state, r)
+    ]
     return min(able, key=lambda request: request.order) if able else None
 
 

@@ -62,11 +62,15 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if not (_is_int(request.max_tokens) and request.max_tokens >= 1):
         raise InvalidRequest(f"{name}: max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
     if request.min_tokens != 0 and not (_is_int(request.min_tokens) and 0 <= request.min_tokens <= request.max_tokens):
-        raise InvalidRequest(f"{name}: min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}.")
+        raise InvalidRequest(
+            f"{name}: min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
+        )
     if request.priority != 0 and not _is_int(request.priority):
         raise InvalidRequest(f"{name}: priority has to be an integer; got {request.priority!r}.")
     if request.num_sequences != 1 and not (_is_int(request.num_sequences) and request.num_sequences >= 1):
-        raise InvalidRequest(f"{name}: num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
+        raise InvalidRequest(
+            f"{name}: num_sequences has to be an integer of at least 1; got {request.num_sequences!r}."
+        )
     if request.num_computed != 0 and not (_is_int(request.num_computed) and request.num_computed >= 0):
         raise InvalidRequest(f"{name}: num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
     if request.num_computed and request.num_sequences > 1:
@@ -143,7 +147,9 @@ class RequestState:
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
 
-    def __init__(self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], arrival: float) -> None:
+    def __init__(
+        self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], arrival: float
+    ) -> None:
         self.request = request
         self.root = root
         self.order = order

@@ -230,19 +230,28 @@ class State:
         if not self.transfers:
             return False
         blocks, tail = set(self.manager.table(row).tolist()), set(self.manager.host_tail(row).tolist())
-        return any(blocks & transfer.arriving or tail & transfer.arriving_on_host for transfer in self.transfers.values())
+        return any(
+            blocks & transfer.arriving or tail & transfer.arriving_on_host for transfer in self.transfers.values()
+        )
 
     def usage_of(self, state: RequestState) -> RequestUsage:
         """What the request took so far."""
         return RequestUsage(
-            state.prompt_len, state.num_output, state.hit_tokens, state.recomputed_tokens, state.swapped_blocks, state.preemptions
+            state.prompt_len,
+            state.num_output,
+            state.hit_tokens,
+            state.recomputed_tokens,
+            state.swapped_blocks,
+            state.preemptions,
         )
 
     def debt_of(self, state: RequestState) -> int:
         """Blocks that this one request, which has rows, still needs for what it knows."""
         manager = self.manager
         return sum(
-            max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row])) for row in state.rows if row >= 0
+            max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row]))
+            for row in state.rows
+            if row >= 0
         )
 
     def blocks_owed(self) -> int:

@@ -1,15 +1,15 @@
 """The states of a request, and the reasons for which it ends. Knows the words. Does not know who changes them.
 
-    waiting → running ⇄ paused / swapped / waiting → finished
-            ↘ loading ↗                            ↘ aborted, rejected
+waiting → running ⇄ paused / swapped / waiting → finished
+        ↘ loading ↗                            ↘ aborted, rejected
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """Exactly one of these at any time."""
 
     WAITING = "waiting"  # no row, no blocks

@@ -9,7 +9,9 @@ from scheduler.rows import RowColumns, Rows
 from scheduler.status import LENGTH, NOT_FINISHED, STOP
 
 
-def finish_codes(columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]) -> NDArray[np.int8]:
+def finish_codes(
+    columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
+) -> NDArray[np.int8]:
     """int8 [n]: why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long; 0 if it goes on."""
     codes = (totals >= columns.max_total[rows]).astype(np.int8) * np.int8(LENGTH)
     if columns.num_with_stops:

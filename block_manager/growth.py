@@ -1,0 +1,134 @@
+"""How block tables grow and shrink, and what changed in them since somebody last asked.
+
+Knows tables and the device pool. Does not know content, tiers, or who may have how many blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager.errors import OutOfBlocks
+from block_manager.free_list import Blocks
+from block_manager.moves import Moves, pairs_of
+from block_manager.pool import Pool
+from block_manager.tables import Rows, Tables
+
+
+class TableChanges(NamedTuple):
+    """Entries of the block tables that changed: `blocks[i]` is now at (`rows[i]`, `columns[i]`)."""
+
+    rows: Rows
+    columns: NDArray[np.int64]
+    blocks: NDArray[np.int32]
+
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
+_NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
+
+
+class Growth:
+    """Draws blocks into tables and gives them back."""
+
+    def __init__(self, tables: Tables, device: Pool) -> None:
+        self._tables = tables
+        self._device = device
+        # Each (rows, columns, blocks), or (row, first column, blocks) for consecutive ones of a row.
+        self._changes: list[tuple[Any, Any, Blocks]] = []
+        # Whether any row may share its partial block: only after a fork, so that a step need not look.
+        self.any_shared_tail = False
+
+    def write(self, row: int, column: int, blocks: Blocks) -> None:
+        """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
+        tables, stop = self._tables, column + len(blocks)
+        tables.ensure_columns(stop)
+        tables.blocks[0, row, column:stop] = blocks
+        if stop > tables.num_blocks[row]:
+            tables.num_blocks[row] = stop
+        self._changes.append((row, column, blocks))
+
+    def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
+        """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
+        tables = self._tables
+        if len(rows) == 1:
+            column = int(have[0])
+            self.write(int(rows[0]), column, self._device.draw(int(wanted[0]) - column))
+            return
+        counts = wanted - have
+        total = int(counts.sum())
+        blocks = self._device.draw(total)
+        tables.ensure_columns(int(wanted.max()))
+        entry_rows, columns = rows, have
+        if total != len(rows):
+            starts = np.cumsum(counts) - counts
+            columns = np.arange(total) - np.repeat(starts - have, counts)
+            entry_rows = np.repeat(rows, counts)
+        tables.blocks[0, entry_rows, columns] = blocks
+        tables.num_blocks[rows] = wanted
+        self._changes.append((entry_rows, columns, blocks))
+
+    def note(self, row: int, first: int) -> None:
+        """The row's table has grown from column `first` on."""
+        tables = self._tables
+        stop = int(tables.num_blocks[row])
+        self._changes.append((row, first, tables.blocks[0, row, first:stop].astype(np.int64)))
+
+    def give_back(self, row: int, keep: int) -> None:
+        """The row's blocks from column `keep` on go back to the pool, tail first."""
+        tables = self._tables
+        num_blocks = int(tables.num_blocks[row])
+        if keep < num_blocks:
+            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
+            tables.num_blocks[row] = keep
+
+    def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
+        """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.
+
+        Raises OutOfBlocks when the copies and `num_grown` more blocks cannot be had, changing nothing.
+        """
+        tables, device = self._tables, self._device
+        sharing: list[tuple[int, int, int]] = []
+        copies = 0
+        holders: dict[int, int] = {}
+        for row in rows[tables.shares_tail[rows]].tolist():
+            column, offset = divmod(int(tables.num_computed[row]), tables.block_size)
+            if offset:
+                block = int(tables.blocks[0, row, column])
+                left = holders.setdefault(block, device.num_refs(block))
+                sharing.append((row, column, block))
+                if left > 1:
+                    holders[block] = left - 1
+                    copies += 1
+        if copies + num_grown > device.num_available:
+            raise OutOfBlocks(copies + num_grown, device.num_available)
+        pairs: list[tuple[int, int]] = []
+        for row, column, block in sharing:
+            tables.shares_tail[row] = False
+            if device.num_refs(block) > 1:
+                copy = device.draw(1)
+                pairs.append((block, int(copy[0])))
+                device.release(np.array([block]))
+                self.write(row, column, copy)
+        self.any_shared_tail = bool(tables.shares_tail.any())
+        return Moves(device_to_device=pairs_of(pairs))
+
+    def take_changes(self) -> TableChanges:
+        """Every entry of a block table that changed since the last call, in order."""
+        changes = self._changes
+        if not changes:
+            return _NO_CHANGES
+        self._changes = []
+        if len(changes) == 1 and not isinstance(changes[0][0], int):
+            rows, columns, blocks = changes[0]
+            return TableChanges(rows, columns, blocks.astype(np.int32))
+        entries = np.concatenate([part[2] for part in changes]).astype(np.int32)
+        lengths = [len(part[2]) for part in changes]
+        rows, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
+        stop = 0
+        for (row, first, _), length in zip(changes, lengths, strict=True):
+            start, stop = stop, stop + length
+            rows[start:stop] = row
+            columns[start:stop] = np.arange(first, first + length) if isinstance(first, int) else first
+        return TableChanges(rows, columns, entries)
