@@ -230,8 +230,8 @@ class BlockManager(Views):
         if index is not None and index.num_attentive:
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
-                for row in rows[~is_lazy].tolist():
-                    index.begin_pending(row)
+                for place in (~is_lazy).nonzero()[0].tolist():
+                    index.begin_pending(int(rows[place]), int(ends[place]))
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
@@ -240,13 +240,14 @@ class BlockManager(Views):
         if self._growth.any_shared_tail:
             return self.place(np.array([row]), np.array([count]))
         have = int(tables.num_blocks[row])
-        wanted = -(-(int(tables.num_computed[row]) + count) // self.block_size)
+        end = int(tables.num_computed[row]) + count
+        wanted = -(-end // self.block_size)
         if wanted > have:
             self._growth.write(row, have, self._device.draw(wanted - have))
         tables.num_scheduled[row] = count
         tables.batch[row] = self._batch
         if self._index is not None and not self._index.is_lazy[row]:
-            self._index.begin_pending(row)
+            self._index.begin_pending(row, end)
         return NO_MOVES
 
     def confirm(self, rows: RowsLike) -> None:
@@ -329,13 +330,17 @@ class BlockManager(Views):
     def close(self, row: int) -> None:
         """`free` of one row that the caller vouches for."""
         tables = self._tables
-        if self._index is not None:
-            self._index.close_path(row)
+        num_blocks = int(tables.num_blocks[row])
+        num_nodes = 0 if self._index is None else min(self._index.close_path(row), num_blocks)
         if tables.is_swapped[row]:
             self._tiers.drop(row)
-        num_blocks = tables.num_blocks[row]
         if num_blocks:
-            self._device.release(tables.blocks[0, row, :num_blocks][::-1].astype(np.int64))
+            blocks = tables.blocks[0, row, :num_blocks][::-1].astype(np.int64)
+            # Apart, because a release of blocks that look alike is one read and one write.
+            if num_nodes < num_blocks:
+                self._device.release(blocks[: num_blocks - num_nodes])
+            if num_nodes:
+                self._device.release(blocks[num_blocks - num_nodes :])
         tables.close(row)
 
     def fork(self, row: int) -> int:

@@ -60,11 +60,11 @@ class PrefixIndex:
         self.num_attentive += 1
         return path
 
-    def close_path(self, row: int) -> None:
-        """Forget the path of a row that ends; its open run stays as content."""
+    def close_path(self, row: int) -> int:
+        """Forget the path of a row that ends; its open run stays as content. Returns how many of its blocks are nodes."""
         self.close_run(row)
-        del self.paths[row]
         self.num_attentive -= 1
+        return self.paths.pop(row).published
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, confirmed ones only."""
@@ -116,12 +116,11 @@ class PrefixIndex:
         path.run, path.at = run, offset + count - 1
         path.published += match.num_blocks
 
-    def begin_pending(self, row: int) -> None:
-        """A closed row was put in flight: the full blocks that it computes become a run of pending nodes, if nobody has them."""
+    def begin_pending(self, row: int, end: int) -> None:
+        """A closed row was put in flight up to `end` tokens: the full blocks that it computes become a run of pending nodes, if
+        nobody has them."""
         path = self.paths[row]
-        if path.open is not None:
-            return
-        if self._tables.end(row) // self._block_size <= path.published:
+        if path.open is not None or end // self._block_size <= path.published:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:
@@ -192,9 +191,11 @@ class PrefixIndex:
         run.length = run.num_device = length
         run.row = -1
         self._device.carry(blocks[0], run, 0)
+        if path.guard < 0:
+            self.is_lazy[row] = False
+            self.num_attentive += 1
         path.open, path.guard = None, -1
         path.run, path.at, path.published = run, length - 1, start + length
-        self._set_lazy(row, False)
 
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""

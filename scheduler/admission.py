@@ -101,14 +101,20 @@ def _place_early(state: State, step: Step, request: RequestState, row: int) -> N
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     state.start_running(request)
-    batch = state.manager.batch_of_row
-    follows = None
-    for row in request.live_rows:
-        if not batch[row] and step.budget > 0 and state.manager.num_tokens[row] > state.manager.num_computed[row]:
-            place_chunk(state, step, request, row, is_fresh=is_fresh)
-            follows = follows or request.follows
+    manager = state.manager
+    follows, is_placed = None, not request.is_bounded
+    for row in request.rows:
+        if row < 0 or manager.batch_of_row[row]:
+            continue
+        todo = int(manager.num_tokens[row]) - int(manager.num_computed[row])
+        if todo == 0:
+            continue
+        if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
+            is_placed = False
+        follows = follows or request.follows
     request.follows = None if follows is None or state.is_in_flight(request) else follows
-    _add_debt(state, step, request)
+    if not is_placed or len(request.rows) > 1:
+        _add_debt(state, step, request)
 
 
 def _add_debt(state: State, step: Step, request: RequestState) -> None:
@@ -154,10 +160,9 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
     """Whether its sequences may be in flight beside those that run."""
     if request.num_live > step.seats:
         return False
-    rows = state.running_rows.array(state.running)
-    if len(rows) + request.num_live <= state.limits.max_sequences:
+    if state.running_rows.count() + request.num_live <= state.limits.max_sequences:
         return True
-    manager = state.manager
+    rows, manager = state.running_rows.array(state.running), state.manager
     # Rows that wait for tokens from the caller take no seat.
     is_idle = (manager.num_tokens[rows] == manager.num_computed[rows]) & (manager.batch_of_row[rows] == 0)
     return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
@@ -193,6 +198,9 @@ def _owed(state: State, step: Step) -> int:
 def blocks_to_enter(state: State, request: RequestState) -> int:
     """Blocks that a waiting request needs in all, shared ones included: its prompt, or its worst case where that is reserved."""
     reserves_all = state.policy.reservation == "max" or _is_due(state, request)
+    if len(request.rows) == 1:
+        tokens = request.tokens[0]
+        return state.blocks_for(request.max_total[0] if reserves_all or tokens is None else len(tokens))
     totals = [
         request.max_total[sequence] if reserves_all else len(tokens)
         for sequence, tokens in enumerate(request.tokens)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from block_manager import InvalidTokens, token_array
 from scheduler.batch import Batch, Output, Outputs, RequestUsage
+from scheduler.composition import ones
 from scheduler.errors import WrongTokens
 from scheduler.preemption import drop_rows
 from scheduler.request import RequestState
@@ -22,6 +23,7 @@ from scheduler.stopping import finish_codes, kept_tokens
 
 Counts = NDArray[np.int64]
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
 def validated_tokens(
@@ -98,7 +100,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         if rows is batch.rows and not state.outstanding:
             state.steady = (rows, ends)
     _end_doomed(state)
-    return Outputs(ids, sequences, tokens, np.ones(len(rows), np.int64), codes, usage, take_pending(state))
+    return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
 
 
 def _update_ragged(
@@ -246,6 +248,6 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         if request.num_live == 0:
             if request.is_bounded:
                 state.bounded.remove(request)
-            state.end(request, Status.FINISHED, f"has finished ({FINISH_REASONS[codes[i]]}).")
+            state.end(request, Status.FINISHED, _FINISHED[codes[i]])
             usage[i] = state.usage_of(request)
     return usage

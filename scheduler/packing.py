@@ -22,16 +22,16 @@ class Packer:
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
         self._starts: NDArray[np.int64] = np.arange(2, dtype=np.int64)
-        self._offsets: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
+        tables, tokens = manager.block_tables, manager.tokens
         rows = decodes = step.decodes
         computed = ones(0) if step.decode_computed is None else step.decode_computed
         num_decodes = len(decodes)
         columns = computed // size
-        slots = manager.block_tables[decodes, columns] * np.int64(size) + (computed - columns * size)
+        slots = tables[decodes, columns] * np.int64(size) + (computed - columns * size)
         if step.chunks:
             rows = np.concatenate([decodes, np.array([row for row, _ in step.chunks], np.int64)])
             counts = np.ones(len(rows), np.int64)
@@ -41,7 +41,7 @@ class Packer:
             num_tokens = int(starts[-1])
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
-            token_ids[:num_decodes] = manager.tokens[decodes, computed]
+            token_ids[:num_decodes] = tokens[decodes, computed]
             positions[:num_decodes] = computed
             slot_mapping[:num_decodes] = slots
             context_lens = np.empty(len(rows), np.int64)
@@ -50,18 +50,16 @@ class Packer:
             for i, (row, count) in enumerate(step.chunks, num_decodes):
                 first = int(manager.num_computed[row])
                 stop = start + count
-                token_ids[start:stop] = manager.tokens[row, first : first + count]
-                positions[start:stop] = np.arange(first, first + count)
-                slot_mapping[start:stop] = self._chunk_slots(state, row, first, count)
+                token_ids[start:stop] = tokens[row, first : first + count]
+                positions[start:stop] = self._rising(first + count)[first:]
+                slot_mapping[start:stop] = self._chunk_slots(tables[row], size, first, count)
                 context_lens[i] = first + count
                 start = stop
             samples = context_lens == manager.num_tokens[rows]
             all_sample = bool(samples.all())
         else:
-            if num_decodes >= len(self._starts):
-                self._starts = np.arange(2 * num_decodes + 1, dtype=np.int64)
-            counts, starts = ones(num_decodes), self._starts[: num_decodes + 1]
-            token_ids, positions, slot_mapping = manager.tokens[decodes, computed], computed, slots
+            counts, starts = ones(num_decodes), self._rising(num_decodes + 1)
+            token_ids, positions, slot_mapping = tokens[decodes, computed], computed, slots
             context_lens = computed + 1
             samples = np.ones(num_decodes, np.bool_)
             all_sample = True
@@ -83,7 +81,7 @@ class Packer:
             samples=samples,
             ids=self._ids,
             sequences=self._sequences,
-            block_tables=manager.block_tables,
+            block_tables=tables,
             table_rows=changes.rows,
             table_columns=changes.columns,
             table_blocks=changes.blocks,
@@ -96,13 +94,15 @@ class Packer:
             admitted=tuple(step.admitted),
         )
 
-    def _chunk_slots(self, state: State, row: int, first: int, count: int) -> NDArray[np.int64]:
-        """Slots of positions `first` to `first + count` - 1 of a row, int64."""
-        manager, size = state.manager, state.manager.block_size
-        if len(self._offsets) != size:
-            self._offsets = np.arange(size)
+    def _rising(self, stop: int) -> NDArray[np.int64]:
+        """int64 [stop]: 0, 1, 2, ...; a view of one array that only grows."""
+        if stop > len(self._starts):
+            self._starts = np.arange(2 * stop, dtype=np.int64)
+        return self._starts[:stop]
+
+    def _chunk_slots(self, table: NDArray[np.int32], size: int, first: int, count: int) -> NDArray[np.int64]:
+        """Slots of positions `first` to `first + count` - 1 of a row with this table, int64."""
         column, skipped = divmod(first, size)
-        blocks = manager.block_tables[row, column : -(-(first + count) // size)].astype(np.int64)
-        blocks *= size
-        slots: NDArray[np.int64] = (blocks[:, None] + self._offsets).ravel()
+        blocks = table[column : -(-(first + count) // size)] * np.int64(size)
+        slots: NDArray[np.int64] = (blocks[:, None] + self._rising(size)).ravel()
         return slots[skipped : skipped + count]

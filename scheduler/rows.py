@@ -93,16 +93,25 @@ class RunningRows:
         self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
+        self._num_unknown = 0
         self._mark = np.zeros(64, np.bool_)
+
+    def count(self) -> int:
+        """How many rows run; an upper bound while the array has to be made anew."""
+        return len(self._rows) + len(self._joined) - len(self._left) + self._num_unknown
 
     def join(self, rows: list[int], *, at_end: bool) -> None:
         """These rows run from now on; `at_end`: after all others."""
         if self._left:
             self._mask_out()
+        top = max(rows)
+        if top >= len(self._mark):
+            self._mark = np.zeros(2 * top + 2, np.bool_)
         if at_end:
             self._joined += rows
         else:
             self._is_stale = True
+            self._num_unknown += len(rows)
 
     def leave(self, rows: list[int]) -> None:
         """These rows run no more."""
@@ -115,7 +124,7 @@ class RunningRows:
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
             self._is_stale = False
-            self._joined, self._left = [], []
+            self._joined, self._left, self._num_unknown = [], [], 0
         elif self._left:
             self._mask_out()
         elif self._joined:
@@ -127,12 +136,8 @@ class RunningRows:
         self._joined = []
 
     def _mask_out(self) -> None:
-        rows = self._rows
-        if len(rows):
-            top = max(int(rows.max()), max(self._left)) + 1
-            if top > len(self._mark):
-                self._mark = np.zeros(2 * top, np.bool_)
-            self._mark[self._left] = True
-            self._rows = rows[~self._mark[rows]]
-            self._mark[self._left] = False
+        rows, mark = self._rows, self._mark
+        mark[self._left] = True
+        self._rows = rows[~mark[rows]]
+        mark[self._left] = False
         self._left = []

@@ -13,7 +13,8 @@ def finish_codes(
     columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
 ) -> NDArray[np.int8]:
     """int8 [n]: why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long; 0 if it goes on."""
-    codes = (totals >= columns.max_total[rows]).astype(np.int8) * np.int8(LENGTH)
+    codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
+    codes[totals >= columns.max_total[rows]] = LENGTH
     if columns.num_with_stops:
         is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
         codes[is_stop] = STOP
