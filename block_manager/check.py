@@ -104,6 +104,12 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
             found.append(
                 f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
             )
+        if num_blocks and tables.last_block[row] != tables.blocks[0, row, num_blocks - 1]:
+            found.append(
+                f"6: row {row} ends with block {tables.blocks[0, row, num_blocks - 1]}, not {tables.last_block[row]}."
+            )
+        if tables.last_token[row] != tables.tokens[row, tables.num_tokens[row] - 1]:
+            found.append(f"6: the last token of row {row} is not {tables.last_token[row]}.")
         if end > tables.num_tokens[row]:
             found.append(f"6: row {row} has computed or scheduled {end} tokens and knows {tables.num_tokens[row]}.")
         if tables.batch[row] and tables.num_scheduled[row] < 1:

@@ -45,8 +45,9 @@ class Growth:
         tables, stop = self._tables, column + len(blocks)
         tables.ensure_columns(stop)
         tables.blocks[0, row, column:stop] = blocks
-        if stop > tables.num_blocks[row]:
+        if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
+            tables.last_block[row] = blocks[-1]
         self._changes.append((row, column, blocks))
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
@@ -67,6 +68,7 @@ class Growth:
             entry_rows = np.repeat(rows, counts)
         tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
+        tables.last_block[rows] = blocks[np.cumsum(counts) - 1]
         self._changes.append((entry_rows, columns, blocks))
 
     def note(self, row: int, first: int) -> None:
@@ -81,7 +83,7 @@ class Growth:
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
             self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
-            tables.num_blocks[row] = keep
+            tables.set_num_blocks(row, keep)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.

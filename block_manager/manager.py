@@ -80,6 +80,8 @@ class BlockManager(Views):
             Sharing(self._tables, self._device, self._index, self._growth, self._tiers) if self._index else None
         )
         self._batch = 1
+        # Whether any row may hold blocks beyond its tokens.
+        self._any_reserved = False
         # No row knows more tokens than this.
         self._longest = 0
         # References that transfers hold beyond the tables, by block.
@@ -174,6 +176,7 @@ class BlockManager(Views):
         totals = ends + 1
         tables.tokens[rows, ends] = tokens
         tables.num_tokens[rows] = totals
+        tables.last_token[rows] = tokens
         return totals
 
     def append(self, row: int, tokens: Any) -> None:
@@ -250,6 +253,18 @@ class BlockManager(Views):
             self._index.begin_pending(row, end)
         return NO_MOVES
 
+    def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
+        """int32 [n]: the last known token of each row."""
+        return self._tables.last_token[rows]
+
+    def last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
+        tables = self._tables
+        columns = positions // self.block_size
+        blocks = tables.blocks[0, rows, columns] if self._any_reserved else tables.last_block[rows]
+        slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
+        return slots
+
     def confirm(self, rows: RowsLike) -> None:
         """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
 
@@ -301,6 +316,7 @@ class BlockManager(Views):
         if len(short):
             self._growth.draw(array[short], have[short], wanted[short])
         self._tables.reserved[array] = np.maximum(self._tables.reserved[array], wanted)
+        self._any_reserved = True
 
     def truncate(self, row: int, num_blocks: int) -> None:
         """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; num_computed falls with them.
@@ -434,9 +450,9 @@ class BlockManager(Views):
                 self._index.close_run(row)
         return self._tiers.host_blocks_wanted(array, keep)
 
-    def blocks_to_return(self, row: int) -> int:
-        """Device blocks that `swap_in` of this row would take from what is available."""
-        return self._tiers.device_blocks_wanted(row)
+    def blocks_to_return(self, rows: RowsLike) -> int:
+        """Device blocks that `swap_in` of these rows would take from what is available."""
+        return self._tiers.device_blocks_wanted(np.atleast_1d(np.asarray(rows, np.int64)))
 
     def num_host_tail(self, row: int) -> int:
         """Host blocks that the row pins."""

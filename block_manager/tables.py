@@ -72,6 +72,9 @@ class Tables:
     num_scheduled int64 [rows]                   tokens in flight; stale where the row is in no batch
     batch         int64 [rows]                   the batch the row is in flight in, 0 for none
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
+    last_token    int32 [rows]                   tokens[row, num_tokens - 1], so that a decode step reads one cache line and not
+                                                 one of each row
+    last_block    int64 [rows]                   blocks[0, row, num_blocks - 1], for the same reason
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """
@@ -86,6 +89,8 @@ class Tables:
             setattr(self, name, np.zeros(num_rows, np.int64))
         for name in ("is_swapped", "shares_tail"):
             setattr(self, name, np.zeros(num_rows, np.bool_))
+        self.last_token = np.zeros(num_rows, np.int32)
+        self.last_block = np.zeros(num_rows, np.int64)
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
@@ -99,6 +104,8 @@ class Tables:
     uid: NDArray[np.int64]
     is_swapped: NDArray[np.bool_]
     shares_tail: NDArray[np.bool_]
+    last_token: NDArray[np.int32]
+    last_block: NDArray[np.int64]
 
     @property
     def num_rows(self) -> int:
@@ -144,6 +151,14 @@ class Tables:
             self.ensure_tokens(stop)
         self.tokens[row, start:stop] = tokens
         self.num_tokens[row] = stop
+        if stop > start:
+            self.last_token[row] = tokens[-1]
+
+    def set_num_blocks(self, row: int, num_blocks: int) -> None:
+        """The row's table ends before column `num_blocks` from now on."""
+        self.num_blocks[row] = num_blocks
+        if num_blocks:
+            self.last_block[row] = self.blocks[0, row, num_blocks - 1]
 
     def ensure_tokens(self, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens a row."""
@@ -226,6 +241,8 @@ class Tables:
             "uid",
             "is_swapped",
             "shares_tail",
+            "last_token",
+            "last_block",
         ):
             column = getattr(self, name)
             grown = np.zeros(new, column.dtype)

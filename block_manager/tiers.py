@@ -50,11 +50,17 @@ class Tiers:
         wanted += len(nodes) + len(private) + len(newly_pinned)
         return wanted
 
-    def device_blocks_wanted(self, row: int) -> int:
-        """Device blocks that swap_in of this row would draw; those of its nodes that other rows hold cost nothing."""
-        tail = self.tails.get(row, _NO_BLOCKS)
+    def device_blocks_wanted(self, rows: Rows) -> int:
+        """Device blocks that swap_in of these rows would take from what is available.
+
+        What several of them share counts once, and a node that some other row holds on the device not at all.
+        """
+        tails = [self.tails[row] for row in rows.tolist() if row in self.tails]
+        if not tails:
+            return 0
+        blocks = np.unique(np.concatenate(tails))
         wanted = 0
-        for block, offset in zip(tail.tolist(), self._host.offsets(tail), strict=True):
+        for block, offset in zip(blocks.tolist(), self._host.offsets(blocks), strict=True):
             if self._index is not None and offset >= 0:
                 resident = self._index.device_block(self._host.run[block], offset)
                 # A cached one is available now and used afterwards, as a drawn one is.
@@ -79,7 +85,7 @@ class Tiers:
 
     def swap_in(self, rows: Rows) -> Moves:
         """The host tails come back. Raises OutOfBlocks, changing nothing."""
-        self._device.require(sum(self.device_blocks_wanted(row) for row in rows.tolist()))
+        self._device.require(self.device_blocks_wanted(rows))
         pairs: list[tuple[int, int]] = []
         loaded: dict[int, int] = {}
         returned: list[Blocks] = []
@@ -155,7 +161,7 @@ class Tiers:
         # Lookahead blocks hold nothing to come back for.
         keep = min(keep, -(-int(tables.num_computed[row]) // tables.block_size))
         self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
-        tables.num_blocks[row] = keep
+        tables.set_num_blocks(row, keep)
         tables.reserved[row] = 0
         tables.is_swapped[row] = True
 
@@ -182,6 +188,6 @@ class Tiers:
                     loaded[source] = block
             tables.blocks[0, row, column] = block
             column += 1
-        tables.num_blocks[row] = column
+        tables.set_num_blocks(row, column)
         tables.is_swapped[row] = False
         return tail

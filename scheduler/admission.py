@@ -174,13 +174,14 @@ def _watermark(state: State) -> int:
 
 def blocks_to_return(state: State, request: RequestState) -> int:
     """Blocks that a paused or swapped request takes from what is available before it may run again."""
-    manager, needed = state.manager, 0
+    manager = state.manager
+    needed = manager.blocks_to_return(request.live_rows)
     for sequence, row in enumerate(request.rows):
         if row < 0:
             continue
         target = request.max_total[sequence] if _is_due(state, request) else int(manager.num_tokens[row])
         on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
-        needed += manager.blocks_to_return(row) + max(0, state.blocks_for(target) - on_device - on_host)
+        needed += max(0, state.blocks_for(target) - on_device - on_host)
     return needed
 
 

@@ -22,6 +22,7 @@ class Packer:
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
         self._starts: NDArray[np.int64] = np.arange(2, dtype=np.int64)
+        self._true: NDArray[np.bool_] = np.ones(1, np.bool_)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
@@ -30,18 +31,21 @@ class Packer:
         rows = decodes = step.decodes
         computed = ones(0) if step.decode_computed is None else step.decode_computed
         num_decodes = len(decodes)
-        columns = computed // size
-        slots = tables[decodes, columns] * np.int64(size) + (computed - columns * size)
+        slots = manager.last_slots(decodes, computed)
         if step.chunks:
-            rows = np.concatenate([decodes, np.array([row for row, _ in step.chunks], np.int64)])
-            counts = np.ones(len(rows), np.int64)
-            counts[num_decodes:] = [count for _, count in step.chunks]
-            starts = np.zeros(len(rows) + 1, np.int64)
-            np.cumsum(counts, out=starts[1:])
-            num_tokens = int(starts[-1])
+            rows = np.concatenate((decodes, [row for row, _ in step.chunks]), dtype=np.int64)
+            counts = np.empty(len(rows), np.int64)
+            counts[:num_decodes] = 1
+            starts = np.empty(len(rows) + 1, np.int64)
+            starts[: num_decodes + 1] = self._rising(num_decodes + 1)
+            num_tokens = num_decodes
+            for i, (_, count) in enumerate(step.chunks, num_decodes):
+                counts[i] = count
+                num_tokens += count
+                starts[i + 1] = num_tokens
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
-            token_ids[:num_decodes] = tokens[decodes, computed]
+            token_ids[:num_decodes] = manager.last_tokens(decodes)
             positions[:num_decodes] = computed
             slot_mapping[:num_decodes] = slots
             context_lens = np.empty(len(rows), np.int64)
@@ -56,12 +60,12 @@ class Packer:
                 context_lens[i] = first + count
                 start = stop
             samples = context_lens == manager.num_tokens[rows]
-            all_sample = bool(samples.all())
+            all_sample = np.count_nonzero(samples) == len(samples)
         else:
             counts, starts = ones(num_decodes), self._rising(num_decodes + 1)
-            token_ids, positions, slot_mapping = tokens[decodes, computed], computed, slots
+            token_ids, positions, slot_mapping = manager.last_tokens(decodes), computed, slots
             context_lens = computed + 1
-            samples = np.ones(num_decodes, np.bool_)
+            samples = self._all_true(num_decodes)
             all_sample = True
         if rows is not self._rows:
             self._rows = rows
@@ -93,6 +97,12 @@ class Packer:
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
+
+    def _all_true(self, count: int) -> NDArray[np.bool_]:
+        """bool [count] of True; a view of one array that only grows."""
+        if count > len(self._true):
+            self._true = np.ones(2 * count, np.bool_)
+        return self._true[:count]
 
     def _rising(self, stop: int) -> NDArray[np.int64]:
         """int64 [stop]: 0, 1, 2, ...; a view of one array that only grows."""

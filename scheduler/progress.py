@@ -32,8 +32,10 @@ def force_progress(state: State, step: Step) -> None:
     if len(state.waiting):
         request = state.waiting.head()
         # Whoever is still in the way waits for tokens from the caller.
-        _clear(state, step, request, min(blocks_to_enter(state, request), state.manager.num_blocks))
-        if state.manager.num_available > 0 and len(step.admitted) == 0:
+        fits = _clear(state, step, request, blocks_to_enter(state, request))
+        # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
+        may_try = state.policy.reservation != "max" and not len(state.running) and not len(state.away)
+        if (fits or may_try) and not step.admitted:
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
                 _run(state, step, request)
@@ -71,10 +73,10 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
 def _clear_for_one(state: State, request: RequestState) -> bool:
     """Whether its next token at least fits, when all that it knows does not."""
     manager = state.manager
-    needed = 0
+    needed = manager.blocks_to_return(request.live_rows)
     for row in request.live_rows:
         held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
-        needed += manager.blocks_to_return(row) + max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
+        needed += max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
     return needed <= manager.num_available
 
 
