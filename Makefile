@@ -1,0 +1,59 @@
+# Every target needs Python 3.11 or newer, make and gcc, and nothing installed before: `.venv` is made on the first call.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Set to pass more to pytest: make test PYTEST='-k prefix'
+PYTEST ?=
+# Hypothesis examples of each state machine in `make campaign`.
+EXAMPLES ?= 20000
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench campaign soak mutants clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP) ## build .venv with everything that the other targets use
+
+# An interrupted install leaves no stamp, so the next call begins again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "paged needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[testing,dev]'
+	@touch $@
+
+demo: $(STAMP) ## watch a real service's requests press on a memory far too small for them
+	@$(BIN)/paged demo
+
+test: $(STAMP) ## run every test
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(STAMP) ## check format, habits, types and who imports whom
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the sources as `lint` wants them
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## time a scheduler step
+	@$(BIN)/paged bench scheduler
+
+campaign: $(STAMP) ## run the state machines for EXAMPLES examples each (20,000; hours)
+	@PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/properties $(PYTEST)
+
+soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
+	@$(BIN)/python -m pytest -m soak $(PYTEST)
+
+mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
+	@$(BIN)/mutmut run
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist htmlcov mutants .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

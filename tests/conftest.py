@@ -1,0 +1,60 @@
+"""What all tests share: how many examples Hypothesis tries, and an environment that another shell cannot bend.
+
+`make test` draws the same few examples every time, so that a red run is red again; `make campaign` sets PAGED_EXAMPLES
+and draws new ones. A test that names its own `max_examples` keeps it; state machines name none, so that both reach them.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Two slow cores must not turn a deadline or the time to draw an example into a failure.
+settings.register_profile(
+    "test", max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "campaign",
+    max_examples=int(os.environ.get("PAGED_EXAMPLES", "20000")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("campaign" if "PAGED_EXAMPLES" in os.environ else "test")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder that holds pyproject.toml."""
+    return REPOSITORY
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> RunPython:
+    """Run `python *arguments` in a fresh interpreter and an empty folder, warnings being errors there, too.
+
+    `cwd` and `env` (added to a clean environment) may be given. The exit status is the caller's to judge.
+    """
+
+    def run(
+        *arguments: str, cwd: Path = tmp_path, env: dict[str, str] | None = None, timeout: float = 120
+    ) -> "subprocess.CompletedProcess[str]":
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV_", "PAGED_"))}
+        return subprocess.run(
+            [sys.executable, "-W", "error", *arguments],
+            cwd=cwd,
+            env={**clean, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run

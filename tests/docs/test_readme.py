@@ -1,0 +1,83 @@
+"""The README runs: its Python as it stands, its commands as far as they exist, its links to files that are there."""
+
+import importlib.util
+import re
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+import paged
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def readme(repository: Path) -> str:
+    return (repository / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs(readme: str, repository: Path) -> None:
+    spec = importlib.util.spec_from_file_location("embed_for_readme", repository / "examples" / "embed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    embed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(embed)
+    delivered: list[tuple[Any, ...]] = []
+    # What the page says is the reader's own.
+    names: dict[str, Any] = {
+        "engine": embed.StandInEngine(512, 16, 512),
+        "prompt": list(range(100)),
+        "deliver": lambda *arguments: delivered.append(arguments),
+    }
+    programs = blocks(readme, "python")
+    assert len(programs) >= 3
+    for program in programs:
+        exec(compile(program, "README.md", "exec"), names)
+    tokens = [token for _, token_ids, _ in delivered for token in token_ids]
+    alone, _ = embed.serve([paged.Request(id="a", prompt=list(range(100)), max_tokens=64)], num_blocks=64)
+    assert tokens == alone["a"]
+    assert delivered[-1][2] == "length"
+
+
+def test_the_embedding_is_about_eight_lines(readme: str) -> None:
+    lines = [line for line in blocks(readme, "python")[0].splitlines() if line and not line.startswith("from ")]
+    assert len(lines) <= 8
+
+
+def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_python: RunPython) -> None:
+    makefile = (repository / "Makefile").read_text()
+    script = Path(sysconfig.get_path("scripts")) / "paged"
+    commands = [line.split("#")[0].split() for block in blocks(readme, "sh") for line in block.splitlines()]
+    assert ["make", "demo"] in commands
+    assert ["paged", "replay", "TRACE"] in commands
+    for program, *arguments in commands:
+        if program == "make":
+            assert re.search(rf"^{arguments[0]}:", makefile, flags=re.MULTILINE), arguments
+        else:
+            subcommand = [argument for argument in arguments if argument.islower()]
+            result = run_python(str(script), *subcommand, "--help")
+            assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/glossary.md"])
+def test_every_link_within_the_repository_leads_somewhere(repository: Path, page: str) -> None:
+    path = repository / page
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_glossary_has_every_word_once(repository: Path) -> None:
+    rows = re.findall(
+        r"^\| \*\*(.+?)\*\* \|(.*)\|$", (repository / "docs" / "glossary.md").read_text(), flags=re.MULTILINE
+    )
+    words = [word for word, _ in rows]
+    assert len(words) == len(set(words)) > 40
+    assert [word for word, cells in rows if len(cells.split(" | ")) != 5] == []

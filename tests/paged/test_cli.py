@@ -1,0 +1,226 @@
+"""The command line from outside: what it prints where, and with which status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paged import POLICIES, __version__
+from paged.cli.app import run
+from paged.traces import excerpt_path
+
+TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
+
+
+@pytest.fixture
+def paged(capsys):
+    """Run a command line in this process: exit status, standard output, standard error."""
+
+    def call(*arguments):
+        status = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(paged):
+    """Run a command line that must be refused, and return its one line."""
+
+    def call(*arguments):
+        status, out, err = paged(*arguments)
+        assert status == 2
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("paged: ")
+        return err
+
+    return call
+
+
+def test_the_version_is_the_packages(paged):
+    assert paged("--version") == (0, f"paged {__version__}\n", "")
+
+
+def test_without_a_command_the_help_is_shown(paged):
+    status, out, err = paged()
+    assert status == 0
+    assert "Usage" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize("command", [["replay"], ["demo"], ["bench", "scheduler"], ["policies"]])
+def test_every_command_explains_itself_with_an_example(paged, command):
+    status, out, err = paged(*command, "--help")
+    assert status == 0
+    assert err == ""
+    assert "Example" in out
+    assert f"paged {' '.join(command)}" in out
+
+
+def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(paged):
+    status, out, err = paged("demo", "--json")
+    result = json.loads(out)
+    assert (status, err) == (0, "")
+    assert result["requests"] == result["finished"] + result["rejected"] > 0
+    assert result["steps"] == result["checked_steps"] > 0
+    assert result["preemptions"]["recompute"] > 0
+    assert result["preemptions"]["swap"] > 0
+    assert result["peak_block_usage"] > 0.95
+    assert 0 < result["prefix_hit_rate"] < 1
+    assert result["violations"] == 0
+
+
+def test_the_demo_without_a_terminal_is_plain_lines(paged):
+    status, out, err = paged("demo")
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 10
+    assert any(line.startswith("invariants: 0 violations") for line in lines)
+
+
+def test_a_replay_into_a_pipe_is_one_figure_a_line(paged):
+    status, out, err = paged("replay", "mooncake", *TINY)
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    assert "requests: 12: " in out
+    assert all(": " in line for line in out.splitlines())
+
+
+def test_a_replays_json_is_one_document(paged):
+    status, out, err = paged("replay", excerpt_path("azure"), *TINY, "--check", "--json")
+    result = json.loads(out)
+    assert (status, err) == (0, "")
+    assert result["requests"] == 12
+    assert result["num_blocks"] == 64
+    assert set(result["ttft_s"]) == {"p50", "p90", "p99", "max"}
+    assert result["violations"] == 0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_can_be_replayed(paged, policy):
+    status, out, _ = paged("replay", "azure", *TINY, "--policy", policy, "--json")
+    assert status == 0
+    assert json.loads(out)["policy"] == policy
+
+
+def test_scales_change_what_arrives(paged):
+    def of(*options):
+        return json.loads(paged("replay", "azure", "--limit", 30, "--json", *options)[1])
+
+    plain, short = of(), of("--prompt-scale", 0.5, "--output-scale", 0.25)
+    assert short["prompt_tokens"] == pytest.approx(plain["prompt_tokens"] / 2, rel=0.01)
+    assert short["output_tokens"] == pytest.approx(plain["output_tokens"] / 4, rel=0.05)
+    assert of("--rate-scale", 100)["makespan_s"] < plain["makespan_s"]
+
+
+def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeypatch):
+    monkeypatch.setattr("scheduler.Scheduler.check", lambda _self: ["block 3 is lost"])
+    status, out, err = paged("replay", "azure", *TINY, "--check", "--json")
+    assert status == 1
+    assert json.loads(out)["violations"] > 0
+    assert "block 3 is lost" in err
+
+
+def test_policies_are_listed_with_what_they_do(paged):
+    assert {policy["name"] for policy in json.loads(paged("policies", "--json")[1])} == set(POLICIES)
+    out = paged("policies")[1]
+    for policy in POLICIES.values():
+        assert policy.summary in out
+
+
+def test_the_bench_is_a_list_with_a_cell_for_each_size(paged):
+    status, out, err = paged("bench", "scheduler", "--rows", "1,4", "--steps", "16", "--json")
+    cells = json.loads(out)
+    assert (status, err) == (0, "")
+    assert [(cell["rows"], cell["caching"]) for cell in cells] == [(1, False), (1, True), (4, False), (4, True)]
+    for cell in cells:
+        assert 0 < cell["us_min"] <= cell["us_per_step"] <= cell["us_max"]
+
+
+def test_the_bench_takes_holes_and_longer_contexts(paged):
+    options = ["--rows", "3", "--holes", "2", "--context", "300", "--caching", "on", "--steps", "16"]
+    (cell,) = json.loads(paged("bench", "scheduler", *options, "--json")[1])
+    assert (cell["holes"], cell["context"], cell["caching"]) == (2, 300, True)
+    table = paged("bench", "scheduler", *options)[1].splitlines()
+    assert table[0].split()[:2] == ["rows", "caching"]
+    assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["replay"], "TRACE"),
+        (["replay", "nope.csv"], "nope.csv: no such file, nor an excerpt that ships with paged (azure, mooncake)"),
+        (["replay", "."], "directory"),
+        (["replay", "azure", "--blocks", "0"], "--blocks"),
+        (["replay", "azure", "--blocks", "many"], "--blocks"),
+        (["replay", "azure", "--block-size", "-1"], "--block-size"),
+        (["replay", "azure", "--host-blocks", "-1"], "--host-blocks"),
+        (["replay", "azure", "--max-tokens-per-step", "0"], "--max-tokens-per-step"),
+        (["replay", "azure", "--max-sequences", "0"], "--max-sequences"),
+        (["replay", "azure", "--limit", "0"], "--limit"),
+        (["replay", "azure", "--rate-scale", "0"], "rate"),
+        (["replay", "azure", "--length-scale", "nan"], "prompts"),
+        (["replay", "azure", "--output-scale", "-2"], "outputs"),
+        (["replay", "azure", "--weights-ms", "-1"], "weights_ms"),
+        (["replay", "azure", "--token-us", "inf"], "token_us"),
+        (["replay", "azure", "--policy", "magic"], 'unknown policy "magic"; known are ' + ", ".join(POLICIES)),
+        (["replay", "azure", "--colour"], "--colour"),
+        (["bench", "scheduler", "--rows", "4,x"], '"4,x"'),
+        (["bench", "scheduler", "--rows", "0"], "at least 1 row"),
+        (["bench", "scheduler", "--caching", "maybe"], "on, off or both"),
+        (["demo", "--speed", "0"], "--speed"),
+        (["dance"], "dance"),
+        (["bench", "dance"], "dance"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_input_is_one_line_on_standard_error_and_status_2(refused, arguments, words):
+    assert words in refused(*arguments)
+
+
+def test_a_damaged_trace_is_told_by_file_line_and_column(refused, tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,1\n")
+    assert (
+        refused("replay", path)
+        == f'paged: {path}, line 2, column ContextTokens: "many" is not a whole number of tokens\n'
+    )
+
+
+def test_a_pool_that_this_machine_cannot_account_for_is_one_line(refused, monkeypatch):
+    def exhausted(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr("paged.cli.options.BlockManager", exhausted)
+    assert "too little memory" in refused("replay", "azure")
+
+
+def test_a_reader_that_goes_away_gets_no_complaint():
+    command = [sys.executable, "-m", "paged", "replay", "azure", *TINY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1
+
+
+def test_the_script_and_the_module_are_the_same_command():
+    command = [sys.executable, "-m", "paged", "replay", "nope.csv"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("paged: nope.csv: no such file")
+
+
+def test_a_shadowed_package_is_one_line_too(tmp_path):
+    (tmp_path / "scheduler.py").write_text("raise SystemExit('somebody else was imported')\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "paged", "policies"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert process.returncode == 2
+    assert process.stderr.count("\n") == 1
+    assert str(tmp_path / "scheduler.py") in process.stderr

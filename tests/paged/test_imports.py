@@ -1,0 +1,88 @@
+"""What importing costs, what it offers, and what stays out: each claim in an interpreter of its own."""
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+import paged
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+
+# What the memory layer, the scheduler and the command line must do without.
+HEAVY = ("torch", "transformers", "hypothesis", "matplotlib", "plotly")
+
+
+def loaded_after(run_python: RunPython, program: str) -> set[str]:
+    result = run_python("-c", f"{program}\nimport sys; print(*sys.modules, sep='\\n')")
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["paged", "scheduler", "block_manager", "attention"])
+def test_importing_a_package_leaves_the_heavy_ones_out(run_python: RunPython, package: str) -> None:
+    loaded = loaded_after(run_python, f"import {package}")
+    assert package in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_touching_every_public_name_leaves_the_heavy_ones_out(run_python: RunPython) -> None:
+    loaded = loaded_after(run_python, "import paged\nfor name in paged.__all__: getattr(paged, name)")
+    assert {"block_manager", "scheduler"} <= loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_importing_paged_alone_loads_nothing_of_the_memory_layer(run_python: RunPython) -> None:
+    loaded = loaded_after(run_python, "import paged; assert paged.__version__")
+    assert loaded.isdisjoint({"block_manager", "scheduler", "attention", "numpy", "msgspec"})
+
+
+def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPython) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from paged import BlockManager, Request, Scheduler\n"
+        "scheduler = Scheduler(BlockManager(num_blocks=4, block_size=2))\n"
+        "scheduler.add(Request(id='a', prompt=[1, 2, 3], max_tokens=1))\n"
+        "batch = scheduler.schedule()\n"
+        "print([(output.id, output.token_ids, output.finish_reason) for output in scheduler.update(batch, [7])])\n"
+    )
+    result = run_python("-c", program)
+    assert result.stdout == "[('a', [7], 'length')]\n", result.stderr
+
+
+def test_every_public_name_is_there_and_sorted() -> None:
+    # Constants first, then classes, then functions: the order that ruff keeps.
+    assert paged.__all__ == sorted(paged.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert len(set(paged.__all__)) == len(paged.__all__)
+    assert [name for name in paged.__all__ if getattr(paged, name, None) is None] == []
+    assert set(paged.__all__) <= set(dir(paged))
+
+
+def test_type_checkers_see_the_same_names_from_the_same_packages() -> None:
+    tree = ast.parse(Path(paged.__file__).read_text())
+    guard = next(node for node in tree.body if isinstance(node, ast.If) and isinstance(node.body[0], ast.ImportFrom))
+    seen = {
+        node.module: tuple(sorted(alias.name for alias in node.names))
+        for node in guard.body
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert seen == {package: tuple(sorted(names)) for package, names in paged._PUBLIC_NAMES.items()}
+    lazy = {name for names in paged._PUBLIC_NAMES.values() for name in names}
+    assert lazy | {"ShadowedPackage", "check_siblings"} == set(paged.__all__)
+
+
+@pytest.mark.parametrize("package", ["block_manager", "scheduler"])
+def test_every_typed_error_of_a_package_can_be_caught_by_its_name_in_paged(package: str) -> None:
+    module = importlib.import_module(package)
+    public = {name: getattr(module, name) for name in module.__all__}
+    errors = {name for name, value in public.items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert errors
+    assert errors <= set(paged.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'paged' has no attribute 'Schedular'"):
+        paged.Schedular  # noqa: B018

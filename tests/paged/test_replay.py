@@ -1,0 +1,171 @@
+"""Replays: every request of a trace ends, times follow the formula, and hits are what the trace says they are."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, Scheduler
+from paged.replay import Replay, ReplayStuck, StepTime, replay
+from paged.replay.latencies import Latencies
+from paged.replay.result import Percentiles
+from paged.replay.stand_in import stand_in_tokens
+from paged.traces import excerpt_path, read_trace
+
+SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
+
+
+@pytest.fixture
+def trace_of(tmp_path):
+    def made(*rows):
+        path = tmp_path / "trace.csv"
+        path.write_text(
+            "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n" + "".join(f"{row}\n" for row in rows)
+        )
+        return read_trace(path)
+
+    return made
+
+
+def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
+    return Scheduler(BlockManager(num_blocks, block_size, host_blocks=host_blocks), **options)
+
+
+def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(trace_of):
+    result = replay(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
+    assert (result.requests, result.finished, result.rejected, result.steps) == (2, 2, 0, 5)
+    assert result.makespan_s == 102
+    assert result.busy_s == 5
+    assert result.output_tokens == 5
+    assert result.ttft_s == Percentiles(1, 1, 1, 1)
+    assert result.itl_s == Percentiles(1, 1, 1, 1)
+    assert result.e2e_s == Percentiles(2, 3, 3, 3)
+
+
+def test_a_request_waits_for_the_step_in_which_it_arrived(trace_of):
+    result = replay(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
+    assert result.ttft_s.max == 1.5
+
+
+def test_what_can_never_fit_is_counted_and_the_others_go_on(trace_of):
+    result = replay(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
+    assert (result.finished, result.rejected) == (1, 1)
+    assert result.prompt_tokens == 5
+
+
+def test_the_prefix_hit_is_the_shared_prefix_in_full_blocks(trace_of):
+    result = replay(trace_of("0,20,1,bot,18", "50,30,1,bot,18"), scheduler_of(), SECOND_A_STEP)
+    assert (result.hit_tokens, result.prompt_tokens) == (16, 50)
+    assert result.prefix_hit_rate == 16 / 50
+
+
+def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
+    """What the excerpt's raw ids say, token by token, against the scheduler; requests go one after another."""
+    path, block_size = excerpt_path("mooncake"), 16
+    known, expected = set(), 0
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        length = record["input_length"]
+        num_known = next((i for i, id in enumerate(record["hash_ids"]) if id not in known), len(record["hash_ids"]))
+        # In this excerpt an id stands for the same number of tokens wherever it occurs.
+        expected += min(min(num_known * 512, length), length - 1) // block_size * block_size
+        known.update(record["hash_ids"])
+    trace = read_trace(path)
+    apart = trace.scaled(rate=1e-9, outputs=1e-9)
+    pool = int(trace.prompt_tokens.sum()) // block_size + 2 * len(trace)
+    scheduler = scheduler_of(pool, block_size, max_tokens_per_step=200_000)
+    result = replay(apart, scheduler, SECOND_A_STEP)
+    assert expected > 200_000
+    assert result.hit_tokens == expected
+    assert scheduler.manager.num_used == 0
+
+
+@pytest.mark.parametrize("policy", ["static", "vllm", "fastgen", "paged"])
+def test_every_request_of_a_real_service_ends_under_pressure(policy):
+    trace = read_trace(excerpt_path("azure"), limit=60).scaled(prompts=1 / 16, outputs=1 / 8)
+    scheduler = scheduler_of(48, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)
+    result = replay(trace, scheduler, check=True)
+    assert result.finished + result.rejected == 60
+    assert result.violations == 0, result.violation_messages
+    assert result.checked_steps == result.steps
+    manager = scheduler.manager
+    assert manager.num_free + manager.num_cached == manager.num_blocks
+    assert manager.host_free + manager.host_cached == manager.num_host_blocks
+
+
+def test_the_same_trace_gives_the_same_figures():
+    trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
+    results = [replay(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
+    host = {"wall_s", "us_per_step"}
+    first, second = (
+        {field: getattr(result, field) for field in result.__struct_fields__ if field not in host} for result in results
+    )
+    assert first == second
+
+
+def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
+    scheduler = scheduler_of()
+    monkeypatch.setattr(scheduler, "check", lambda: ["block 3 is lost"])
+    result = replay(trace_of("0,5,20,,"), scheduler, check=True)
+    assert result.violations == 2 * result.steps == 40
+    assert len(result.violation_messages) == 10
+    assert result.violation_messages[0] == "step 0: block 3 is lost"
+
+
+def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, monkeypatch):
+    scheduler = scheduler_of()
+    empty = scheduler.schedule(0.0)
+    monkeypatch.setattr(scheduler, "schedule", lambda now: empty)
+    with pytest.raises(ReplayStuck, match="nothing was scheduled twice"):
+        list(Replay(trace_of("0,5,3,,"), scheduler).steps())
+
+
+def test_a_step_takes_the_longer_of_memory_and_arithmetic_and_then_the_moves():
+    formula = StepTime(weights_ms=5, context_us=0.1, token_us=20, swap_us=2)
+    assert formula.seconds(1, 10_000, 0) == pytest.approx(0.006)
+    assert formula.seconds(1000, 10_000, 0) == pytest.approx(0.020)
+    assert formula.seconds(1, 10_000, 500) == pytest.approx(0.007)
+    assert formula.seconds(0, 0, 500) == pytest.approx(0.001)
+
+
+def test_the_scheduler_decides_by_the_same_costs_that_time_its_steps():
+    costs = StepTime(token_us=20, swap_us=2).costs(block_size=16)
+    assert costs.swap(3) == pytest.approx(2 * 3 * 16 * 2e-6)
+    assert costs.recompute(100, 148) == pytest.approx(48 * 20e-6)
+
+
+@pytest.mark.parametrize("field", ["weights_ms", "context_us", "token_us", "swap_us"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_step_time_that_is_no_time_is_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        StepTime(**{field: value}).check()
+
+
+def test_a_formula_in_which_no_time_passes_is_refused():
+    with pytest.raises(ValueError, match="must take time"):
+        StepTime(weights_ms=0, token_us=0).check()
+
+
+def test_stand_in_tokens_are_a_function_of_request_and_position():
+    requests, positions = np.array([3, 3, 4, 3]), np.array([10, 11, 10, 10])
+    tokens = stand_in_tokens(requests, positions)
+    assert tokens[0] == tokens[3]
+    assert len(set(tokens.tolist())) == 3
+    assert tokens.dtype == np.int32
+    assert tokens.min() >= 0
+
+
+def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
+    latencies = Latencies(np.array([0.0, 1.0]))
+    latencies.tokens(np.array([0, 1]), 2.0)
+    latencies.tokens(np.array([0]), 3.0)
+    latencies.tokens(np.array([0, 1]), 7.0)
+    latencies.finished(np.array([0]), 7.0)
+    assert latencies.ttft() == Percentiles(1, 2, 2, 2)
+    assert latencies.itl() == Percentiles(4, 5, 5, 5)
+    assert latencies.longest_gap() == Percentiles(4, 5, 5, 5)
+    assert latencies.e2e() == Percentiles(7, 7, 7, 7)
+
+
+def test_no_values_have_no_percentiles():
+    assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
