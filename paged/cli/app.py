@@ -1,0 +1,85 @@
+"""The `paged` command: its subcommands, and what becomes of an error.
+
+Whatever a user can get wrong ends in one line on standard error and exit status 2. Knows which errors those are. Anything else is a
+bug of ours and keeps its traceback.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from block_manager import PagedError
+from paged import __version__
+from paged.cli.bench import bench_app
+from paged.cli.demo import demo
+from paged.cli.policies import policies
+from paged.cli.replay import replay
+from paged.cli.show import printed
+
+WRONG_INPUT = 2
+READER_GONE = 1
+INTERRUPTED = 130
+
+# Typer shows one class of its usage errors to the world; the others (missing argument, no such option) are its siblings.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="paged",
+    help="A paged KV-cache memory manager and scheduler, under real load: no model and no GPU needed.",
+    epilog="Begin with: `paged demo`",
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(replay)
+app.add_typer(bench_app, name="bench")
+app.command()(policies)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        printed(f"paged {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _paged(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        printed(context.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit status."""
+    try:
+        status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
+        sys.stdout.flush()
+    except (PagedError, _UsageError) as problem:
+        format_message = getattr(problem, "format_message", problem.__str__)
+        return _refused(format_message())
+    except BrokenPipeError:
+        # The reader (head, less) has gone; what is left must not be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except OSError as problem:
+        return _refused(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
+    except MemoryError:
+        return _refused("this machine has too little memory for a pool of that size")
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _refused(message: str) -> int:
+    one_line = " ".join(message.split())
+    print(f"paged: {one_line}", file=sys.stderr)
+    return WRONG_INPUT

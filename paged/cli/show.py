@@ -1,0 +1,70 @@
+"""How results reach the reader: tables in a terminal, plain lines without one, JSON when asked.
+
+Knows standard output. Does not know what the figures mean.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """Standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
+    return Console(highlight=False)
+
+
+def is_terminal() -> bool:
+    """Whether somebody watches: a live view is drawn only then."""
+    return console().is_terminal
+
+
+def printed(text: str) -> None:
+    """A line of plain text on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    printed(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """A table in a terminal. Without one, plain lines with the cells two blanks apart. `right` columns are aligned right."""
+    out = console()
+    if not out.is_terminal:
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        for row in [columns, *rows]:
+            cells = [
+                cell.rjust(width) if i in right else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            printed("  ".join(cells).rstrip())
+        return
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    out.print(drawn)
+
+
+def figures(title: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Names and values: a table without a header in a terminal, one `name: value` a line without one."""
+    out = console()
+    if not out.is_terminal:
+        for name, value in pairs:
+            printed(f"{name}: {value}")
+        return
+    drawn = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, show_header=False, pad_edge=False
+    )
+    drawn.add_column(style="#9ca3af", no_wrap=True)
+    drawn.add_column()
+    for name, value in pairs:
+        drawn.add_row(name, value)
+    out.print(drawn)

@@ -1,0 +1,177 @@
+"""The live view of `paged demo`: a frame as lines of coloured text, for terminals from 80 columns and 24 lines.
+
+Knows frames, widths and colours. Every state has a sign of its own as well, so that the picture reads without colour.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from paged.cli.frame import CACHED, FREE, SHARED, Frame
+
+MAX_WIDTH = 120
+OWNED = "█"
+SIGNS = {SHARED: "▓", CACHED: "▒", FREE: "·"}
+COLOURS = {SHARED: "#ffffff", CACHED: "#6b7280", FREE: "#4b5563"}
+PALETTE = (
+    "#5b8ff9", "#f6903d", "#5ad8a6", "#e8684a", "#9270ca", "#f6bd16", "#6dc8ec", "#ff99c3",
+    "#9fb40f", "#269a99", "#d3adf7", "#c97b63", "#76d0a3", "#b37feb", "#e0c068", "#4f9da6",
+)  # fmt: skip
+STATES = {"waiting": "#f6bd16", "running": "#5ad8a6", "paused": "#6dc8ec", "swapped": "#b37feb"}
+GOOD, TIGHT, DIM, EDGE = "#5ad8a6", "#e8684a", "#9ca3af", "#4b5563"
+LINES_BESIDE_THE_MAP = 9
+"""Title, two borders, four bars, two lines of counts."""
+MIN_EVENTS = 3
+
+
+def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
+    """The frame as text at most `width` columns wide and `height` lines high."""
+    width = min(width, MAX_WIDTH)
+    map_lines = _block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
+    num_events = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
+    blocks = Panel(
+        Group(*map_lines),
+        title=Text(f"device: {len(frame.cells)} blocks of {frame.block_size} tokens", style="bold"),
+        title_align="left",
+        subtitle=_legend(),
+        subtitle_align="left",
+        border_style=EDGE,
+        width=width,
+    )
+    lines: list[RenderableType] = [
+        _headline(frame, title, width),
+        blocks,
+        *_bars(frame, width),
+        _states(frame),
+        _pressure(frame),
+    ]
+    return Group(*lines, *_events(frame, width, num_events))
+
+
+def colour_of(request: int) -> str:
+    """Neighbours in arrival get different colours; the palette comes round after 16 requests."""
+    return PALETTE[request % len(PALETTE)]
+
+
+def _headline(frame: Frame, title: str, width: int) -> Text:
+    clock = f"step {frame.step:,} · {frame.now_s:6.2f} s"
+    room = width - len(clock) - 3
+    shown = title if len(title) <= room else title[: room - 1] + "…"
+    return Text.assemble((" " + shown.ljust(room + 1), "bold"), (clock, DIM), no_wrap=True)
+
+
+def _block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text]:
+    """One cell a block, two columns wide where they fit; where even single ones do not, one cell for every few blocks."""
+    cell_width = 2 if len(cells) * 2 <= (width // 2) * 2 * max_lines else 1
+    per_line = width // cell_width
+    every = max(-(-len(cells) // (per_line * max_lines)), 1)
+    shown = cells[::every]
+    per_line = _even_split(len(shown), per_line, max_lines)
+    lines = []
+    for start in range(0, len(shown), per_line):
+        line = Text(no_wrap=True)
+        for cell in shown[start : start + per_line].tolist():
+            sign = SIGNS.get(cell, OWNED)
+            # A free block is a dot with room around it; all others are solid.
+            line.append(
+                sign * cell_width if sign != SIGNS[FREE] else sign.ljust(cell_width),
+                COLOURS.get(cell) or colour_of(cell),
+            )
+        lines.append(line)
+    return lines
+
+
+def _even_split(count: int, most: int, max_lines: int) -> int:
+    """Cells a line, at most `most`: as many as leave no ragged last line, if that costs less than a fifth of the width."""
+    most = min(most, count)
+    for per_line in range(most, most * 4 // 5, -1):
+        if count % per_line == 0 and count // per_line <= max_lines:
+            return per_line
+    num_lines = -(-count // most)
+    return -(-count // num_lines)
+
+
+def _legend() -> Text:
+    legend = Text()
+    for request in range(4):
+        legend.append(OWNED, colour_of(request))
+    legend.append(" one request's  ", DIM)
+    for state, words in ((SHARED, "shared"), (CACHED, "cached"), (FREE, "free")):
+        legend.append(SIGNS[state], COLOURS[state])
+        legend.append(f" {words}  ", DIM)
+    legend.rstrip()
+    return legend
+
+
+def _bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) -> Text:
+    """A named bar: parts are (share of the whole, sign, colour), words stand to its right."""
+    length = max(width - 11 - 36, 10)
+    line = Text(f" {name:<9} ", style=DIM, no_wrap=True)
+    drawn = 0
+    share = 0.0
+    for part, sign, colour in parts:
+        share += part
+        end = round(min(share, 1.0) * length)
+        line.append(sign * (end - drawn), colour)
+        drawn = end
+    line.append("─" * (length - drawn), EDGE)
+    line.append("  " + words, "default")
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _bars(frame: Frame, width: int) -> list[Text]:
+    total = len(frame.cells)
+    used, cached = frame.used / total, frame.cached / total
+    device = _bar(
+        "device",
+        [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])],
+        f"{used:4.0%} used, {frame.cached} cached, {frame.free} free",
+        width,
+    )
+    bars = [device]
+    if frame.host_blocks:
+        held, kept = frame.host_used / frame.host_blocks, frame.host_cached / frame.host_blocks
+        words = f"{held:4.0%} used, {frame.host_cached} cached, of {frame.host_blocks}"
+        bars.append(_bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
+    share = frame.batch_tokens / frame.token_budget
+    words = f"{frame.batch_tokens:4} tokens, {frame.batch_sequences} sequences"
+    bars.append(_bar("batch", [(share, "━", PALETTE[0])], words, width))
+    ended = frame.counts.get("finished", 0) + frame.counts.get("rejected", 0)
+    words = f"{ended:4} of {frame.requests} requests ended"
+    bars.append(_bar("progress", [(ended / frame.requests, "━", DIM)], words, width))
+    return bars
+
+
+def _states(frame: Frame) -> Text:
+    line = Text(" requests  ", style=DIM, no_wrap=True)
+    for state, colour in STATES.items():
+        line.append("● ", colour)
+        line.append(f"{state} ", DIM)
+        line.append(f"{frame.counts.get(state, 0):<5}", "bold default")
+    return line
+
+
+def _pressure(frame: Frame) -> Text:
+    line = Text(" preempted ", style=DIM, no_wrap=True)
+    line.append(f"{frame.preemptions_recompute}", "bold default")
+    line.append(" by recompute, ", DIM)
+    line.append(f"{frame.preemptions_swap}", "bold default")
+    line.append(" by swap", DIM)
+    line.append("   prefix hits ", DIM)
+    line.append(f"{frame.hit_tokens:,}", "bold default")
+    line.append(f" of {frame.prompt_tokens:,} tokens", DIM)
+    return line
+
+
+def _events(frame: Frame, width: int, count: int) -> list[Text]:
+    lines = []
+    for when, request, what in frame.events[-count:] if count else ():
+        line = Text(f" {when:7.2f} s ", style=DIM, no_wrap=True)
+        line.append(f"#{request:<4}", f"bold {colour_of(request)}")
+        line.append(what, TIGHT if what.startswith("preempted") else "default")
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    return lines

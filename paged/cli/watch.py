@@ -1,0 +1,80 @@
+"""From steps to frames: what the live view and the progress lines show of a replay under way.
+
+Knows the public attributes of manager and scheduler, and remembers the latest events. Does not know terminals.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.cli.frame import Frame, block_cells
+from paged.replay import Replay, Step
+
+MAX_EVENTS = 40
+
+
+class Watch:
+    """Follows a replay step by step. `frame` says what it looks like after the latest one."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
+        self._seen: set[int] = set()
+        self._last: Step | None = None
+
+    def see(self, step: Step) -> None:
+        """Note what happened in this step."""
+        self._last = step
+        batch = step.batch
+        requests = [int(id) for id in batch.ids]
+        for id, kind in batch.preempted:
+            what = "its tail went to the host" if kind == "swap" else "its tail will be computed again"
+            self._note(step, int(id), f"preempted, {what}")
+        for request, first in zip(requests, batch.positions[batch.starts[:-1]].tolist(), strict=True):
+            if request not in self._seen:
+                self._seen.add(request)
+                length = int(self._replay.trace.prompt_tokens[request])
+                hit = f", {first:,} of its tokens were cached" if first else ""
+                self._note(step, request, f"admitted, prompt of {length:,} tokens{hit}")
+            elif str(request) in batch.admitted:
+                self._note(step, request, f"is back, {first:,} of its tokens are still there")
+        for request in step.ended:
+            self._note(step, request, f"finished after {int(self._replay.trace.output_tokens[request]):,} tokens")
+
+    def _note(self, step: Step, request: int, what: str) -> None:
+        self._events.append((step.now_s, request, what))
+
+    def frame(self) -> Frame:
+        """The moment after the latest step."""
+        replay, scheduler, manager = self._replay, self._replay.scheduler, self._replay.scheduler.manager
+        stats = scheduler.stats()
+        batch = self._last.batch if self._last else None
+        return Frame(
+            step=replay.num_steps,
+            now_s=replay.now_s,
+            cells=self._cells(),
+            block_size=manager.block_size,
+            used=manager.num_used,
+            cached=manager.num_cached,
+            free=manager.num_free,
+            host_blocks=manager.num_host_blocks,
+            host_used=manager.host_used,
+            host_cached=manager.host_cached,
+            requests=len(replay.trace),
+            counts=scheduler.counts(),
+            batch_tokens=batch.num_scheduled_tokens if batch else 0,
+            batch_sequences=len(batch.rows) if batch else 0,
+            token_budget=scheduler.limits.max_tokens_per_step,
+            preemptions_recompute=stats.preemptions_recompute,
+            preemptions_swap=stats.preemptions_swap,
+            hit_tokens=stats.hit_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            events=tuple(self._events),
+        )
+
+    def _cells(self) -> NDArray[np.int64]:
+        scheduler, manager = self._replay.scheduler, self._replay.scheduler.manager
+        rows = manager.live_rows
+        owners = np.array([int(scheduler.id_of(row) or 0) for row in rows.tolist()], np.int64)
+        return block_cells(manager.block_tables[rows], manager.num_table_blocks[rows], owners, manager.block_states())

@@ -1,0 +1,26 @@
+"""What is wrong with a trace file, and where.
+
+Knows paths, lines and columns. Does not know any format.
+"""
+
+from block_manager import PagedError
+
+
+class TraceError(PagedError, ValueError):
+    """A trace that cannot be read: malformed, empty, not sorted by arrival, or of no known format.
+
+    `path` is the file, `line` counts from 1 (None: the file as a whole), `column` is a column's name, or a character's place in the
+    line counted from 1 where the line does not even parse (None: the line as a whole).
+    """
+
+    def __init__(self, path: str, line: int | None, column: str | int | None, problem: str) -> None:
+        where = [path]
+        if line is not None:
+            where.append(f"line {line}")
+        if column is not None:
+            where.append(f"column {column}")
+        super().__init__(f"{', '.join(where)}: {problem}")
+        self.path = path
+        self.line = line
+        self.column = column
+        self.problem = problem

@@ -1,0 +1,184 @@
+"""From the lines of a file to the columns of a trace: what all formats have in common.
+
+Knows text files, one record a line, and where in them something is wrong. Does not know any format's column names.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paged.traces.content import MAX_SHARED_IDS
+from paged.traces.errors import TraceError
+from paged.traces.trace import Trace
+
+MAX_TOKENS = 10_000_000
+"""Longer than any model reads. More than this in one request is a damaged file, not a prompt."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One request as a format's reader hands it over. `line` and `column` say where its arrival stands."""
+
+    line: int
+    column: str
+    arrival_s: float
+    output_tokens: int
+    segment_ids: Sequence[int]
+    segment_lengths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One record of a file, by column, and where it stands. Values are text in CSV, and JSON's own types in JSON Lines."""
+
+    path: str
+    number: int
+    values: Mapping[str, Any]
+
+    def error(self, column: str | int | None, problem: str) -> TraceError:
+        return TraceError(self.path, self.number, column, problem)
+
+    def tokens(self, column: str, *, at_least: int = 1) -> int:
+        """A number of tokens. Raises TraceError unless it is a whole number from `at_least` to MAX_TOKENS."""
+        value = self.values.get(column)
+        number = _whole_number(value)
+        if number is None:
+            raise self.error(column, f"{_shown(value)} is not a whole number of tokens")
+        if number < at_least:
+            raise self.error(column, f"{number} tokens; at least {at_least} is needed")
+        if number > MAX_TOKENS:
+            raise self.error(column, f"{number:,} tokens in one request; at most {MAX_TOKENS:,} are read")
+        return number
+
+    def seconds(self, column: str) -> float:
+        """A time in seconds or in whatever unit the column has. Raises TraceError unless it is a finite number, 0 or more."""
+        value = self.values.get(column)
+        try:
+            if isinstance(value, bool | None):
+                raise ValueError
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self.error(column, f"{_shown(value)} is not a time") from None
+        if not 0 <= number < float("inf"):
+            raise self.error(column, f"{_shown(value)} is not a time; it must be finite and not negative")
+        return number
+
+    def shared_ids(self, column: str) -> list[int]:
+        """A list of ids of shared content. Raises TraceError unless each is a whole number from 0 to 2**30 − 1."""
+        value = self.values.get(column)
+        if not isinstance(value, list):
+            raise self.error(column, f"{_shown(value)} is not a list of ids")
+        for item in value:
+            if type(item) is not int or not 0 <= item < MAX_SHARED_IDS:
+                raise self.error(
+                    column, f"{_shown(item)} is not an id; ids are whole numbers from 0 to {MAX_SHARED_IDS - 1:,}"
+                )
+        return value
+
+
+def _whole_number(value: Any) -> int | None:
+    if isinstance(value, str):
+        text = value.strip()
+        # int() would also take "1_000" and digits of other scripts, and refuse thousands of digits with a message of its own.
+        return int(text) if text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 18 else None
+    return value if type(value) is int else None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = str(value)
+    return f'"{text[:40]}…"' if len(text) > 40 else f'"{text}"'
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, with or without a byte order mark. Raises TraceError where it is no text, OSError as open() does."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as problem:
+                raise TraceError(str(path), number, problem.start + 1, "not text in UTF-8") from None
+
+
+def csv_lines(path: Path) -> Iterator[Line]:
+    """The records of a CSV file with a header. Blank lines are skipped. Raises TraceError for a line with another number of cells."""
+    cells = csv.reader(text_lines(path), strict=True)
+    header: list[str] | None = None
+    try:
+        for row in cells:
+            if not any(cell.strip() for cell in row):
+                continue
+            if header is None:
+                header = [cell.strip() for cell in row]
+                continue
+            if len(row) != len(header):
+                raise TraceError(str(path), cells.line_num, None, f"{len(row)} cells, but the header has {len(header)}")
+            yield Line(str(path), cells.line_num, dict(zip(header, row, strict=True)))
+    except csv.Error as problem:
+        raise TraceError(str(path), cells.line_num, None, f"not CSV: {problem}") from None
+
+
+def json_lines(path: Path) -> Iterator[Line]:
+    """The objects of a JSON Lines file. Blank lines are skipped. Raises TraceError for a line that is no JSON object."""
+    for number, text in enumerate(text_lines(path), start=1):
+        if not text.strip():
+            continue
+        yield Line(str(path), number, json_object(path, number, text))
+
+
+def json_object(path: Path, number: int, text: str) -> dict[str, Any]:
+    """The JSON object that a line holds. Raises TraceError with the place where parsing stopped."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as problem:
+        message = str(problem)
+        # msgspec says "(byte 14)", counted from 0; a line cut short has no such place, it ends too early.
+        _, _, place = message.rpartition("(byte ")
+        column = int(place.rstrip(")")) + 1 if place.rstrip(")").isdigit() else len(text.rstrip("\r\n")) + 1
+        raise TraceError(str(path), number, column, f"not JSON: {message.partition(' (byte')[0]}") from None
+    except RecursionError:
+        raise TraceError(str(path), number, None, "not a request: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise TraceError(str(path), number, 1, "not a JSON object")
+    return value
+
+
+def collect(path: Path, name: str, records: Iterable[Record], *, limit: int | None, seed: int) -> Trace:
+    """The trace that records make; the first one arrives at 0 s, and reading ends after `limit` of them.
+
+    Raises TraceError when there is none, or when one arrives before the one above it.
+    """
+    arrivals: list[float] = []
+    outputs: list[int] = []
+    starts = [0]
+    ids: list[int] = []
+    lengths: list[int] = []
+    for record in records:
+        if arrivals and record.arrival_s < arrivals[-1]:
+            gap = arrivals[-1] - record.arrival_s
+            problem = f"arrives {gap:g} s before the request above it; a trace is sorted by arrival"
+            raise TraceError(str(path), record.line, record.column, problem)
+        arrivals.append(record.arrival_s)
+        outputs.append(record.output_tokens)
+        ids.extend(record.segment_ids)
+        lengths.extend(record.segment_lengths)
+        starts.append(len(ids))
+        if len(arrivals) == limit:
+            break
+    if not arrivals:
+        raise TraceError(str(path), None, None, "the trace is empty: no request in it")
+    arrival_s = np.array(arrivals, np.float64)
+    return Trace(
+        name=name,
+        arrival_s=arrival_s - arrival_s[0],
+        output_tokens=np.array(outputs, np.int64),
+        segment_starts=np.array(starts, np.int64),
+        segment_ids=np.array(ids, np.int64),
+        segment_lengths=np.array(lengths, np.int64),
+        seed=seed,
+    )

@@ -1,0 +1,258 @@
+"""What the acceptance tests share: managers and schedulers that are checked when a test ends, and an engine of numbers.
+
+Knows `paged` by its public names only. The engine stands in for a model: a slot of KV memory holds one number that depends
+on every token before it, so that a wrong block, a late copy or somebody else's slot shows as a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paged import Batch, BlockManager, Moves, Output, Request, Scheduler
+
+Tokens = dict[str, list[int]]
+
+
+@pytest.fixture
+def make_manager() -> Iterator[Callable[..., BlockManager]]:
+    """Builds managers; each one must be free of violations when the test ends."""
+    made: list[BlockManager] = []
+
+    def make(num_blocks: int, block_size: int = 4, **options: Any) -> BlockManager:
+        made.append(BlockManager(num_blocks, block_size, **options))
+        return made[-1]
+
+    yield make
+    for manager in made:
+        assert manager.check() == []
+
+
+@pytest.fixture
+def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
+    """Builds schedulers on managers of their own; each one must be free of violations when the test ends."""
+    made: list[Scheduler] = []
+
+    def make(
+        num_blocks: int, block_size: int = 4, *, host_blocks: int = 0, prefix_caching: bool = True, **options: Any
+    ) -> Scheduler:
+        manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching)
+        made.append(Scheduler(manager, **options))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        assert scheduler.check() == []
+
+
+@pytest.fixture
+def compute() -> Callable[..., None]:
+    """Takes a row's known tokens from unconfirmed to confirmed: what one step of a model would do to it."""
+
+    def compute(manager: BlockManager, row: int, count: int | None = None) -> Moves:
+        if count is None:
+            count = int(manager.num_tokens[row] - manager.num_computed[row])
+        moves = manager.allocate([row], [count])
+        manager.confirm([row])
+        return moves
+
+    return compute
+
+
+@pytest.fixture
+def fill(compute: Callable[..., None]) -> Callable[..., int]:
+    """Opens a row for tokens and computes all of them; returns the row."""
+
+    def fill(manager: BlockManager, tokens: Any, namespace: Any = None) -> int:
+        row = manager.add(tokens, namespace=namespace)
+        compute(manager, row)
+        return row
+
+    return fill
+
+
+@pytest.fixture
+def request_of() -> Callable[..., Request]:
+    """Builds a request from a prompt, or from a prompt's length: then its tokens are nobody else's."""
+    next_token = 1000
+
+    def build(id: str, prompt: Any, max_tokens: int = 1000, **options: Any) -> Request:
+        nonlocal next_token
+        if isinstance(prompt, int):
+            prompt, next_token = list(range(next_token, next_token + prompt)), next_token + prompt
+        return Request(id=id, prompt=prompt, max_tokens=max_tokens, **options)
+
+    return build
+
+
+class Step:
+    """One step that was run: the batch, and the outputs of its update by request id (one sequence each)."""
+
+    def __init__(self, batch: Batch, outputs: list[Output]) -> None:
+        self.batch = batch
+        self.outputs = {output.id: output for output in outputs}
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens scheduled, by request id."""
+        return tokens_of(self.batch)
+
+
+def tokens_of(batch: Batch) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for id, count in zip(batch.ids, batch.num_tokens, strict=True):
+        counts[id] = counts.get(id, 0) + int(count)
+    return counts
+
+
+@pytest.fixture
+def scheduled() -> Callable[[Batch], dict[str, int]]:
+    """The tokens that a batch schedules, by request id, in the batch's order."""
+    return tokens_of
+
+
+@pytest.fixture
+def step() -> Callable[..., Step]:
+    """Runs one step in which every row that samples gets the same token; nothing may be violated after it."""
+
+    def step(scheduler: Scheduler, token: int = 7, now: float = 0.0) -> Step:
+        batch = scheduler.schedule(now=now)
+        outputs: list[Output] = []
+        if not batch.is_empty:
+            outputs = list(scheduler.update(batch, np.full(int(batch.samples.sum()), token), now=now))
+        assert scheduler.check() == []
+        return Step(batch, outputs)
+
+    return step
+
+
+@pytest.fixture
+def run(step: Callable[..., Step]) -> Callable[..., list[Step]]:
+    """Steps a scheduler until nothing is unfinished; a hang is a failure. Returns the steps."""
+
+    def run(scheduler: Scheduler, token: int = 7, max_steps: int = 2000) -> list[Step]:
+        steps: list[Step] = []
+        while scheduler.has_unfinished:
+            assert len(steps) < max_steps, f"no end after {max_steps} steps: {scheduler.counts()}"
+            steps.append(step(scheduler, token))
+        return steps
+
+    return run
+
+
+class NumberEngine:
+    """A model whose KV is one number a slot, and whose next token is a function of all the tokens it attends to.
+
+    Every slot that a row attends to is compared with the number that its tokens give, every table with the changes that the
+    batches announced, and every token id with the request's own.
+    """
+
+    def __init__(self, scheduler: Scheduler, vocabulary: int = 50) -> None:
+        manager = scheduler.manager
+        self.scheduler = scheduler
+        self.block_size = manager.block_size
+        self.vocabulary = vocabulary
+        self.device = np.full((manager.num_blocks, manager.block_size), -1, np.int64)
+        self.host = np.full((max(manager.num_host_blocks, 1), manager.block_size), -1, np.int64)
+        self.known: dict[tuple[str, int], list[int]] = {}
+        self.tables: dict[tuple[int, int], int] = {}
+        self.outputs: Tokens = {}
+        self.reasons: dict[str, str] = {}
+
+    def add(self, request: Request, now: float = 0.0) -> None:
+        self.scheduler.add(request, now=now)
+        for sequence in range(request.num_sequences):
+            self.known[request.id, sequence] = [int(token) for token in request.prompt]
+
+    def numbers(self, tokens: list[int]) -> list[int]:
+        numbers, number = [], 17
+        for token in tokens:
+            number = (number * 1_000_003 + token + 1) % 2_147_483_647
+            numbers.append(number)
+        return numbers
+
+    def load(self, batch: Batch, id: str, sequence: int = 0) -> None:
+        """Put the numbers of tokens computed elsewhere into the blocks that the batch names for them."""
+        numbers = self.numbers(self.known[id, sequence])
+        for _, first, block in batch.loads:
+            part = numbers[first : first + self.block_size]
+            self.device[block, : len(part)] = part
+
+    def move(self, moves: Moves) -> None:
+        """Make the copies; none may read what another of them writes, but for device blocks that go to the host first."""
+        read_on_host, written_on_host = moves.host_to_device[:, 0], moves.device_to_host[:, 1]
+        written = [*moves.host_to_device[:, 1].tolist(), *moves.device_to_device[:, 1].tolist()]
+        assert len(set(written)) == len(written)
+        assert not set(written) & set(moves.device_to_device[:, 0].tolist())
+        assert len(set(written_on_host.tolist())) == len(written_on_host)
+        assert not set(read_on_host.tolist()) & set(written_on_host.tolist())
+        for source, destination in moves.device_to_host:
+            self.host[destination] = self.device[source]
+        for source, destination in moves.host_to_device:
+            self.device[destination] = self.host[source]
+        for source, destination in moves.device_to_device:
+            self.device[destination] = self.device[source]
+
+    def see_tables(self, batch: Batch) -> None:
+        for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
+            self.tables[int(row), int(column)] = int(block)
+
+    def forward(self, batch: Batch, moves_first: bool = True) -> list[int]:
+        """Write the batch's numbers, attend, and return a token for each row that samples."""
+        self.see_tables(batch)
+        if moves_first:
+            self.move(batch.moves)
+        contexts = []
+        for i, row in enumerate(batch.rows):
+            start, stop = int(batch.starts[i]), int(batch.starts[i + 1])
+            tokens = self.known[batch.ids[i], int(batch.sequences[i])]
+            length = int(batch.context_lens[i])
+            numbers = self.numbers(tokens[:length])
+            positions = batch.positions[start:stop]
+            assert list(positions) == list(range(length - (stop - start), length))
+            assert [tokens[position] for position in positions] == list(batch.token_ids[start:stop])
+            slots = batch.slot_mapping[start:stop]
+            self.device.reshape(-1)[slots] = [numbers[position] for position in positions]
+            blocks = batch.block_tables[row][: -(-length // self.block_size)]
+            assert [self.tables[int(row), column] for column in range(len(blocks))] == list(blocks)
+            contexts.append((blocks, numbers))
+        for blocks, numbers in contexts:
+            assert self.device[blocks].reshape(-1)[: len(numbers)].tolist() == numbers
+        return [
+            (contexts[i][1][-1] + int(batch.sequences[i])) % self.vocabulary
+            for i in range(len(batch.rows))
+            if batch.samples[i]
+        ]
+
+    def update(self, batch: Batch, tokens: list[int], now: float = 0.0) -> list[Output]:
+        outputs = list(self.scheduler.update(batch, np.array(tokens, np.int64), now=now))
+        for output in outputs:
+            self.known[output.id, output.sequence].extend(output.token_ids)
+            self.outputs.setdefault(f"{output.id}/{output.sequence}", []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.reasons[output.id] = output.finish_reason
+        return outputs
+
+    def step(self, now: float = 0.0) -> Batch:
+        batch = self.scheduler.schedule(now=now)
+        if not batch.is_empty:
+            self.update(batch, self.forward(batch), now)
+        assert self.scheduler.check() == []
+        return batch
+
+    def run(self, max_steps: int = 2000) -> Tokens:
+        """Step until nothing is unfinished; the output tokens by "id/sequence"."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return self.outputs
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.counts()}")
+
+
+@pytest.fixture
+def make_engine() -> type[NumberEngine]:
+    """Puts a NumberEngine around a scheduler."""
+    return NumberEngine

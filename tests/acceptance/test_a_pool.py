@@ -1,0 +1,234 @@
+"""The pool and its free list: what is handed out, in which order, and what comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import BlockManager, DuplicateRow, InvalidConfig, OutOfBlocks, UnknownRow
+
+
+def test_A1_a_fresh_pool_hands_out_every_block_once(make_manager, fill):
+    manager = make_manager(6, 4)
+    tables = [manager.table(fill(manager, [token])).tolist() for token in range(6)]
+    assert tables == [[0], [1], [2], [3], [4], [5]]
+    assert (manager.num_free, manager.num_used) == (0, 6)
+
+
+def test_A2_a_full_pool_gives_back_the_block_that_was_freed_and_no_second_one(make_manager, fill):
+    manager = make_manager(4, 4)
+    rows = [fill(manager, [token]) for token in range(4)]
+    for attempt in range(100):
+        victim = rows[attempt % 4]
+        freed = manager.table(victim).tolist()
+        manager.free([victim])
+        rows[attempt % 4] = fill(manager, [attempt])
+        assert manager.table(rows[attempt % 4]).tolist() == freed
+        extra = manager.add([9, 9])
+        with pytest.raises(OutOfBlocks):
+            manager.allocate([extra], [2])
+        manager.free([extra])
+
+
+def test_A3_the_free_count_before_the_ith_free_is_i(make_manager, fill):
+    manager = make_manager(1024, 16)
+    rows = [fill(manager, [row, row]) for row in range(1024)]
+    for i, row in enumerate(rows):
+        assert manager.num_free == i
+        manager.free([row])
+    assert manager.num_free == 1024
+
+
+def test_A4_calls_about_no_rows_change_nothing(make_manager, fill):
+    manager = make_manager(4, 4)
+    fill(manager, [1, 2, 3])
+    before = manager.snapshot()
+    assert manager.allocate([], []).is_empty
+    manager.confirm([])
+    manager.cancel([])
+    manager.free([])
+    assert manager.snapshot() == before
+
+
+def test_A5_a_request_for_more_than_is_free_changes_nothing(make_manager):
+    manager = make_manager(10, 4)
+    row = manager.add(range(99 * 4))
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="99 blocks wanted, 10 free") as caught:
+        manager.allocate([row], [99 * 4])
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.wanted, caught.value.free) == (99, 10)
+    assert manager.snapshot() == before
+    assert manager.num_free == 10
+
+
+def test_A6_a_call_for_several_rows_that_fit_only_one_by_one_changes_nothing(make_manager):
+    manager = make_manager(3, 4)
+    rows = [manager.add([row] * 8) for row in range(2)]
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="4 blocks wanted, 3 free"):
+        manager.allocate(rows, [8, 8])
+    assert manager.snapshot() == before
+    manager.allocate(rows, [8, 4])
+    assert manager.num_free == 0
+    manager.cancel(rows)
+
+
+def test_A7_a_row_listed_twice_in_one_free_is_refused_and_nothing_changes(make_manager, fill):
+    # Blocks are freed by row here, so the double mention is a row's and not a block's.
+    manager = make_manager(7, 4)
+    row = fill(manager, [1, 2, 3])
+    before = manager.snapshot()
+    with pytest.raises(DuplicateRow):
+        manager.free([row, row])
+    assert manager.snapshot() == before
+    manager.free([row])
+    assert manager.num_free == 7
+
+
+def test_A7_a_row_freed_twice_is_unknown_the_second_time(make_manager, fill):
+    manager = make_manager(7, 4)
+    row, other = fill(manager, [1, 2, 3]), fill(manager, [4, 5])
+    manager.free([row])
+    before = manager.snapshot()
+    with pytest.raises(UnknownRow):
+        manager.free([other, row])
+    assert manager.snapshot() == before
+
+
+def test_A8_block_0_is_ordinary_it_is_handed_out_and_comes_back(make_manager, fill):
+    # A peer reserves block 0 as the null block; here padding lies beyond the pool and every block serves.
+    manager = make_manager(1, 4)
+    row = fill(manager, [1, 2])
+    assert manager.table(row).tolist() == [0]
+    manager.free([row])
+    assert manager.num_free == 1
+    assert manager.table(fill(manager, [3])).tolist() == [0]
+
+
+def test_A9_a_pool_of_one_block_is_full_after_one_and_free_after_it_is_returned(make_manager, fill):
+    manager = make_manager(1, 4)
+    row = fill(manager, [1])
+    assert (manager.num_available, manager.num_used, manager.usage) == (0, 1, 1.0)
+    manager.free([row])
+    assert (manager.num_available, manager.num_used, manager.usage) == (1, 0, 0.0)
+
+
+def test_A10_a_block_leaves_the_middle_of_the_free_list_and_returns_to_its_end(make_manager, fill):
+    manager = make_manager(5, 2)
+    rows = [fill(manager, [10 + content, content]) for content in range(5)]
+    for row in rows:
+        manager.free([row])
+    # Pop: the least recently used block, 0.
+    first = fill(manager, [99])
+    assert manager.table(first).tolist() == [0]
+    # Remove 2 from the middle (a prefix hit), then append it again.
+    hit = manager.add([12, 2, 1])
+    assert manager.table(hit).tolist() == [2]
+    manager.free([hit])
+    popped = [manager.table(fill(manager, [99 + more])).tolist() for more in range(1, 5)]
+    assert popped == [[1], [3], [4], [2]]
+    last = manager.add([50])
+    with pytest.raises(OutOfBlocks, match="1 blocks? wanted, 0 free"):
+        manager.allocate([last], [1])
+
+
+def test_A11_many_blocks_are_popped_and_returned_in_one_call(make_manager, compute):
+    manager = make_manager(8, 4, prefix_caching=False)
+    rows = [manager.add([row] * 16) for row in range(2)]
+    manager.allocate(rows, [16, 16])
+    manager.confirm(rows)
+    assert [manager.table(row).tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    manager.free(rows)
+    again = manager.add([5] * 32)
+    compute(manager, again)
+    assert sorted(manager.table(again).tolist()) == list(range(8))
+
+
+def test_A12_usage_is_the_share_of_used_blocks(make_manager, fill):
+    manager = make_manager(10, 16)
+    assert manager.usage == 0.0
+    row = fill(manager, range(80))
+    assert manager.usage == 0.5
+    manager.free([row])
+    # Cached content is not use.
+    assert manager.usage == 0.0
+    assert manager.num_cached == 5
+
+
+def test_A13_usage_counts_blocks_and_not_layers(make_manager, fill):
+    # A peer allocates a layer at a time (10 %, 11 %, 1 %); here a block is a block of every layer.
+    manager = make_manager(10, 4)
+    first, second = fill(manager, [1]), fill(manager, [2])
+    assert manager.usage == pytest.approx(0.2)
+    manager.free([first])
+    assert manager.usage == pytest.approx(0.1)
+    manager.free([second])
+    assert manager.usage == 0.0
+
+
+def test_A14_free_used_and_cached_blocks_make_up_the_pool(make_manager, fill):
+    manager = make_manager(8, 4)
+    whole, partial = fill(manager, range(8)), fill(manager, [50, 51])
+    assert (manager.num_free, manager.num_used, manager.num_cached) == (5, 3, 0)
+    manager.free([whole])
+    assert (manager.num_free, manager.num_used, manager.num_cached) == (5, 1, 2)
+    manager.free([partial])
+    assert (manager.num_free, manager.num_used, manager.num_cached) == (6, 0, 2)
+    assert manager.num_available == 8
+
+
+def test_A15_a_table_gives_up_its_tail_and_then_the_rest(make_manager, fill):
+    manager = make_manager(6, 4, prefix_caching=False)
+    row = fill(manager, range(24))
+    assert (manager.num_table_blocks[row], manager.num_free) == (6, 0)
+    manager.truncate(row, 2)
+    assert (manager.num_table_blocks[row], manager.num_free) == (2, 4)
+    assert (manager.num_computed[row], manager.num_tokens[row]) == (8, 24)
+    manager.free([row])
+    assert manager.num_free == 6
+    with pytest.raises(UnknownRow):
+        manager.table(row)
+
+
+def test_A16_contentless_blocks_are_reused_first_then_never_used_ones_then_content(make_manager, fill):
+    manager = make_manager(4, 4)
+    cached, partial = fill(manager, range(4)), fill(manager, [50])
+    manager.free([cached])
+    manager.free([partial])
+    order = [manager.table(fill(manager, [60 + i])).tolist() for i in range(4)]
+    assert order == [[1], [2], [3], [0]]
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
+def test_A17_a_pool_or_a_block_of_no_size_is_refused(num_blocks, block_size):
+    with pytest.raises(InvalidConfig):
+        BlockManager(num_blocks, block_size)
+
+
+def test_A18_fragmentation_is_the_share_of_used_slots_without_a_token(make_manager, fill):
+    manager = make_manager(8, 4)
+    assert manager.stats().fragmentation == 0.0
+    row = fill(manager, range(5))
+    assert manager.stats().fragmentation == 3 / 8
+    # A fork holds the same tokens in the same blocks.
+    manager.fork(row)
+    assert manager.stats().fragmentation == 3 / 8
+    manager.reserve([row], [3])
+    assert manager.stats().fragmentation == 7 / 12
+
+
+def test_A19_a_snapshot_that_is_equal_to_itself_sees_every_change(make_manager, fill, compute):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(6))
+    seen = [manager.snapshot()]
+    assert manager.snapshot() == seen[0]
+    for change in (
+        lambda: manager.append(row, [6]),
+        lambda: compute(manager, row),
+        lambda: manager.reserve([row], [4]),
+        lambda: manager.fork(row),
+        lambda: manager.free([row]),
+    ):
+        change()
+        assert manager.snapshot() not in seen
+        seen.append(manager.snapshot())

@@ -1,0 +1,197 @@
+"""Block tables and slots: how many blocks a row takes, and where its tokens lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import OutOfBlocks, PagedError
+
+LENGTHS = (1, 16, 129)
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_B1_a_prompt_takes_as_many_blocks_as_its_tokens_need(make_manager, fill, block_size, length):
+    manager = make_manager(200, block_size)
+    row = fill(manager, range(length))
+    assert manager.num_table_blocks[row] == blocks_for(length, block_size)
+    assert manager.num_available == 200 - blocks_for(length, block_size)
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("appended", LENGTHS)
+def test_B2_appending_takes_only_the_blocks_that_the_tail_cannot_hold(
+    make_manager, fill, compute, block_size, length, appended
+):
+    manager = make_manager(300, block_size)
+    row = fill(manager, range(length))
+    before = manager.num_available
+    manager.append(row, range(1000, 1000 + appended))
+    assert manager.num_available == before
+    compute(manager, row)
+    new = blocks_for(length + appended, block_size) - blocks_for(length, block_size)
+    assert before - manager.num_available == new
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("lookahead", LENGTHS)
+def test_B3_reserved_slots_cost_when_they_are_reserved_and_nothing_when_filled(
+    make_manager, fill, compute, block_size, length, lookahead
+):
+    manager = make_manager(300, block_size)
+    row = fill(manager, range(length))
+    before = manager.num_available
+    wanted = blocks_for(length + lookahead, block_size)
+    manager.reserve([row], [wanted])
+    reserved = manager.num_available
+    assert before - reserved == wanted - blocks_for(length, block_size)
+    manager.append(row, range(1000, 1000 + lookahead))
+    compute(manager, row)
+    assert manager.num_available == reserved
+    assert manager.num_computed[row] == length + lookahead
+
+
+def test_B3_a_reservation_smaller_than_the_table_takes_nothing(make_manager, fill):
+    manager = make_manager(4, 4)
+    row = fill(manager, range(8))
+    table = manager.table(row).tolist()
+    manager.reserve([row], [1])
+    assert (manager.table(row).tolist(), manager.num_available) == (table, 2)
+
+
+def test_B3_a_reservation_that_does_not_fit_changes_nothing(make_manager, fill):
+    manager = make_manager(4, 4)
+    row = fill(manager, range(8))
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
+        manager.reserve([row], [5])
+    assert manager.snapshot() == before
+
+
+def test_B4_a_table_only_ever_grows_at_its_end(make_manager, fill, compute):
+    manager = make_manager(10, 2)
+    row = fill(manager, [1])
+    seen: list[int] = []
+    for token in range(2, 12):
+        table = manager.table(row).tolist()
+        assert table[: len(seen)] == seen
+        seen = table
+        manager.append(row, [token])
+        compute(manager, row)
+
+
+def test_B5_a_block_has_a_node_once_it_is_full(make_manager, fill, compute):
+    # "Hashed" in the source reads "has a node" here.
+    manager = make_manager(10, 16)
+    row = fill(manager, range(55))
+    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (4, 3)
+    manager.append(row, range(55, 59))
+    compute(manager, row)
+    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (4, 3)
+    manager.append(row, range(59, 78))
+    compute(manager, row)
+    # 78 tokens: the last but one of five blocks is full, the last is not.
+    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (5, 4)
+    assert manager.lookup(range(78)).num_tokens == 64
+
+
+def test_B6_live_rows_name_different_blocks_unless_they_share_content(make_manager, fill):
+    manager = make_manager(12, 4)
+    rows = [fill(manager, [row] * 9) for row in range(4)]
+    named = [block for row in rows for block in manager.table(row).tolist()]
+    assert sorted(named) == list(range(12))
+
+
+@pytest.mark.parametrize(("length", "slots"), [(8, range(16, 24)), (7, range(16, 23))])
+def test_B7_slots_follow_the_table_and_end_with_the_tokens(make_manager, fill, length, slots):
+    manager = make_manager(12, 2)
+    fill(manager, range(100, 116))
+    row = fill(manager, range(length))
+    assert manager.table(row).tolist() == [8, 9, 10, 11]
+    assert manager.slots(row, 0, length).tolist() == list(slots)
+
+
+def test_B8_block_k_is_the_slots_from_4k_on(make_manager, fill):
+    manager = make_manager(6, 4)
+    rows = [fill(manager, [row] * 12) for row in range(2)]
+    every = []
+    for row in rows:
+        slots = manager.slots(row, 0, 12).tolist()
+        for column, block in enumerate(manager.table(row).tolist()):
+            assert slots[4 * column : 4 * column + 4] == [4 * block, 4 * block + 1, 4 * block + 2, 4 * block + 3]
+        every += slots
+    assert len(set(every)) == 24
+
+
+def test_B9_the_slots_of_a_middle_part_are_those_of_its_positions(make_manager, fill):
+    manager = make_manager(4, 4)
+    filler = fill(manager, [9])
+    row = fill(manager, range(10))
+    manager.free([filler])
+    assert manager.table(row).tolist() == [1, 2, 3]
+    assert manager.slots(row, 3, 9).tolist() == [7, 8, 9, 10, 11, 12]
+    assert manager.slots(row, 5, 5).tolist() == []
+
+
+def test_B10_a_sequence_allocated_and_freed_five_times_leaves_the_pool_whole(make_manager, fill):
+    manager = make_manager(8, 4)
+    for _ in range(5):
+        manager.free([fill(manager, range(30))])
+        assert manager.num_available == 8
+
+
+def test_B11_freeing_one_row_leaves_the_others_tables_alone(make_manager, fill):
+    manager = make_manager(9, 4)
+    rows = [fill(manager, [row] * 9) for row in range(3)]
+    kept = [manager.table(row).tolist() for row in (rows[0], rows[2])]
+    manager.free([rows[1]])
+    assert [manager.table(row).tolist() for row in (rows[0], rows[2])] == kept
+    assert manager.num_available == 3
+
+
+def test_B12_a_row_gives_up_blocks_of_its_tail_and_none_that_it_does_not_have(make_manager, fill):
+    # A peer drops any logical block; here blocks leave a table from its tail, so that what stays is a prefix.
+    manager = make_manager(8, 2)
+    row = fill(manager, range(5))
+    assert manager.num_available == 5
+    manager.truncate(row, 2)
+    assert manager.num_available == 6
+    before = manager.snapshot()
+    with pytest.raises((PagedError, ValueError)):
+        manager.truncate(row, 4)
+    with pytest.raises((PagedError, ValueError)):
+        manager.truncate(row, -1)
+    assert manager.snapshot() == before
+
+
+def test_B13_the_table_columns_that_a_runner_reads_name_the_same_blocks(make_manager, fill):
+    manager = make_manager(9, 4)
+    rows = [fill(manager, [row] * (4 * row + 1)) for row in range(3)]
+    for row in rows:
+        count = int(manager.num_table_blocks[row])
+        assert manager.block_tables[row, :count].tolist() == manager.table(row).tolist()
+
+
+def test_B14_slots_beyond_the_table_are_refused(make_manager, fill):
+    manager = make_manager(4, 4)
+    row = fill(manager, range(6))
+    with pytest.raises((PagedError, ValueError)):
+        manager.slots(row, 0, 9)
+
+
+def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(make_manager, fill, compute):
+    manager = make_manager(2, 4)
+    row = fill(manager, range(5))
+    assert manager.num_available == 0
+    manager.append(row, [5, 6, 7])
+    compute(manager, row)
+    assert manager.num_table_blocks[row] == 2
+    manager.append(row, [8])
+    with pytest.raises(OutOfBlocks):
+        manager.allocate([row], [1])

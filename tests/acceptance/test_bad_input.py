@@ -1,0 +1,441 @@
+"""Bad input: a typed error that names the value and the limit, before anything changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import (
+    POLICIES,
+    BatchEnded,
+    BatchOutOfOrder,
+    BlockManager,
+    DuplicateRequest,
+    DuplicateRow,
+    ForeignBatch,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidTokens,
+    NeverFits,
+    PagedError,
+    Policy,
+    Request,
+    RequestInFlight,
+    RowInFlight,
+    Scheduler,
+    UnknownPolicy,
+    UnknownRequest,
+    UnknownRow,
+    WrongTokens,
+)
+
+
+def whole_state(scheduler):
+    return scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+
+
+# What a manager refuses.
+
+
+@pytest.mark.parametrize("tokens", [[], np.empty(0, np.int32), range(0)])
+def test_no_tokens_are_refused(make_manager, tokens):
+    manager = make_manager(4, 4)
+    before = manager.snapshot()
+    with pytest.raises(InvalidTokens):
+        manager.add(tokens)
+    assert manager.snapshot() == before
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1.5], ["a"], [None], [2**31], [[1, 2], [3, 4]], [1, -7, 2], "abc", 5])
+def test_what_is_no_token_id_is_refused(make_manager, tokens):
+    manager = make_manager(4, 4)
+    row = manager.add([1, 2])
+    before = manager.snapshot()
+    with pytest.raises(InvalidTokens):
+        manager.add(tokens)
+    with pytest.raises(InvalidTokens):
+        manager.append(row, tokens)
+    with pytest.raises(InvalidTokens):
+        manager.lookup(tokens)
+    assert manager.snapshot() == before
+
+
+@pytest.mark.parametrize("name", ["num_blocks", "block_size", "host_blocks"])
+@pytest.mark.parametrize("value", [-1, 2.5, "8", None, True])
+def test_sizes_that_are_no_counts_are_refused_by_name(name, value):
+    with pytest.raises(InvalidConfig, match=name):
+        BlockManager(**{"num_blocks": 4, "block_size": 4, name: value})
+
+
+@pytest.mark.parametrize("row", [-1, 1, 7, 10**9])
+def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
+    manager = make_manager(8, 4, host_blocks=8)
+    fill(manager, [1, 2, 3])
+    before = manager.snapshot()
+    for call in (
+        lambda: manager.free([row]),
+        lambda: manager.allocate([row], [1]),
+        lambda: manager.confirm([row]),
+        lambda: manager.cancel([row]),
+        lambda: manager.append(row, [1]),
+        lambda: manager.truncate(row, 0),
+        lambda: manager.reserve([row], [1]),
+        lambda: manager.fork(row),
+        lambda: manager.swap_out([row]),
+        lambda: manager.swap_in([row]),
+        lambda: manager.table(row),
+        lambda: manager.slots(row, 0, 1),
+        lambda: manager.block_hashes(row),
+    ):
+        with pytest.raises(UnknownRow):
+            call()
+    assert manager.snapshot() == before
+
+
+def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=8)
+    row = fill(manager, [1, 2, 3])
+    manager.append(row, [4, 5])
+    before = manager.snapshot()
+    for call in (
+        lambda: manager.free([row, row]),
+        lambda: manager.allocate([row, row], [1, 1]),
+        lambda: manager.reserve([row, row], [2, 2]),
+        lambda: manager.swap_out([row, row]),
+    ):
+        with pytest.raises(DuplicateRow):
+            call()
+    assert manager.snapshot() == before
+
+
+def test_a_row_in_flight_is_left_alone_by_everything_but_the_end_of_its_batch(make_manager):
+    manager = make_manager(8, 4, host_blocks=8)
+    row = manager.add(range(6))
+    manager.allocate([row], [5])
+    before = manager.snapshot()
+    for call in (
+        lambda: manager.free([row]),
+        lambda: manager.allocate([row], [1]),
+        lambda: manager.append(row, [1]),
+        lambda: manager.truncate(row, 0),
+        lambda: manager.fork(row),
+        lambda: manager.swap_out([row]),
+    ):
+        with pytest.raises(RowInFlight):
+            call()
+    assert manager.snapshot() == before
+    manager.confirm([row])
+
+
+def test_a_row_that_is_not_in_flight_can_be_neither_confirmed_nor_cancelled(make_manager, fill):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(6))
+    before = manager.snapshot()
+    for call in (manager.confirm, manager.cancel):
+        with pytest.raises(PagedError):
+            call([row])
+    assert manager.snapshot() == before
+
+
+@pytest.mark.parametrize("count", [0, -1, 7])
+def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(make_manager, count):
+    manager = make_manager(8, 4)
+    row = manager.add(range(6))
+    before = manager.snapshot()
+    with pytest.raises(PagedError):
+        manager.allocate([row], [count])
+    assert manager.snapshot() == before
+
+
+def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
+    manager = make_manager(8, 4)
+    good, flying = manager.add(range(6)), manager.add(range(20, 26))
+    manager.allocate([flying], [6])
+    before = manager.snapshot()
+    with pytest.raises(RowInFlight):
+        manager.allocate([good, flying], [6, 1])
+    with pytest.raises(UnknownRow):
+        manager.allocate([good, 77], [6, 1])
+    with pytest.raises(RowInFlight):
+        manager.free([good, flying])
+    assert manager.snapshot() == before
+    manager.cancel([flying])
+
+
+# What a scheduler refuses.
+
+
+@pytest.mark.parametrize("prompt", [[], np.empty(0, np.int32), [-1], [1.5], ["a"], None, 7, [[1], [2]], [2**31]])
+def test_a_prompt_that_is_none_is_refused(make_scheduler, prompt):
+    scheduler = make_scheduler(8, 4)
+    before = whole_state(scheduler)
+    with pytest.raises(InvalidRequest):
+        scheduler.add(Request(id="a", prompt=prompt))
+    assert whole_state(scheduler) == before
+    with pytest.raises(UnknownRequest):
+        scheduler.status("a")
+
+
+def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_scheduler):
+    scheduler = make_scheduler(8, 4, vocabulary_size=100)
+    scheduler.add(Request(id="fits", prompt=[0, 99]))
+    with pytest.raises(InvalidRequest, match="100"):
+        scheduler.add(Request(id="a", prompt=[5, 100]))
+    assert scheduler.waiting_ids() == ["fits"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -3},
+        {"max_tokens": 1.5},
+        {"min_tokens": -1},
+        {"min_tokens": 9, "max_tokens": 8},
+        {"num_sequences": 0},
+        {"num_sequences": -1},
+        {"num_computed": -1},
+        {"eos_token_id": -2},
+        {"eos_token_id": "x"},
+        {"stop_token_ids": (-2,)},
+        {"priority": "high"},
+        {"salt": 7},
+        {"adapter": b"x"},
+        {"extra_key": [1]},
+        {"extra_key": 1.5},
+        {"id": ""},
+        {"id": 5},
+    ],
+)
+def test_a_field_out_of_its_range_is_refused(make_scheduler, fields):
+    scheduler = make_scheduler(8, 4)
+    before = whole_state(scheduler)
+    with pytest.raises(InvalidRequest):
+        scheduler.add(Request(**{"id": "a", "prompt": [1, 2, 3], **fields}))
+    assert whole_state(scheduler) == before
+
+
+def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
+    scheduler = make_scheduler(8, 4)
+    prompt = np.array([3, 1, 2], np.int32)
+    scheduler.add(Request(id="array", prompt=prompt))
+    scheduler.add(Request(id="list", prompt=[3, 1, 2]))
+    prompt[:] = 9  # what the caller does to its own array later is not our business
+    assert step(scheduler).batch.token_ids.tolist() == [3, 1, 2, 3, 1, 2]
+
+
+def test_the_id_of_a_living_request_is_refused_and_free_again_when_it_has_ended(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 3, max_tokens=2))
+    with pytest.raises(DuplicateRequest, match='"a"'):
+        scheduler.add(request_of("a", 4))
+    step(scheduler)
+    with pytest.raises(DuplicateRequest):
+        scheduler.add(request_of("a", 4))
+    step(scheduler)
+    scheduler.add(request_of("a", 4))
+    assert step(scheduler).tokens == {"a": 4}
+
+
+def test_an_unknown_request_is_refused_everywhere(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 3))
+    before = whole_state(scheduler)
+    for call in (
+        lambda: scheduler.abort("b"),
+        lambda: scheduler.append("b", [1]),
+        lambda: scheduler.loaded("b", 4),
+        lambda: scheduler.explain("b"),
+        lambda: scheduler.status("b"),
+    ):
+        with pytest.raises(UnknownRequest, match='"b"'):
+            call()
+    assert whole_state(scheduler) == before
+
+
+def test_an_unknown_policy_is_refused_with_the_list_of_known_ones():
+    with pytest.raises(UnknownPolicy) as caught:
+        Scheduler(BlockManager(4, 4), policy="pagde")
+    for name in POLICIES:
+        assert name in str(caught.value)
+    assert {"static", "vllm", "fastgen", "paged"} <= set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_tokens_per_step": 0},
+        {"max_tokens_per_step": -1},
+        {"max_sequences": 0},
+        {"max_sequences": -4},
+        {"max_model_len": 0},
+        {"max_waiting": -1},
+        {"max_chunk": 0},
+        {"vocabulary_size": 0},
+        {"max_tokens_per_step": 2.5},
+    ],
+)
+def test_limits_that_let_nothing_through_are_refused_by_name(limits):
+    with pytest.raises(InvalidConfig, match=next(iter(limits))):
+        Scheduler(BlockManager(4, 4), **limits)
+
+
+@pytest.mark.parametrize("fields", [{"watermark": -0.1}, {"watermark": 1.0}, {"max_preemptions": 0}])
+def test_a_policy_out_of_range_is_refused(fields):
+    with pytest.raises(InvalidConfig):
+        Policy(name="mine", **fields)
+
+
+def test_a_prompt_over_the_pool_says_what_would_do(make_scheduler, request_of):
+    scheduler = make_scheduler(96, 16)
+    with pytest.raises(NeverFits) as caught:
+        scheduler.add(request_of("a", 1600))
+    assert (caught.value.blocks_needed, caught.value.num_blocks) == (101, 96)
+    for part in ('"a"', "101", "1,600", "96", "1,535"):
+        assert part in str(caught.value)
+    with pytest.raises(NeverFits):
+        scheduler.add(request_of("b", 1536))
+    scheduler.add(request_of("c", 1535))
+    assert scheduler.counts()["rejected"] == 2
+    assert scheduler.waiting_ids() == ["c"]
+
+
+# Batches that are ended in the wrong way.
+
+
+@pytest.fixture
+def two_out(make_scheduler, request_of):
+    """A scheduler with two batches outstanding, 4 tokens each."""
+    scheduler = make_scheduler(8, 4, max_tokens_per_step=4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4))
+    return scheduler, scheduler.schedule(), scheduler.schedule()
+
+
+def test_a_batch_cannot_be_ended_twice(two_out):
+    scheduler, first, second = two_out
+    scheduler.update(first, [7])
+    before = whole_state(scheduler)
+    for call in (lambda: scheduler.update(first, [7]), lambda: scheduler.cancel(first)):
+        with pytest.raises(BatchEnded):
+            call()
+    assert whole_state(scheduler) == before
+    scheduler.cancel(second)
+    before = whole_state(scheduler)
+    for call in (lambda: scheduler.update(second, [7]), lambda: scheduler.cancel(second, moved=True)):
+        with pytest.raises(BatchEnded):
+            call()
+    assert whole_state(scheduler) == before
+
+
+def test_updates_go_oldest_first_and_cancels_latest_first(two_out):
+    scheduler, first, second = two_out
+    before = whole_state(scheduler)
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.update(second, [7])
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.cancel(first)
+    assert whole_state(scheduler) == before
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    assert scheduler.manager.num_used == 0
+
+
+def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of):
+    scheduler, first, second = two_out
+    other = make_scheduler(8, 4)
+    other.add(request_of("a", 4))
+    mine = other.schedule()
+    before = whole_state(other)
+    for call in (lambda: other.update(first, [7]), lambda: other.cancel(second)):
+        with pytest.raises(ForeignBatch):
+            call()
+    assert whole_state(other) == before
+    other.update(mine, [7])
+    scheduler.update(first, [7])
+    scheduler.update(second, [7])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts"),
+    [
+        ([7], None),
+        ([7, 7, 7], None),
+        ([], None),
+        ([7, 7], [1]),
+        ([7, 7], [2, 1, 0]),
+        ([7, 7, 7], [1, 1, 1]),
+        ([7], [2, -1, 0]),
+        ([-1, 7], None),
+        ([2**31, 7], None),
+        ([1.5, 7], None),
+        ([7, 7], [0.5, 1.5, 0]),
+    ],
+)
+def test_tokens_that_do_not_fit_the_batch_are_refused_and_it_can_still_be_ended(
+    make_scheduler, request_of, tokens, counts
+):
+    # Two rows that sample, and a chunk that does not.
+    scheduler = make_scheduler(16, 4, max_tokens_per_step=16)
+    for name, length in (("a", 4), ("b", 4), ("chunk", 20)):
+        scheduler.add(request_of(name, length))
+    batch = scheduler.schedule()
+    assert batch.samples.tolist() == [True, True, False]
+    before = whole_state(scheduler)
+    with pytest.raises(WrongTokens):
+        scheduler.update(batch, tokens, counts)
+    assert whole_state(scheduler) == before
+    outputs = {output.id: output.token_ids for output in scheduler.update(batch, [5, 6])}
+    assert (outputs["a"], outputs["b"]) == ([5], [6])
+
+
+def test_tokens_outside_the_vocabulary_are_refused_in_update(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4, vocabulary_size=5000)
+    scheduler.add(request_of("a", 4))
+    batch = scheduler.schedule()
+    with pytest.raises(WrongTokens, match="5000|5,000"):
+        scheduler.update(batch, [5000])
+    scheduler.update(batch, [4999])
+
+
+def test_tokens_are_not_appended_to_a_request_in_flight_nor_to_one_that_ended(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4, max_tokens=2))
+    batch = scheduler.schedule()
+    before = whole_state(scheduler)
+    with pytest.raises(RequestInFlight, match='"a"'):
+        scheduler.append("a", [5])
+    assert whole_state(scheduler) == before
+    scheduler.update(batch, [7])
+    for bad in ([-1], [1.5], ["a"]):
+        with pytest.raises(PagedError):
+            scheduler.append("a", bad)
+    step(scheduler)
+    with pytest.raises(PagedError):
+        scheduler.append("a", [5])
+
+
+def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_was_asked(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("plain", 4))
+    scheduler.add(request_of("loads", 12, num_computed=8))
+    with pytest.raises(PagedError):
+        scheduler.loaded("plain", 4)
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7])
+    before = whole_state(scheduler)
+    for count in (-1, 9):
+        with pytest.raises(PagedError):
+            scheduler.loaded("loads", count)
+    assert whole_state(scheduler) == before
+    scheduler.loaded("loads", 8)
+    with pytest.raises(PagedError):
+        scheduler.loaded("loads", 8)
+
+
+def test_every_error_of_ours_has_one_root():
+    for error in (
+        BatchEnded, BatchOutOfOrder, DuplicateRequest, DuplicateRow, ForeignBatch, InvalidConfig, InvalidRequest,
+        InvalidTokens, NeverFits, RequestInFlight, RowInFlight, UnknownPolicy, UnknownRequest, UnknownRow, WrongTokens,
+    ):  # fmt: skip
+        assert issubclass(error, PagedError)

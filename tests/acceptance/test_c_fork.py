@@ -1,0 +1,207 @@
+"""Fork and copy-on-write: a fork costs nothing, the first write to a shared partial block costs one copy."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import OutOfBlocks, RowInFlight, UnknownRow
+
+CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
+
+
+@pytest.mark.parametrize(("length", "block_size"), CASES)
+def test_C1_a_fork_shares_every_block_and_the_last_holder_frees_them(make_manager, fill, length, block_size):
+    manager = make_manager(200, block_size)
+    parent = fill(manager, range(length))
+    after_parent = manager.num_available
+    child = manager.fork(parent)
+    assert manager.num_available == after_parent
+    assert manager.table(child).tolist() == manager.table(parent).tolist()
+    assert (manager.num_tokens[child], manager.num_computed[child]) == (length, length)
+    manager.free([parent])
+    assert manager.num_available == after_parent
+    manager.free([child])
+    assert manager.num_available == 200
+
+
+@pytest.mark.parametrize("appender_is_child", [True, False])
+def test_C2_the_appender_alone_leaves_the_shared_tail(make_manager, fill, compute, appender_is_child):
+    manager = make_manager(10, 4)
+    parent = fill(manager, range(10))
+    child = manager.fork(parent)
+    appender, other = (child, parent) if appender_is_child else (parent, child)
+    before = manager.table(other).tolist()
+    manager.append(appender, [77])
+    compute(manager, appender)
+    assert manager.table(other).tolist() == before
+    assert manager.table(appender).tolist()[:2] == before[:2]
+    assert manager.table(appender).tolist()[2] != before[2]
+
+
+@pytest.mark.parametrize("appender_is_child", [True, False])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 129])
+def test_C3_a_shared_partial_block_is_copied_once_and_a_full_one_never(
+    make_manager, fill, compute, length, appender_is_child
+):
+    manager = make_manager(60, 8)
+    parent = fill(manager, range(length))
+    child = manager.fork(parent)
+    appender, other = (child, parent) if appender_is_child else (parent, child)
+    manager.append(appender, [500])
+    moves = compute(manager, appender)
+    assert len(moves.device_to_host) == len(moves.host_to_device) == 0
+    column = length // 8
+    if length % 8:
+        copies = [[manager.table(other)[column], manager.table(appender)[column]]]
+        assert moves.device_to_device.tolist() == copies
+    else:
+        assert moves.device_to_device.tolist() == []
+
+
+def test_C4_after_the_copy_neither_side_copies_again(make_manager, fill, compute):
+    manager = make_manager(10, 4)
+    parent = fill(manager, range(5))
+    child = manager.fork(parent)
+    manager.append(child, [50])
+    assert len(compute(manager, child)) == 1
+    for row, token in ((parent, 60), (child, 51), (parent, 61)):
+        manager.append(row, [token])
+        assert compute(manager, row).is_empty
+
+
+def test_C4_three_holders_of_a_partial_block_need_two_copies(make_manager, fill):
+    manager = make_manager(10, 4)
+    parent = fill(manager, range(5))
+    rows = [parent, manager.fork(parent), manager.fork(parent)]
+    for row in rows:
+        manager.append(row, [50 + row])
+    moves = manager.allocate(rows, [1, 1, 1])
+    manager.confirm(rows)
+    # One of the three keeps the block, the other two leave it.
+    assert len(moves.device_to_device) == 2
+    tails = [int(manager.table(row)[1]) for row in rows]
+    assert len(set(tails)) == 3
+    assert set(moves.device_to_device[:, 0].tolist()) <= set(tails)
+    assert not set(moves.device_to_device[:, 0].tolist()) & set(moves.device_to_device[:, 1].tolist())
+
+
+def test_C5_a_fork_doubles_the_references_and_not_the_blocks(make_manager, fill):
+    manager = make_manager(6, 4)
+    parent = fill(manager, range(8))
+    child = manager.fork(parent)
+    assert manager.num_used == 2
+    manager.free([parent])
+    # The last block had two references: one is left.
+    assert manager.num_used == 2
+    manager.free([child])
+    assert manager.num_used == 0
+
+
+def test_C6_a_row_whose_sibling_is_gone_writes_in_place(make_manager, fill, compute):
+    manager = make_manager(6, 4)
+    parent = fill(manager, range(6))
+    child = manager.fork(parent)
+    table = manager.table(parent).tolist()
+    manager.free([child])
+    manager.append(parent, [6])
+    assert compute(manager, parent).is_empty
+    assert manager.table(parent).tolist() == table
+
+
+def test_C7_four_forks_of_a_partial_block_need_four_more_blocks_for_one_token_each(make_manager, fill):
+    manager = make_manager(8, 4)
+    parent = fill(manager, range(5))
+    rows = [parent] + [manager.fork(parent) for _ in range(4)]
+    assert manager.num_used == 2
+    for row in rows:
+        manager.append(row, [90 + row])
+    manager.allocate(rows, [1] * 5)
+    manager.confirm(rows)
+    assert (manager.num_used, manager.num_available) == (6, 2)
+    for row in rows:
+        manager.append(row, [1, 2, 3])
+    before = manager.snapshot()
+    # Three more tokens cross a boundary in every row: five blocks wanted, two there.
+    with pytest.raises(OutOfBlocks, match="5 blocks wanted, 2 free"):
+        manager.allocate(rows, [3] * 5)
+    assert manager.snapshot() == before
+
+
+def test_C8_a_copy_that_finds_no_block_changes_nothing(make_manager, fill):
+    manager = make_manager(2, 4)
+    parent = fill(manager, range(5))
+    child = manager.fork(parent)
+    manager.append(child, [50])
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="1 blocks? wanted, 0 free"):
+        manager.allocate([child], [1])
+    assert manager.snapshot() == before
+
+
+def test_C9_rows_that_share_reserved_slots_never_write_the_same_one(make_manager, fill, compute):
+    manager = make_manager(20, 4)
+    parent = fill(manager, range(6))
+    manager.reserve([parent], [4])
+    child = manager.fork(parent)
+    for row, first in ((parent, 100), (child, 200)):
+        manager.append(row, range(first, first + 8))
+        compute(manager, row)
+    mine, its = (set(manager.slots(row, 6, 14).tolist()) for row in (parent, child))
+    assert not mine & its
+    assert manager.slots(parent, 0, 4).tolist() == manager.slots(child, 0, 4).tolist()
+
+
+def test_C10_a_fork_of_a_fork_shares_with_both(make_manager, fill):
+    manager = make_manager(6, 4)
+    parent = fill(manager, range(9))
+    child = manager.fork(parent)
+    grandchild = manager.fork(child)
+    assert manager.table(grandchild).tolist() == manager.table(parent).tolist()
+    manager.free([parent, child])
+    assert manager.num_used == 3
+    manager.free([grandchild])
+    assert manager.num_available == 6
+
+
+def test_C11_a_row_in_flight_cannot_be_forked(make_manager):
+    manager = make_manager(6, 4)
+    row = manager.add(range(6))
+    manager.allocate([row], [6])
+    before = manager.snapshot()
+    with pytest.raises(RowInFlight):
+        manager.fork(row)
+    assert manager.snapshot() == before
+    manager.cancel([row])
+
+
+def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):
+    manager = make_manager(6, 4)
+    with pytest.raises(UnknownRow):
+        manager.fork(0)
+
+
+def test_C13_two_forks_that_write_the_same_tokens_end_with_one_block(make_manager, fill, compute):
+    # The table of the second switches to the node that the first has published.
+    manager = make_manager(6, 4)
+    parent = fill(manager, range(6))
+    child = manager.fork(parent)
+    for row in (parent, child):
+        manager.append(row, [6, 7])
+        compute(manager, row)
+    assert manager.table(parent).tolist() == manager.table(child).tolist()
+    assert manager.num_used == 2
+
+
+def test_C14_a_copy_stands_when_its_step_is_cancelled(make_manager, fill, compute):
+    # As every move of a cancelled step: who has not run it runs it before the next one, which makes no second copy.
+    manager = make_manager(6, 4)
+    parent = fill(manager, range(6))
+    child = manager.fork(parent)
+    manager.append(child, [50])
+    copy = manager.allocate([child], [1])
+    assert copy.device_to_device.tolist() == [[1, 2]]
+    manager.cancel([child])
+    assert (manager.num_computed[child], manager.num_scheduled[child]) == (6, 0)
+    assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
+    assert compute(manager, child).is_empty
+    assert manager.num_used == 3

@@ -1,0 +1,205 @@
+"""Content keys and hashes: what tells two blocks apart, and what must not."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paged import InvalidNamespace
+
+
+def test_D1_equal_content_has_equal_hashes_in_two_managers(make_manager, fill):
+    hashes = []
+    for _ in range(2):
+        manager = make_manager(4, 4)
+        hashes.append(manager.block_hashes(fill(manager, [1, 2, 3, 4, 5, 6, 7, 8])))
+    assert hashes[0] == hashes[1]
+    assert [len(digest) for digest in hashes[0]] == [32, 32]
+
+
+def test_D2_a_repeated_block_hashes_differently_because_its_parent_does(make_manager, fill):
+    manager = make_manager(8, 4)
+    row = fill(manager, [1, 2, 3, 4, 1, 2, 3, 4])
+    first, second = manager.block_hashes(row)
+    assert first != second
+    # The first has no parent: it is the hash of the same block alone.
+    assert manager.block_hashes(fill(manager, [1, 2, 3, 4])) == [first]
+
+
+def test_D3_a_block_behind_another_parent_has_another_hash_and_is_no_hit(make_manager, fill):
+    manager = make_manager(8, 4)
+    one = manager.block_hashes(fill(manager, [1, 2, 3, 4, 5, 6, 7, 8]))
+    two = manager.block_hashes(fill(manager, [9, 2, 3, 4, 5, 6, 7, 8]))
+    assert not set(one) & set(two)
+    assert manager.lookup([5, 6, 7, 8, 0]).num_tokens == 0
+
+
+HASH_PROGRAM = """
+from paged import BlockManager
+manager = BlockManager(4, 4)
+row = manager.add(range(12), namespace=("tenant", 3))
+manager.allocate([row], [12])
+manager.confirm([row])
+print([digest.hex() for digest in manager.block_hashes(row)])
+"""
+
+
+def test_D4_two_processes_compute_the_same_hashes():
+    printed = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        result = subprocess.run(
+            [sys.executable, "-c", HASH_PROGRAM], env=environment, capture_output=True, text=True, check=True
+        )
+        printed.add(result.stdout)
+    assert len(printed) == 1
+    assert len(ast.literal_eval(printed.pop())) == 3
+
+
+def test_D5_a_salt_separates_the_whole_prefix(make_manager, fill):
+    manager = make_manager(20, 16)
+    shared = list(range(48))
+    fill(manager, [*shared, *range(100, 111)], namespace="salt")
+    prompt = [*shared, *range(200, 211)]
+    assert manager.lookup(prompt, namespace="salt").num_tokens == 48
+    assert manager.lookup(prompt, namespace="other").num_tokens == 0
+    assert manager.lookup(prompt).num_tokens == 0
+
+
+def test_D5_the_salt_enters_the_first_blocks_key_only(make_manager, fill):
+    manager = make_manager(8, 4)
+    for namespace in ("salt", "other"):
+        fill(manager, range(12), namespace=namespace)
+    paths = manager.cached_contents()
+    assert len(paths) == 6
+    # Two paths for each length, which differ in what comes before the first block.
+    for length in (1, 2, 3):
+        pair = [path for path in paths if len(path) == length + 1]
+        assert len(pair) == 2
+        assert pair[0][1:] == pair[1][1:]
+        assert pair[0][0] != pair[1][0]
+
+
+def test_D5_a_salted_hash_differs_from_the_unsalted_one(make_manager, fill):
+    manager = make_manager(8, 4)
+    plain = manager.block_hashes(fill(manager, range(8)))
+    salted = manager.block_hashes(fill(manager, range(8), namespace="salt"))
+    assert not set(plain) & set(salted)
+
+
+NAMESPACES = [
+    None,
+    "",
+    b"",
+    (),
+    False,
+    0,
+    "0",
+    b"0",
+    True,
+    1,
+    "1",
+    b"1",
+    -1,
+    -2,
+    2**61 - 1,
+    2**80,
+    ("a", "b"),
+    ("ab",),
+    ("ab", None),
+    (("a",), "b"),
+    (("a", "b"),),
+    "('a', 'b')",
+    b"\x00",
+    "\x00",
+    ("1",),
+    (1,),
+    (b"1",),
+]
+
+
+def test_D6_namespaces_of_the_same_spelling_but_another_type_or_shape_never_meet(make_manager, fill):
+    # Among them pairs whose Python hashes collide: -1 and -2, 0 and 2**61 - 1, 1 and True.
+    manager = make_manager(2 * len(NAMESPACES), 4)
+    for served, namespace in enumerate(NAMESPACES):
+        assert manager.lookup(range(5), namespace=namespace).num_tokens == 0, namespace
+        fill(manager, range(4), namespace=namespace)
+        assert len(manager.cached_contents()) == served + 1
+    for namespace in NAMESPACES:
+        assert manager.lookup(range(5), namespace=namespace).num_tokens == 4, namespace
+
+
+@pytest.mark.parametrize("namespace", [1.0, ["a"], {"a": 1}, object(), ("a", [1]), float("nan")])
+def test_D6_a_namespace_that_cannot_be_compared_exactly_is_refused(make_manager, namespace):
+    manager = make_manager(4, 4)
+    before = manager.snapshot()
+    with pytest.raises(InvalidNamespace):
+        manager.add(range(5), namespace=namespace)
+    with pytest.raises(InvalidNamespace):
+        manager.lookup(range(5), namespace=namespace)
+    assert manager.snapshot() == before
+
+
+def test_D7_the_fourth_hash_appears_exactly_when_the_block_fills(make_manager, fill, compute):
+    manager = make_manager(8, 16)
+    row = fill(manager, range(59))
+    three = manager.block_hashes(row)
+    assert len(three) == 3
+    for token in range(59, 63):
+        manager.append(row, [token])
+        compute(manager, row)
+        assert manager.block_hashes(row) == three
+    manager.append(row, [63])
+    assert manager.block_hashes(row) == three
+    manager.allocate([row], [1])
+    assert manager.block_hashes(row) == three, "in flight is not confirmed"
+    manager.confirm([row])
+    assert len(manager.block_hashes(row)) == 4
+    assert manager.block_hashes(row)[:3] == three
+    assert len(manager.cached_contents()) == 4
+
+
+def test_D8_a_partial_block_has_neither_hash_nor_node(make_manager, fill):
+    manager = make_manager(4, 4)
+    row = fill(manager, [1, 2, 3])
+    assert manager.block_hashes(row) == []
+    assert manager.cached_contents() == set()
+
+
+@pytest.mark.parametrize(("one", "two"), [(-1, -2), (0, 2**61 - 1), (1, 2**61), (5, 5 + 2 * (2**61 - 1))])
+def test_D9_a_collision_of_pythons_own_hash_serves_nobody_elses_tokens(make_manager, fill, one, two):
+    assert hash(one) == hash(two)
+    manager = make_manager(8, 4)
+    fill(manager, range(8), namespace=one)
+    assert manager.lookup(range(9), namespace=two).num_tokens == 0
+    fill(manager, range(8), namespace=two)
+    assert len(manager.cached_contents()) == 4
+
+
+def test_D9_a_hit_is_equality_of_tokens(make_manager, fill):
+    # Every prompt of 4 blocks of 1 over 3 token ids, in one cache: each finds exactly what was stored before it.
+    manager = make_manager(200, 1)
+    stored: set[tuple[int, ...]] = set()
+    for number in range(81):
+        tokens = [number // 27 % 3, number // 9 % 3, number // 3 % 3, number % 3]
+        expected = max(length for length in range(4) if length == 0 or tuple(tokens[:length]) in stored)
+        row = manager.add(tokens)
+        assert manager.num_computed[row] == expected
+        manager.allocate([row], [4 - expected])
+        manager.confirm([row])
+        stored |= {tuple(tokens[:length]) for length in range(1, 5)}
+        assert manager.check() == []
+        manager.free([row])
+    assert len(manager.cached_contents()) == 3 + 9 + 27 + 81
+
+
+def test_D10_token_ids_are_compared_whole(make_manager, fill):
+    # 1 and 1 + 256, 1 + 65536: equal in their low bytes.
+    manager = make_manager(16, 2)
+    for token in (1, 257, 65537, 16777217):
+        assert manager.lookup([token, 5, 0]).num_tokens == 0
+        fill(manager, [token, 5])

@@ -1,0 +1,430 @@
+"""The prefix cache: what is a hit, what a hit costs, and what is forgotten first."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import Admission, OutOfBlocks
+
+
+def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):
+    # Blocks count from 0 here, from 1 in the source.
+    manager = make_manager(10, 16)
+    shared = list(range(48))
+    first = manager.add([*shared, *range(100, 107)])
+    assert manager.num_computed[first] == 0
+    compute(manager, first)
+    assert manager.table(first).tolist() == [0, 1, 2, 3]
+    second = manager.add([*shared, *range(200, 205)])
+    assert manager.num_computed[second] == 48
+    compute(manager, second)
+    assert manager.table(second).tolist() == [0, 1, 2, 4]
+    assert manager.num_available == 5
+
+
+def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill):
+    manager = make_manager(10, 16)
+    shared = list(range(48))
+    first = fill(manager, [*shared, *range(100, 107)])
+    second = fill(manager, [*shared, *range(200, 205)])
+    manager.free([second])
+    assert manager.num_available == 6
+    manager.free([first])
+    assert manager.num_available == 10
+
+
+def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, fill):
+    manager = make_manager(10, 16)
+    shared = list(range(48))
+    rows = [fill(manager, [*shared, *range(100, 107)]), fill(manager, [*shared, *range(200, 205)])]
+    manager.free(rows)
+    third = manager.add([*shared, *range(300, 306)])
+    assert manager.num_computed[third] == 48
+    assert manager.num_available == 7
+    manager.allocate([third], [6])
+    manager.confirm([third])
+    assert manager.num_available == 6
+
+
+def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fill):
+    manager = make_manager(10, 16)
+    manager.free([fill(manager, range(87))])
+    row = manager.add(range(1000, 1160))
+    assert manager.num_computed[row] == 0
+    manager.allocate([row], [160])
+    assert manager.num_available == 0
+    manager.confirm([row])
+    assert manager.lookup(range(87)).num_tokens == 0
+    assert len(manager.cached_contents()) == 10
+
+
+@pytest.mark.parametrize(("length", "hit"), [(48, 32), (49, 48), (47, 32), (16, 0), (17, 16), (1, 0)])
+def test_E5_at_least_one_token_is_always_computed(make_manager, fill, length, hit):
+    manager = make_manager(10, 16)
+    fill(manager, range(64))
+    assert manager.lookup(range(length)).num_tokens == hit
+    row = manager.add(range(length))
+    assert manager.num_computed[row] == hit
+    assert manager.table(row).tolist() == manager.lookup(range(length)).blocks.tolist() == list(range(hit // 16))
+
+
+def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_least_recently_used(make_manager, fill):
+    manager = make_manager(10, 16)
+    first = fill(manager, range(87))
+    second = fill(manager, range(1000, 1048))
+    assert manager.num_available == 1
+    manager.free([first])
+    manager.free([second])
+    assert (manager.num_free, manager.num_cached) == (2, 8)
+    third = fill(manager, range(35))
+    assert manager.stats().hit_tokens == 32
+    assert manager.table(third).tolist() == [0, 1, 5]
+    assert manager.num_available == 7
+    # What is left, in the order in which it goes: never used, then each freed row from its tail.
+    order = [manager.table(fill(manager, [2000 + i])).tolist()[0] for i in range(7)]
+    assert order == [9, 4, 3, 2, 8, 7, 6]
+
+
+def test_E7_a_hit_is_not_evicted_for_the_same_rows_new_blocks(make_manager, fill, compute):
+    manager = make_manager(2, 16)
+    manager.free([fill(manager, range(16))])
+    manager.free([fill(manager, range(100, 116))])
+    # Block 0 is the least recently used, and the hit.
+    row = manager.add(range(32))
+    assert manager.num_computed[row] == 16
+    compute(manager, row)
+    assert manager.table(row).tolist() == [0, 1]
+
+
+def test_E8_a_reused_block_has_lost_its_content(make_manager, fill):
+    manager = make_manager(1, 16)
+    manager.free([fill(manager, range(16))])
+    assert manager.lookup(range(17)).num_tokens == 16
+    fill(manager, range(100, 115))
+    assert manager.cached_contents() == set()
+    assert manager.lookup(range(17)).num_tokens == 0
+
+
+def test_E9_a_hit_ends_at_the_first_block_that_differs(make_manager, fill):
+    manager = make_manager(8, 4)
+    fill(manager, range(16))
+    prompt = [0, 1, 2, 3, 4, 5, 6, 7, 99, 9, 10, 11, 12, 13, 14, 15, 16]
+    assert manager.lookup(prompt).num_tokens == 8
+    assert manager.lookup([99, *prompt[1:]]).num_tokens == 0
+    assert manager.lookup([*range(12), 99]).num_tokens == 12
+
+
+def test_E10_without_prefix_caching_nothing_is_a_hit(make_manager, fill, compute):
+    manager = make_manager(4, 4, prefix_caching=False)
+    row = fill(manager, range(10))
+    assert manager.num_table_blocks[row] == 3
+    manager.free([row])
+    row = manager.add(range(16))
+    assert manager.num_computed[row] == 0
+    compute(manager, row)
+    assert manager.num_table_blocks[row] == 4
+    assert manager.admission(1) is Admission.LATER
+    refused = manager.add(range(4))
+    with pytest.raises(OutOfBlocks):
+        manager.allocate([refused], [4])
+    assert manager.cached_contents() == set()
+    assert manager.num_cached == 0
+
+
+def test_E11_the_cache_is_reset_only_while_no_block_is_used(make_manager, fill):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(16))
+    before = manager.snapshot()
+    assert manager.reset_cache() is False
+    assert manager.snapshot() == before
+    assert manager.lookup(range(17)).num_tokens == 16
+    manager.free([row])
+    assert manager.reset_cache() is True
+    assert manager.lookup(range(17)).num_tokens == 0
+    assert manager.cached_contents() == set()
+    assert (manager.num_free, manager.num_cached) == (8, 0)
+    assert manager.block_hashes(fill(manager, range(3))) == []
+
+
+def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill):
+    # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
+    manager = make_manager(10, 16)
+    fill(manager, range(48))
+    manager.free([fill(manager, range(96))])
+    assert manager.num_available == 7
+    row = manager.add(range(96 + 5 * 16))
+    assert manager.num_computed[row] == 96
+    assert manager.num_available == 4
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
+        manager.allocate([row], [80])
+    assert manager.snapshot() == before
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 8, 10])
+@pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.7, 1])
+def test_E13_a_second_sequence_is_admitted_iff_what_is_not_shared_fits(make_manager, fill, block_size, length, share):
+    blocks = -(-length // block_size)
+    num_blocks = -(-3 * blocks // 2)
+    manager = make_manager(num_blocks, block_size)
+    first = list(range(length))
+    fill(manager, first)
+    num_shared = int(length * share)
+    second = first[:num_shared] + [1000 + token for token in range(length - num_shared)]
+    hit = manager.lookup(second).num_tokens // block_size
+    # One token is always computed, so a prompt that is shared whole still takes a block of its own.
+    assert hit == min(num_shared, length - 1) // block_size
+    fits = 2 * blocks - hit <= num_blocks
+    assert manager.admission(blocks - hit) is (Admission.OK if fits else Admission.LATER)
+
+
+def test_E14_the_least_recently_freed_content_goes_first_and_a_hit_renews_it(make_manager, fill):
+    manager = make_manager(3, 4)
+    prompts = [[content] * 4 for content in (1, 2, 3)]
+    for prompt in prompts:
+        manager.free([fill(manager, prompt)])
+    # A hit on the oldest, given back: now the second is the oldest.
+    manager.free([manager.add([1] * 4 + [0])])
+    manager.free([fill(manager, [9])])
+    assert [manager.lookup([*prompt, 0]).num_tokens for prompt in prompts] == [4, 0, 4]
+
+
+@pytest.mark.parametrize("num_outputs", [1, 5, 9, 11])
+def test_E15_of_two_identical_requests_the_second_shares_what_the_first_computes(
+    make_scheduler, request_of, step, run, num_outputs
+):
+    # A peer computes both prompts (16, then 18); here the second takes the full blocks that the first computes in that step.
+    scheduler = make_scheduler(100, 4)
+    history: list[int] = []
+    cached = 0
+    computed = []
+    for round_number in range(10):
+        prompt = [*history, *range(100 * round_number, 100 * round_number + 8)]
+        for name in ("one", "two"):
+            scheduler.add(request_of(f"{name}{round_number}", prompt, max_tokens=num_outputs))
+        first = step(scheduler)
+        computed.append(first.batch.num_scheduled_tokens)
+        shared = (len(prompt) - 1) // 4 * 4
+        assert first.tokens == {f"one{round_number}": len(prompt) - cached, f"two{round_number}": len(prompt) - shared}
+        run(scheduler)
+        history = [*prompt, *[7] * num_outputs]
+        cached = (len(history) - 1) // 4 * 4
+    assert computed[0] == 12
+    if num_outputs % 4 == 1:
+        assert computed[1] == 10
+
+
+def test_E16_only_full_blocks_are_hits(make_scheduler, request_of, step):
+    # A peer reuses a partial block (8, then 1 token); here both compute 8.
+    scheduler = make_scheduler(10, 32)
+    for name in ("first", "second"):
+        scheduler.add(request_of(name, list(range(8)), max_tokens=1))
+        assert step(scheduler).batch.num_scheduled_tokens == 8
+    assert not scheduler.has_unfinished
+
+
+def test_E17_children_go_before_their_parents(make_manager, fill):
+    manager = make_manager(4, 4)
+    manager.free([fill(manager, range(16))])
+    hits = []
+    for content in range(4):
+        fill(manager, [100 + content])
+        hits.append(manager.lookup(range(17)).num_tokens)
+    assert hits == [12, 8, 4, 0]
+
+
+def test_E17_a_used_child_keeps_its_parent(make_manager, fill):
+    manager = make_manager(4, 4)
+    parent = fill(manager, range(8))
+    child = manager.add(range(13))
+    manager.free([parent])
+    # Both hit blocks are used by the child alone now.
+    assert (manager.num_used, manager.num_available) == (2, 2)
+    for content in range(2):
+        fill(manager, [100 + content])
+    blocked = manager.add([7])
+    with pytest.raises(OutOfBlocks):
+        manager.allocate([blocked], [1])
+    assert manager.lookup(range(13)).num_tokens == 8
+    assert manager.num_computed[child] == 8
+
+
+def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hit(make_manager, fill):
+    manager = make_manager(3, 4)
+    prompts = [[content] * 4 for content in (1, 2, 3)]
+    for prompt in prompts:
+        manager.free([fill(manager, prompt)])
+    row = fill(manager, [9, 9])
+    assert manager.table(row).tolist() == [0]
+    assert [manager.lookup([*prompt, 0]).num_tokens for prompt in prompts] == [0, 4, 4]
+    assert len(manager.cached_contents()) == 2
+
+
+def test_E19_rows_freed_in_one_call_are_forgotten_tail_first(make_manager, fill):
+    manager = make_manager(6, 4)
+    rows = [fill(manager, [content, *range(11)]) for content in (70, 80)]
+    manager.free(rows)
+    for content in range(2):
+        fill(manager, [100 + content])
+    # Whatever the order of the two rows, no block goes before its own child.
+    hits = [manager.lookup([content, *range(12)]).num_tokens for content in (70, 80)]
+    assert sum(hits) == 16
+    assert all(hit % 4 == 0 for hit in hits)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_E20_other_content_of_the_same_size_replaces_the_old_and_the_cache_keeps_its_size(make_manager, fill, count):
+    # By contents; events come later.
+    manager = make_manager(count, 4)
+    manager.free([fill(manager, range(4 * count))])
+    old = manager.cached_contents()
+    assert len(old) == count
+    manager.free([fill(manager, range(1000, 1000 + 4 * count))])
+    new = manager.cached_contents()
+    assert len(new) == count
+    assert not old & new
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_E20_the_same_prompt_again_replaces_its_last_block_alone(make_manager, fill, count):
+    manager = make_manager(count, 4)
+    manager.free([fill(manager, range(4 * count))])
+    old = manager.cached_contents()
+    row = manager.add(range(4 * count))
+    assert manager.num_computed[row] == 4 * (count - 1)
+    manager.allocate([row], [4])
+    assert len(manager.cached_contents()) == count - 1
+    manager.confirm([row])
+    assert manager.cached_contents() == old
+
+
+def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(make_manager, fill, compute):
+    # Ours deduplicates.
+    manager = make_manager(8, 4)
+    first, second = fill(manager, range(6)), fill(manager, range(6))
+    assert manager.table(first).tolist() == [0, 1]
+    assert manager.table(second).tolist() == [0, 2]
+    for row in (first, second):
+        manager.append(row, [6, 7])
+        compute(manager, row)
+    assert manager.table(second).tolist() == [0, 1]
+    assert (manager.num_used, manager.num_free) == (2, 6)
+    manager.free([first])
+    assert manager.num_used == 2
+
+
+def test_E21_the_batch_tells_of_the_switch(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4)
+    for name in ("one", "two"):
+        scheduler.add(request_of(name, list(range(6)), max_tokens=8))
+    step(scheduler)
+    tables = {}
+    for _ in range(4):
+        batch = step(scheduler).batch
+        changes = zip(batch.table_rows.tolist(), batch.table_columns.tolist(), batch.table_blocks.tolist(), strict=True)
+        for row, column, block in changes:
+            tables[row, column] = block
+    # Both decode the same tokens: 11 known, the first 10 computed; two full blocks are shared, the tails are not.
+    rows = batch.rows.tolist()
+    one, two = (scheduler.manager.table(row).tolist() for row in rows)
+    assert one[:2] == two[:2]
+    assert one[2] != two[2]
+    assert [tables[row, 1] for row in rows if (row, 1) in tables][-1] == one[1]
+
+
+def test_E22_a_pending_block_is_shared_in_the_step_that_computes_it(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    for name in ("one", "two", "three"):
+        scheduler.add(request_of(name, [*range(16), ord(name[0]), ord(name[1])], max_tokens=4))
+    first = step(scheduler)
+    assert first.tokens == {"one": 18, "two": 2, "three": 2}
+    assert scheduler.stats().shared_in_flight_tokens == 32
+    # Four shared blocks and three tails.
+    assert scheduler.manager.num_used == 7
+
+
+def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
+    manager = make_manager(8, 4)
+    row = manager.add(range(10))
+    manager.allocate([row], [10])
+    manager.cancel([row])
+    assert manager.lookup(range(10)).num_tokens == 0
+    assert manager.cached_contents() == set()
+    assert (manager.num_free, manager.num_computed[row]) == (8, 0)
+
+
+def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 16)
+    scheduler.add(request_of("one", list(range(48)), max_tokens=2))
+    run(scheduler)
+    scheduler.add(request_of("two", [*range(32), *range(900, 916)], max_tokens=2))
+    run(scheduler)
+    memory = scheduler.manager.stats()
+    assert (memory.queries, memory.query_tokens, memory.hit_tokens) == (2, 96, 32)
+
+
+def test_E25_lookup_changes_nothing(make_manager, fill):
+    manager = make_manager(8, 4)
+    manager.free([fill(manager, range(16))])
+    before = manager.snapshot()
+    hit = manager.lookup(range(13))
+    assert (hit.num_tokens, hit.blocks.tolist()) == (12, [0, 1, 2])
+    assert manager.snapshot() == before
+
+
+def test_E26_freed_partial_blocks_do_not_evict_content(make_manager, fill):
+    manager = make_manager(3, 4)
+    manager.free([fill(manager, range(8))])
+    for content in range(20):
+        manager.free([fill(manager, [100 + content])])
+    assert manager.lookup(range(9)).num_tokens == 8
+
+
+@pytest.mark.parametrize("budget", [16, 64, 4096])
+@pytest.mark.parametrize("max_chunk", [None, 8])
+@pytest.mark.parametrize("policy", ["vllm", "fastgen", "paged"])
+def test_E27_of_requests_that_arrive_together_every_distinct_token_is_computed_once(
+    make_scheduler, request_of, run, budget, max_chunk, policy
+):
+    scheduler = make_scheduler(600, 4, policy=policy, max_tokens_per_step=budget, max_sequences=64, max_chunk=max_chunk)
+    for number in range(64):
+        family = 100 * (number % 4)
+        scheduler.add(request_of(f"r{number}", [*range(family, family + 32), *[5000 + number] * 5], max_tokens=1))
+    run(scheduler)
+    assert scheduler.stats().computed_tokens == 4 * 32 + 64 * 5
+
+
+def test_E28_tokens_that_are_sampled_are_shared_once_they_are_computed(make_scheduler, request_of, run):
+    scheduler = make_scheduler(30, 4)
+    scheduler.add(request_of("first", list(range(6)), max_tokens=7))
+    run(scheduler, token=9)
+    # Of 13 tokens 12 are computed: 6 of the prompt and 6 sampled ones.
+    scheduler.add(request_of("second", [*range(6), *[9] * 7, 1], max_tokens=1))
+    assert run(scheduler)[0].tokens == {"second": 2}
+
+
+def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(make_manager, fill, compute):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(12))
+    manager.truncate(row, 1)
+    assert manager.lookup(range(13)).num_tokens == 12
+    assert (manager.num_used, manager.num_cached) == (1, 2)
+    compute(manager, row)
+    assert manager.num_computed[row] == 12
+    # What it computes a second time is what is known already: it ends on the known blocks.
+    assert manager.table(row).tolist() == manager.lookup(range(13)).blocks.tolist()
+    assert len(manager.cached_contents()) == 3
+
+
+def test_E30_content_under_a_truncated_row_may_go_on_differently(make_manager, fill, compute):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(8))
+    fork = manager.fork(row)
+    manager.append(fork, range(100, 104))
+    manager.append(row, range(200, 204))
+    for each in (fork, row):
+        compute(manager, each)
+    assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
+    assert manager.lookup([*range(8), *range(200, 204), 0]).num_tokens == 12
+    assert manager.num_used == 4

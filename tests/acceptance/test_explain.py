@@ -1,0 +1,135 @@
+"""`explain`: an answer that an operator can act on, for a request in any state."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import NeverFits, UnknownRequest
+
+
+def test_a_request_that_waits_for_memory_says_how_much_and_who_holds_it(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4, policy="vllm")
+    scheduler.add(request_of("big", 20))
+    scheduler.add(request_of("small", 4))
+    step(scheduler)
+    scheduler.add(request_of("late", 16))
+    step(scheduler)
+    answer = scheduler.explain("late")
+    assert answer.status == "waiting"
+    # 4 blocks for its prompt; 6 and 2 are held.
+    assert (answer.blocks_needed, answer.blocks_free) == (4, 0)
+    assert dict(answer.holders) == {"big": 6, "small": 2}
+    assert answer.holders[0][0] == "big"
+    sentence = str(answer)
+    for part in ("late", "4", "big", "6"):
+        assert part in sentence
+
+
+def test_a_request_behind_a_blocked_head_is_told_whom_it_waits_behind(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4, policy="vllm")
+    scheduler.add(request_of("running", 20))
+    step(scheduler)
+    for name, length in (("head", 16), ("behind", 4)):
+        scheduler.add(request_of(name, length))
+    step(scheduler)
+    answer = scheduler.explain("behind")
+    assert answer.status == "waiting"
+    assert "head" in str(answer)
+
+
+def test_a_request_that_waits_for_a_place_is_told_so(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, max_sequences=1)
+    for name in ("running", "next"):
+        scheduler.add(request_of(name, 4))
+    step(scheduler)
+    answer = scheduler.explain("next")
+    assert answer.status == "waiting"
+    assert "max_sequences" in str(answer)
+
+
+def test_a_follower_names_its_leader(make_scheduler, request_of, step):
+    scheduler = make_scheduler(40, 4, max_tokens_per_step=16, max_chunk=8)
+    shared = list(range(24))
+    scheduler.add(request_of("leader", [*shared, 50]))
+    scheduler.add(request_of("follower", [*shared, 60]))
+    step(scheduler)
+    answer = scheduler.explain("follower")
+    assert answer.status == "running"
+    assert "leader" in str(answer)
+    assert "follow" in answer.reason or "share" in answer.reason
+
+
+@pytest.mark.parametrize(("policy", "status"), [("vllm", "waiting"), ("paged", "paused")])
+def test_a_preempted_request_says_that_it_was_and_what_it_needs(make_scheduler, request_of, step, policy, status):
+    scheduler = make_scheduler(6, 4, policy=policy, prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 12))
+    step(scheduler)
+    step(scheduler)
+    answer = scheduler.explain("b")
+    assert answer.status == status
+    assert "preempted" in str(answer)
+    # 13 tokens need 4 blocks; a paused one kept 2 of them.
+    assert answer.blocks_needed == {"vllm": 4, "paged": 2}[policy]
+    assert ("a", 4) in list(answer.holders)
+
+
+def test_a_rejected_request_still_answers_with_the_numbers(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    with pytest.raises(NeverFits):
+        scheduler.add(request_of("huge", 40))
+    answer = scheduler.explain("huge")
+    assert answer.status == "rejected"
+    for part in ("huge", "11", "8"):
+        assert part in str(answer)
+
+
+def test_a_loading_request_says_what_it_waits_for(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 18, num_computed=12))
+    scheduler.update(scheduler.schedule(), [])
+    answer = scheduler.explain("a")
+    assert answer.status == "loading"
+    assert "load" in str(answer)
+
+
+def test_a_request_that_waits_for_the_caller_says_so(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4))
+    scheduler.update(scheduler.schedule(), [], [0])
+    answer = scheduler.explain("a")
+    assert answer.status == "running"
+    assert "append" in str(answer)
+
+
+def test_running_finished_and_aborted_requests_answer_too(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    for name, max_tokens in (("runs", 9), ("ends", 1), ("goes", 9)):
+        scheduler.add(request_of(name, 4, max_tokens=max_tokens))
+    step(scheduler)
+    scheduler.abort("goes")
+    assert [scheduler.explain(id).status for id in ("runs", "ends", "goes")] == ["running", "finished", "aborted"]
+    for id in ("runs", "ends", "goes"):
+        assert id in str(scheduler.explain(id))
+
+
+def test_an_unknown_request_is_an_error_and_not_an_answer(make_scheduler):
+    scheduler = make_scheduler(20, 4)
+    with pytest.raises(UnknownRequest):
+        scheduler.explain("nobody")
+
+
+def test_explaining_changes_nothing(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 10))
+    step(scheduler)
+    before = scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+    for name in ("a", "b", "c"):
+        str(scheduler.explain(name))
+    assert (
+        scheduler.manager.snapshot(),
+        scheduler.counts(),
+        scheduler.waiting_ids(),
+        scheduler.running_ids(),
+    ) == before

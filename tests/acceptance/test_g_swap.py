@@ -1,0 +1,261 @@
+"""Swap: a row's blocks go to the host and come back, and nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import Admission, OutOfBlocks, RowInFlight, RowSwapped, UnknownRow
+
+
+def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):
+    manager = make_manager(4, 8, host_blocks=4, prefix_caching=False)
+    row = fill(manager, range(7))
+    manager.append(row, [7])
+    compute(manager, row)
+    table = manager.table(row).tolist()
+    out = manager.swap_out([row])
+    assert out.device_to_host[:, 0].tolist() == table
+    assert (manager.num_free, manager.host_free) == (4, 3)
+    assert manager.num_table_blocks[row] == 0
+    back = manager.swap_in([row])
+    assert back.host_to_device[:, 0].tolist() == out.device_to_host[:, 1].tolist()
+    assert back.host_to_device[:, 1].tolist() == manager.table(row).tolist()
+    assert (manager.num_free, manager.host_free) == (3, 4)
+    assert manager.num_computed[row] == 8
+
+
+def test_G1_a_node_that_is_still_on_the_device_comes_back_without_a_copy(make_manager, fill):
+    # With the prefix cache a full block goes as a node, and its device block stays behind as cached content.
+    manager = make_manager(4, 8, host_blocks=4)
+    row = fill(manager, range(8))
+    assert len(manager.swap_out([row]).device_to_host) == 1
+    assert (manager.num_used, manager.num_cached, manager.host_used) == (0, 1, 1)
+    assert manager.swap_in([row]).is_empty
+    assert (manager.num_used, manager.host_used) == (1, 0)
+    assert manager.host_free + manager.host_cached == 4
+
+
+def test_G1_a_node_that_left_the_device_comes_back_from_the_host(make_manager, fill):
+    manager = make_manager(4, 8, host_blocks=4)
+    row = fill(manager, range(16))
+    out = manager.swap_out([row])
+    manager.free([fill(manager, range(100, 132))])
+    assert manager.lookup(range(100, 133)).num_tokens == 32
+    back = manager.swap_in([row])
+    assert back.host_to_device[:, 0].tolist() == out.device_to_host[:, 1].tolist()
+    assert manager.table(row).tolist() == back.host_to_device[:, 1].tolist()
+    assert manager.num_computed[row] == 16
+
+
+def test_G2_a_return_with_lookahead_is_admitted_by_what_it_needs_in_all(make_manager, fill):
+    manager = make_manager(4, 8, host_blocks=4)
+    row = fill(manager, range(23))
+    manager.swap_out([row])
+    needs = [-(-(23 + lookahead) // 8) for lookahead in (3, 8, 10)]
+    assert [manager.admission(need) for need in needs] == [Admission.OK, Admission.OK, Admission.NEVER]
+    fill(manager, range(100, 115))
+    assert [manager.admission(need) for need in needs] == [Admission.LATER, Admission.LATER, Admission.NEVER]
+
+
+def test_G2_a_return_that_finds_no_room_changes_nothing(make_manager, fill):
+    manager = make_manager(4, 8, host_blocks=4)
+    row = fill(manager, range(23))
+    manager.swap_out([row])
+    fill(manager, range(100, 115))
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
+        manager.swap_in([row])
+    assert manager.snapshot() == before
+
+
+def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager, fill):
+    manager = make_manager(4, 4, host_blocks=4)
+    row = fill(manager, range(6))
+    manager.append(row, [6])
+    manager.swap_out([row])
+    assert (manager.num_used, manager.table(row).tolist()) == (0, [])
+    before = manager.snapshot()
+    with pytest.raises(RowSwapped):
+        manager.allocate([row], [1])
+    with pytest.raises(RowSwapped):
+        manager.fork(row)
+    assert manager.snapshot() == before
+    manager.swap_in([row])
+    manager.allocate([row], [1])
+    manager.confirm([row])
+    assert manager.num_computed[row] == 7
+
+
+@pytest.mark.parametrize("policy", ["paged", "vllm"])
+def test_G4_a_step_that_takes_memory_from_a_prompt_mid_way_still_computes_something(
+    make_scheduler, make_engine, request_of, policy
+):
+    # A peer spends a step of 0 tokens on a swap; ours makes progress in the same step.
+    scheduler = make_scheduler(17, 4, host_blocks=24, policy=policy, max_tokens_per_step=8)
+    engine = make_engine(scheduler)
+    engine.add(request_of("short", 4, max_tokens=20))
+    engine.add(request_of("long", 60, max_tokens=4))
+    mid_way = False
+    while scheduler.has_unfinished:
+        batch = engine.step()
+        assert batch.num_scheduled_tokens >= 1
+        mid_way |= bool(batch.preempted) and "long/0" not in engine.outputs
+    assert mid_way
+    assert [len(engine.outputs[name]) for name in ("short/0", "long/0")] == [20, 4]
+
+
+def test_G5_no_room_on_the_host_changes_nothing(make_manager, fill):
+    manager = make_manager(4, 4, host_blocks=1)
+    row = fill(manager, range(6))
+    before = manager.snapshot()
+    with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
+        manager.swap_out([row])
+    assert manager.snapshot() == before
+
+
+def test_G5_without_a_host_tier_nothing_is_swapped(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(8, 4, host_blocks=0)
+    engine = make_engine(scheduler)
+    for name in ("one", "two", "three"):
+        engine.add(request_of(name, 8, max_tokens=12))
+    engine.run()
+    assert scheduler.stats().preemptions_swap == 0
+    assert scheduler.stats().preemptions_recompute >= 1
+
+
+def test_G6_a_round_trip_leaves_every_byte_where_the_table_says(make_manager, fill):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = fill(manager, range(10))
+    device, host = np.zeros((6, 4), int), np.zeros((6, 4), int)
+    device.reshape(-1)[manager.slots(row, 0, 10)] = np.arange(1, 11)
+    for source, destination in manager.swap_out([row]).device_to_host:
+        host[destination] = device[source]
+    other = fill(manager, range(100, 124))
+    device[:] = -1
+    manager.free([other])
+    for source, destination in manager.swap_in([row]).host_to_device:
+        device[destination] = host[source]
+    assert device.reshape(-1)[manager.slots(row, 0, 10)].tolist() == list(range(1, 11))
+
+
+def test_G6_blocks_that_two_rows_share_are_moved_once(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=8)
+    parent = fill(manager, range(10))
+    child = manager.fork(parent)
+    out = manager.swap_out([parent, child])
+    # Two full blocks and one partial block, each once.
+    assert len(out.device_to_host) == 3
+    assert len(set(out.device_to_host[:, 0].tolist())) == 3
+    manager.free([fill(manager, range(100, 132))])
+    back = manager.swap_in([parent, child])
+    assert len(back.host_to_device) == 3
+    assert manager.table(parent).tolist() == manager.table(child).tolist()
+
+
+def test_G7_cached_content_on_the_host_gives_way_to_a_swap(make_manager, fill):
+    manager = make_manager(4, 4, host_blocks=2)
+    first = fill(manager, range(8))
+    manager.swap_out([first])
+    manager.swap_in([first])
+    manager.free([first])
+    assert (manager.host_free, manager.host_cached) == (0, 2)
+    second = fill(manager, range(100, 108))
+    assert len(manager.swap_out([second]).device_to_host) == 2
+    assert (manager.host_cached, manager.host_used) == (0, 2)
+
+
+def test_G8_only_the_tail_goes_when_a_prefix_is_kept(make_manager, fill):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = fill(manager, range(14))
+    table = manager.table(row).tolist()
+    out = manager.swap_out([row], keep=2)
+    assert out.device_to_host[:, 0].tolist() == table[2:]
+    assert manager.table(row).tolist() == table[:2]
+    manager.swap_in([row])
+    assert manager.num_table_blocks[row] == 4
+    assert manager.table(row).tolist()[:2] == table[:2]
+    assert manager.num_computed[row] == 14
+
+
+def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(make_manager, fill):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = fill(manager, range(10))
+    manager.swap_out([row])
+    assert manager.host_used == 3
+    manager.free([row])
+    assert manager.host_used == 0
+    assert manager.host_free + manager.host_cached == 6
+    with pytest.raises(UnknownRow):
+        manager.swap_in([row])
+
+
+def test_G10_a_row_in_flight_cannot_be_swapped(make_manager):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = manager.add(range(6))
+    manager.allocate([row], [6])
+    before = manager.snapshot()
+    with pytest.raises(RowInFlight):
+        manager.swap_out([row])
+    assert manager.snapshot() == before
+    manager.confirm([row])
+
+
+def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = fill(manager, range(8))
+    assert len(manager.swap_out([row]).device_to_host) == 2
+    manager.swap_in([row])
+    manager.append(row, range(8, 12))
+    compute(manager, row)
+    second = manager.swap_out([row])
+    assert len(second.device_to_host) == 1, "only the block that is new since"
+
+
+def test_G12_a_shared_prefix_stays_with_the_row_that_still_runs(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=8)
+    first = fill(manager, [*range(8), 50])
+    second = fill(manager, [*range(8), 60])
+    manager.swap_out([second])
+    assert manager.table(first).tolist() == [0, 1, 2]
+    assert manager.num_used == 3
+    back = manager.swap_in([second])
+    # The two shared nodes are on the device: only the private tail is copied.
+    assert len(back.host_to_device) == 1
+    assert manager.table(second).tolist()[:2] == [0, 1]
+
+
+def test_G13_a_prefix_on_the_host_survives_the_device(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(8, 4, host_blocks=32)
+    engine = make_engine(scheduler)
+    for name in ("one", "two", "three"):
+        engine.add(request_of(name, 12, max_tokens=14))
+    engine.run()
+    assert [len(tokens) for tokens in engine.outputs.values()] == [14, 14, 14]
+    assert scheduler.manager.host_used == 0
+
+
+def test_G14_a_swapped_row_that_gives_up_a_kept_block_gives_up_all_behind_it(make_manager, fill):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = fill(manager, range(14))
+    manager.swap_out([row], keep=2)
+    assert manager.host_used == 2
+    manager.truncate(row, 1)
+    # Pins cover a prefix with what the row holds on the device: with block 1 gone, 2 and 3 are of no use to it.
+    assert manager.host_used == 0
+    assert (manager.num_table_blocks[row], manager.num_computed[row]) == (1, 4)
+
+
+def test_G15_two_rows_that_come_back_together_share_what_they_shared(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=8)
+    rows = [fill(manager, [*range(8), token]) for token in (50, 60)]
+    out = manager.swap_out(rows)
+    # Two shared nodes and two private tails.
+    assert len(out.device_to_host) == 4
+    assert manager.host_used == 4
+    manager.free([fill(manager, range(100, 132))])
+    assert len(manager.swap_in(rows).host_to_device) == 4
+    first, second = (manager.table(row).tolist() for row in rows)
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert manager.num_used == 4

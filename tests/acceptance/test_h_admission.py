@@ -1,0 +1,209 @@
+"""Admission and watermark: who may enter, who waits, and who is refused at the door."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import Admission, NeverFits, PagedError, Policy, WaitingFull
+
+
+@pytest.mark.parametrize("num_blocks", [8, 40, 80])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_H1_never_is_what_an_empty_pool_could_not_hold_and_the_watermark_only_delays(
+    make_manager, fill, num_blocks, share
+):
+    # A peer answers NEVER when the watermark would be touched; ours answers LATER.
+    manager = make_manager(num_blocks, 16)
+    watermark = int(share * num_blocks)
+    for need in range(1, num_blocks + 3):
+        expected = Admission.OK if need <= num_blocks else Admission.NEVER
+        assert manager.admission(need, watermark=watermark) is expected
+    fill(manager, range(16))
+    for need in range(1, num_blocks + 3):
+        if need > num_blocks:
+            expected = Admission.NEVER
+        else:
+            expected = Admission.OK if need + watermark <= num_blocks - 1 else Admission.LATER
+        assert manager.admission(need, watermark=watermark) is expected
+
+
+def test_H2_admission_asks_and_takes_nothing(make_manager, fill):
+    manager = make_manager(4, 4)
+    fill(manager, range(6))
+    before = manager.snapshot()
+    for need in range(6):
+        manager.admission(need, watermark=1)
+    assert manager.snapshot() == before
+
+
+HALF = Policy(name="half", composition="in_order", watermark=0.5)
+
+
+def test_H3_a_watermark_never_keeps_the_first_out(make_scheduler, request_of, step):
+    scheduler = make_scheduler(120, 16, policy=HALF)
+    scheduler.add(request_of("first", 1600))
+    assert step(scheduler).tokens == {"first": 1600}
+    assert scheduler.manager.num_used == 100
+
+
+def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, policy=HALF)
+    scheduler.add(request_of("first", 20, max_tokens=3))
+    scheduler.add(request_of("second", 24, max_tokens=3))
+    # 5 of 20 blocks are taken: 6 more would leave 9, and 10 are to be left.
+    assert step(scheduler).tokens == {"first": 20}
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.status("first") == "finished"
+    assert step(scheduler).tokens == {"second": 24}
+
+
+def test_H3_what_leaves_the_watermark_whole_is_admitted(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, policy=HALF)
+    scheduler.add(request_of("first", 20))
+    scheduler.add(request_of("second", 20))
+    assert step(scheduler).tokens == {"first": 20, "second": 20}
+
+
+def test_H4_a_watermark_is_not_kept_from_decoding(make_scheduler, request_of, run):
+    scheduler = make_scheduler(10, 4, policy=HALF)
+    scheduler.add(request_of("grows", 8, max_tokens=32))
+    run(scheduler)
+    assert scheduler.stats().output_tokens == 32
+    assert scheduler.stats().max_preemptions == 0
+
+
+def test_H5_a_prompt_without_room_for_an_output_is_refused_with_the_numbers(make_scheduler, request_of, run):
+    scheduler = make_scheduler(63, 16)
+    for name, length, blocks in (("long", 1023, 64), ("exact", 1008, 64)):
+        with pytest.raises(NeverFits) as caught:
+            scheduler.add(request_of(name, length, max_tokens=1))
+        assert (caught.value.blocks_needed, caught.value.num_blocks) == (blocks, 63)
+        assert name in str(caught.value)
+    assert scheduler.counts()["rejected"] == 2
+    assert not scheduler.has_unfinished
+    assert scheduler.schedule().is_empty
+    scheduler.add(request_of("fits", 1007, max_tokens=1))
+    steps = run(scheduler)
+    last = steps[-1].outputs["fits"]
+    assert (last.token_ids, last.finish_reason) == ([7], "length")
+    stats = scheduler.stats()
+    assert (stats.computed_tokens, stats.preemptions_recompute, stats.preemptions_swap) == (1007, 0, 0)
+
+
+def test_H6_a_sequence_that_reaches_the_pools_end_stops_there(make_scheduler, request_of, run):
+    scheduler = make_scheduler(63, 16)
+    scheduler.add(request_of("grows", 1000, max_tokens=24))
+    steps = run(scheduler)
+    tokens = [token for step in steps for token in step.outputs["grows"].token_ids]
+    assert tokens == [7] * 8
+    assert steps[-1].outputs["grows"].finish_reason == "length"
+    assert scheduler.stats().max_preemptions == 0
+
+
+def test_H7_a_sequence_stops_at_the_models_length(make_scheduler, request_of, run):
+    scheduler = make_scheduler(63, 16, max_model_len=40)
+    scheduler.add(request_of("grows", 30, max_tokens=24))
+    steps = run(scheduler)
+    assert sum(len(step.outputs["grows"].token_ids) for step in steps) == 10
+    assert steps[-1].outputs["grows"].finish_reason == "length"
+
+
+@pytest.mark.parametrize("length", [48, 33, 32])
+def test_H8_a_prompt_over_the_models_length_is_refused_and_never_scheduled(make_scheduler, request_of, length):
+    # At 32 of 32 there is no place for an output.
+    scheduler = make_scheduler(16, 4, max_model_len=32, max_tokens_per_step=64)
+    with pytest.raises(PagedError, match="32"):
+        scheduler.add(request_of("long", length))
+    assert not scheduler.has_unfinished
+    assert scheduler.schedule().is_empty
+
+
+@pytest.mark.parametrize("policy", ["paged", "vllm", "fastgen"])
+def test_H9_a_prompt_over_the_budget_of_a_step_is_chunked_and_not_refused(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(16, 4, policy=policy, max_tokens_per_step=32)
+    scheduler.add(request_of("long", 48, max_tokens=1))
+    assert [step.tokens for step in run(scheduler)] == [{"long": 32}, {"long": 16}]
+
+
+def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation(make_scheduler, request_of, run, step):
+    scheduler = make_scheduler(9, 4)
+    # 8 and 5 blocks in all, 4 of each computed elsewhere.
+    scheduler.add(request_of("a", 30, max_tokens=2, num_computed=16))
+    scheduler.add(request_of("b", 18, max_tokens=2, num_computed=16))
+    batch = scheduler.schedule()
+    assert scheduler.status("a") == "loading"
+    assert scheduler.status("b") == "waiting"
+    assert len(batch.rows) == 0
+    assert batch.loads[:, 1].tolist() == [0, 4, 8, 12]
+    assert len(set(batch.loads[:, 2].tolist())) == 4
+    scheduler.update(batch, [])
+    scheduler.loaded("a", 16)
+    assert step(scheduler).tokens == {"a": 14}
+    assert scheduler.status("b") == "waiting"
+    step(scheduler)
+    assert scheduler.status("a") == "finished"
+    batch = scheduler.schedule()
+    assert scheduler.status("b") == "loading"
+    scheduler.update(batch, [])
+    scheduler.loaded("b", 16)
+    run(scheduler)
+    assert scheduler.stats().max_preemptions == 0
+
+
+def test_H11_a_request_waits_for_blocks_and_enters_when_they_come_back(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, policy="vllm")
+    scheduler.add(request_of("first", 12, max_tokens=1))
+    scheduler.add(request_of("second", 8, max_tokens=1))
+    assert step(scheduler).tokens == {"first": 12}
+    assert step(scheduler).tokens == {"second": 8}
+    assert scheduler.stats().max_preemptions == 0
+
+
+def test_H12_a_limit_on_waiting_requests_refuses_and_changes_nothing(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4, max_waiting=2)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4))
+    with pytest.raises(WaitingFull, match="2"):
+        scheduler.add(request_of("c", 4))
+    assert scheduler.waiting_ids() == ["a", "b"]
+    step(scheduler)
+    scheduler.add(request_of("c", 4))
+    assert scheduler.waiting_ids() == ["c"]
+
+
+def test_H13_a_waiting_request_holds_neither_blocks_nor_a_row(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4)
+    scheduler.add(request_of("a", 13))
+    step(scheduler)
+    before = scheduler.manager.snapshot()
+    scheduler.add(request_of("b", 13))
+    assert scheduler.manager.snapshot() == before
+    assert scheduler.rows_of("b") == []
+
+
+def test_H14_a_group_is_admitted_whole_or_not_at_all(make_scheduler, request_of, step):
+    scheduler = make_scheduler(40, 4, max_sequences=4)
+    scheduler.add(request_of("one", 4))
+    scheduler.add(request_of("group", 4, num_sequences=4))
+    assert step(scheduler).tokens == {"one": 4}
+    scheduler.abort("one")
+    # All four are in: each prompt is one block, and the last token of it is everyone's own to compute.
+    step(scheduler)
+    assert len(scheduler.rows_of("group")) == 4
+
+
+def test_H15_a_group_of_more_sequences_than_run_at_once_is_refused(make_scheduler, request_of):
+    scheduler = make_scheduler(40, 4, max_sequences=4)
+    with pytest.raises(PagedError, match="4"):
+        scheduler.add(request_of("group", 4, num_sequences=5))
+    assert not scheduler.has_unfinished
+
+
+def test_H16_what_is_cached_helps_a_request_in(make_scheduler, request_of, step):
+    # "late" wants 4 blocks, 3 of which "early" holds with the same content: one is free, and one is enough.
+    scheduler = make_scheduler(5, 4, policy="vllm")
+    scheduler.add(request_of("early", [*range(12), 50], max_tokens=3))
+    step(scheduler)
+    scheduler.add(request_of("late", [*range(12), 60], max_tokens=3))
+    assert step(scheduler).tokens == {"early": 1, "late": 1}

@@ -1,0 +1,260 @@
+"""Token budget and chunked prefill: how a step is filled."""
+
+from __future__ import annotations
+
+import pytest
+
+CHUNKING = ["paged", "vllm", "fastgen"]
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(200, 4, policy=policy)
+    for number in range(10):
+        scheduler.add(request_of(f"r{number}", 20 + number))
+    batch = step(scheduler).batch
+    assert list(batch.ids) == [f"r{number}" for number in range(10)]
+    assert batch.num_tokens.tolist() == [20 + number for number in range(10)]
+    assert len(scheduler.running_ids()) == 10
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I2_a_batch_is_packed_row_after_row(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(20, 4, policy=policy)
+    scheduler.add(request_of("a", [5, 6, 7]))
+    scheduler.add(request_of("b", [8, 9]))
+    batch = step(scheduler).batch
+    assert batch.starts.tolist() == [0, 3, 5]
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1]
+    assert batch.context_lens.tolist() == [3, 2]
+    assert batch.samples.tolist() == [True, True]
+    tables = [scheduler.manager.table(row)[0] for row in batch.rows]
+    assert batch.slot_mapping.tolist() == [4 * tables[0] + i for i in range(3)] + [4 * tables[1] + i for i in range(2)]
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I3_with_chunking_the_second_takes_what_is_left_and_nobody_overtakes_it(
+    make_scheduler, request_of, step, policy
+):
+    scheduler = make_scheduler(200, 16, policy=policy, max_tokens_per_step=1024, max_sequences=3)
+    for name, length in (("a", 800), ("b", 800), ("c", 10), ("d", 10)):
+        scheduler.add(request_of(name, length))
+    assert step(scheduler).tokens == {"a": 800, "b": 224}
+    assert scheduler.waiting_ids() == ["c", "d"]
+
+
+def test_I3_without_chunking_nobody_overtakes_the_head_that_does_not_fit(make_scheduler, request_of, step):
+    scheduler = make_scheduler(400, 16, policy="static", max_tokens_per_step=1024, max_sequences=3)
+    for name, length in (("a", 800), ("b", 800), ("c", 10), ("d", 10)):
+        scheduler.add(request_of(name, length, max_tokens=10))
+    assert step(scheduler).tokens == {"a": 800}
+    assert scheduler.waiting_ids() == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I4_two_prompts_of_60_share_a_budget_of_64(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 60))
+    assert step(scheduler).tokens == {"a": 60, "b": 4}
+    assert step(scheduler).tokens == {"a": 1, "b": 56}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I5_a_decode_the_rest_of_a_prompt_and_the_start_of_the_next_fill_the_budget(
+    make_scheduler, request_of, step, policy
+):
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 60))
+    step(scheduler)
+    for name in ("c", "d"):
+        scheduler.add(request_of(name, 60))
+    second = step(scheduler)
+    assert second.tokens == {"a": 1, "b": 56, "c": 7}
+    assert second.batch.num_scheduled_tokens == 64
+    assert step(scheduler).tokens == {"a": 1, "b": 1, "c": 53, "d": 9}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I6_decodes_come_first_and_a_third_waits_until_one_is_gone(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(8, 4, policy=policy, max_tokens_per_step=2, max_sequences=2)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 2))
+    assert step(scheduler).tokens == {"a": 2}
+    scheduler.add(request_of("c", 2))
+    assert step(scheduler).tokens == {"a": 1, "b": 1}
+    assert step(scheduler).tokens == {"a": 1, "b": 1}
+    assert step(scheduler).tokens == {"a": 1, "b": 1}
+    scheduler.abort("a")
+    assert step(scheduler).tokens == {"b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I7_no_step_is_over_its_budget_or_its_number_of_sequences(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(400, 4, policy=policy, max_tokens_per_step=17, max_sequences=5)
+    for number in range(12):
+        scheduler.add(request_of(f"r{number}", 3 + 5 * number, max_tokens=6))
+    for taken in run(scheduler):
+        assert taken.batch.num_scheduled_tokens <= 17
+        assert len(taken.batch.rows) <= 5
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I8_the_number_of_sequences_binds_before_the_budget(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(128, 4, policy=policy, max_tokens_per_step=64, max_sequences=2)
+    for number in range(5):
+        scheduler.add(request_of(f"r{number}", 65))
+    assert step(scheduler).tokens == {"r0": 64}
+    assert step(scheduler).tokens == {"r0": 1, "r1": 63}
+    assert step(scheduler).tokens == {"r0": 1, "r1": 2}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I9_a_cap_on_chunks_leaves_room_for_other_prompts(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=32, max_chunk=12)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 20))
+    assert step(scheduler).tokens == {"a": 12, "b": 12, "c": 8}
+    assert step(scheduler).tokens == {"a": 8, "b": 8, "c": 12}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I10_a_chunk_fills_the_budget_and_need_not_end_with_a_block(make_scheduler, request_of, step, policy):
+    # A peer rounds the second chunk down to full blocks (12, in all 62): an option, which ours does not take.
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 50))
+    assert step(scheduler).tokens == {"a": 50, "b": 14}
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=20)
+    scheduler.add(request_of("a", 50, max_tokens=2))
+    for computed in (20, 40):
+        taken = step(scheduler)
+        assert taken.batch.samples.tolist() == [False]
+        assert taken.batch.context_lens.tolist() == [computed]
+        assert "a" not in taken.outputs or taken.outputs["a"].token_ids == []
+    taken = step(scheduler)
+    assert taken.batch.samples.tolist() == [True]
+    assert taken.outputs["a"].token_ids == [7]
+
+
+@pytest.mark.parametrize("policy", CHUNKING)
+def test_I12_tokens_computed_do_not_depend_on_the_budget(make_scheduler, request_of, run, policy):
+    totals = set()
+    for budget in (5, 16, 1000):
+        scheduler = make_scheduler(200, 4, policy=policy, prefix_caching=False, max_tokens_per_step=budget)
+        for number in range(4):
+            scheduler.add(request_of(f"r{number}", 10 + 7 * number, max_tokens=3))
+        run(scheduler)
+        totals.add(scheduler.stats().computed_tokens)
+    # 10 + 17 + 24 + 31 prompt tokens; of 3 outputs the last is never computed.
+    assert totals == {82 + 4 * 2}
+
+
+@pytest.mark.parametrize("policy", ["static", *CHUNKING])
+def test_I15_with_nothing_to_do_the_batch_is_empty(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(8, 4, policy=policy)
+    for _ in range(2):
+        batch = scheduler.schedule()
+        assert batch.is_empty
+        assert (batch.num_scheduled_tokens, len(batch.rows), len(batch.moves)) == (0, 0, 0)
+    scheduler.add(request_of("a", 3, max_tokens=2))
+    run(scheduler)
+    assert scheduler.schedule().is_empty
+
+
+def test_I16_the_first_of_two_in_flight_goes_on_when_its_own_batch_ends(make_scheduler, request_of, scheduled):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 6))
+    first = scheduler.schedule()
+    scheduler.add(request_of("b", 5))
+    second = scheduler.schedule()
+    assert (scheduled(first), scheduled(second)) == ({"a": 6}, {"b": 5})
+    # Both are in flight: there is nothing to schedule.
+    assert scheduler.schedule().is_empty
+    scheduler.update(first, [7])
+    third = scheduler.schedule()
+    assert scheduled(third) == {"a": 1}
+    scheduler.update(second, [7])
+    fourth = scheduler.schedule()
+    assert scheduled(fourth) == {"b": 1}
+    scheduler.update(third, [7])
+    scheduler.update(fourth, [7])
+    assert scheduler.check() == []
+
+
+def test_I17_rows_in_flight_in_several_batches_count_together(make_scheduler, request_of, scheduled):
+    scheduler = make_scheduler(20, 4, max_sequences=3, max_tokens_per_step=8)
+    for name in ("a", "b", "c", "d"):
+        scheduler.add(request_of(name, 4))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    # The budget holds for each batch, the number of sequences for both.
+    assert (scheduled(first), scheduled(second)) == ({"a": 4, "b": 4}, {"c": 4})
+    scheduler.update(first, [7, 7])
+    scheduler.update(second, [7])
+
+
+def test_I18_several_prompts_are_mid_prefill_at_once(make_scheduler, request_of, step):
+    scheduler = make_scheduler(64, 4, policy="fastgen", max_tokens_per_step=24, max_chunk=8)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 32))
+    for _ in range(3):
+        assert step(scheduler).tokens == {"a": 8, "b": 8, "c": 8}
+    assert step(scheduler).batch.samples.tolist() == [True, True, True]
+
+
+def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, policy="static", max_sequences=2)
+    for name, max_tokens in (("a", 2), ("b", 4), ("c", 2)):
+        scheduler.add(request_of(name, 4, max_tokens=max_tokens))
+    first = step(scheduler)
+    assert first.tokens == {"a": 4, "b": 4}
+    # Memory is taken for prompt and outputs at once.
+    assert [scheduler.manager.num_table_blocks[row] for row in first.batch.rows] == [2, 2]
+    for expected in ({"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"c": 4}):
+        assert step(scheduler).tokens == expected
+
+
+def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 6))
+    batch = scheduler.schedule()
+    for name, dtype in (
+        ("rows", "int64"),
+        ("num_tokens", "int64"),
+        ("starts", "int64"),
+        ("token_ids", "int32"),
+        ("positions", "int64"),
+        ("slot_mapping", "int64"),
+        ("context_lens", "int64"),
+        ("samples", "bool"),
+        ("sequences", "int64"),
+        ("block_tables", "int32"),
+        ("loads", "int32"),
+    ):
+        assert getattr(batch, name).dtype == dtype, name
+    for moves in (batch.moves.device_to_host, batch.moves.host_to_device, batch.moves.device_to_device):
+        assert (moves.shape, moves.dtype) == ((0, 2), "int32")
+    assert not batch.block_tables.flags.writeable
+    with pytest.raises(AttributeError):
+        batch.number = 7
+    scheduler.update(batch, [7])
+
+
+def test_I21_every_change_of_a_table_is_told_once(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 6))
+    told = []
+    for _ in range(8):
+        batch = step(scheduler).batch
+        told += list(
+            zip(batch.table_rows.tolist(), batch.table_columns.tolist(), batch.table_blocks.tolist(), strict=True)
+        )
+    table = scheduler.manager.table(scheduler.rows_of("a")[0]).tolist()
+    assert [block for _, _, block in told] == table
+    assert [column for _, column, _ in told] == list(range(len(table)))

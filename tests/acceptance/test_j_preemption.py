@@ -1,0 +1,400 @@
+"""Preemption and resumption: who gives memory back, what is computed again, and that nobody can tell from the words."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import Costs
+
+POLICIES = ["static", "vllm", "fastgen", "paged"]
+
+
+def test_J1_a_row_in_flight_is_no_victim(make_scheduler, request_of, scheduled):
+    # A peer preempts a request whose batch is still running; ours never does.
+    scheduler = make_scheduler(10, 16, policy="vllm", max_tokens_per_step=80)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 80, max_tokens=5))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert (scheduled(first), scheduled(second)) == ({"a": 80}, {"b": 80})
+    scheduler.update(first, [41])
+    # The next token of "a" needs an eleventh block; "b" is in flight, so nothing can be had yet.
+    third = scheduler.schedule()
+    assert (scheduled(third), third.preempted) == ({}, ())
+    assert third.is_empty
+    scheduler.update(second, [42])
+    fourth = scheduler.schedule()
+    assert scheduled(fourth) == {"a": 1}
+    assert [id for id, _ in fourth.preempted] == ["b"]
+    scheduler.update(fourth, [43])
+
+
+def test_J2_the_late_token_of_a_request_that_is_preempted_next_is_recorded_once(make_scheduler, request_of, run):
+    scheduler = make_scheduler(10, 16, policy="vllm", max_tokens_per_step=80)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 80, max_tokens=5))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.update(first, [41])
+    late = {output.id: output.token_ids for output in scheduler.update(second, [42])}
+    assert late == {"b": [42]}
+    tokens = {"a": [41], "b": [42]}
+    for step in run(scheduler):
+        for id, output in step.outputs.items():
+            tokens[id] += output.token_ids
+    assert tokens == {"a": [41, 7, 7, 7, 7], "b": [42, 7, 7, 7, 7]}
+    assert scheduler.stats().preemptions_recompute >= 1
+
+
+def test_J3_the_latest_gives_way_first(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 8))
+    step(scheduler)
+    second = step(scheduler)
+    assert [id for id, _ in second.batch.preempted] == ["c"]
+    assert scheduler.running_ids() == ["a", "b"]
+
+
+@pytest.mark.parametrize(("caching", "recomputed"), [(False, 32), (True, 16)])
+def test_J4_the_lower_priority_gives_way_and_resumes_with_its_tokens(
+    make_scheduler, request_of, step, run, caching, recomputed
+):
+    scheduler = make_scheduler(4, 16, policy="vllm", prefix_caching=caching)
+    scheduler.add(request_of("low", 30, max_tokens=5, priority=1))
+    assert step(scheduler).outputs["low"].token_ids == [7]
+    scheduler.add(request_of("high", 32, max_tokens=2, priority=0))
+    assert step(scheduler).tokens == {"low": 1, "high": 32}
+    third = step(scheduler)
+    assert third.tokens == {"high": 1}
+    assert third.batch.preempted == (("low", "recompute"),)
+    assert third.outputs["high"].finish_reason == "length"
+    fourth = step(scheduler)
+    assert fourth.tokens == {"low": recomputed}
+    assert fourth.outputs["low"].token_ids == [7]
+    rest = run(scheduler)
+    assert 3 + sum(len(taken.outputs["low"].token_ids) for taken in rest) == 5
+
+
+def test_J5_the_third_gives_all_its_blocks_and_computes_its_whole_context_again(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="vllm", prefix_caching=False, max_tokens_per_step=32, max_sequences=5)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 8))
+    first = step(scheduler)
+    assert first.batch.num_scheduled_tokens == 24
+    assert [scheduler.manager.num_table_blocks[row] for row in first.batch.rows] == [2, 2, 2]
+    second = step(scheduler)
+    assert second.tokens == {"a": 1, "b": 1}
+    assert [scheduler.manager.num_table_blocks[row] for row in second.batch.rows] == [3, 3]
+    assert scheduler.manager.num_used == 6
+    scheduler.abort("a")
+    # Its 8 prompt tokens and the one that it generated, and one token of "b".
+    assert step(scheduler).tokens == {"b": 1, "c": 9}
+
+
+def test_J6_the_blocks_of_a_victim_serve_the_one_that_needed_them(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 8))
+    first = step(scheduler)
+    theirs = [scheduler.manager.table(row).tolist() for row in first.batch.rows]
+    second = step(scheduler)
+    assert second.tokens == {"a": 1}
+    row = second.batch.rows[0]
+    assert scheduler.manager.table(row).tolist()[:2] == theirs[0]
+    assert scheduler.manager.table(row).tolist()[2] in theirs[1]
+
+
+def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="paged", prefix_caching=False)
+    scheduler.add(request_of("a", 11))
+    scheduler.add(request_of("b", 8))
+    first = step(scheduler)
+    assert first.tokens == {"a": 11, "b": 8}
+    row = int(first.batch.rows[1])
+    assert scheduler.manager.table(row).tolist() == [3, 4]
+    second = step(scheduler)
+    assert second.tokens == {"a": 1, "b": 1}
+    assert scheduler.manager.table(row).tolist() == [3, 4, 5]
+    third = step(scheduler)
+    assert third.tokens == {"a": 1}
+    assert third.batch.preempted == (("b", "recompute"),)
+    assert scheduler.status("b") == "paused"
+    assert scheduler.manager.table(row).tolist() == [3, 4]
+    scheduler.abort("a")
+    fourth = step(scheduler)
+    # One token whose KV was lost, and the last one, which never had any.
+    assert fourth.tokens == {"b": 2}
+    assert scheduler.stats().recomputed_tokens == 1
+    assert scheduler.manager.table(row).tolist() == [3, 4, 0]
+
+
+def test_J8_a_prompt_that_is_paused_mid_way_goes_on_where_it_kept_its_blocks(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="paged", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 12))
+    assert step(scheduler).tokens == {"a": 12, "b": 12}
+    second = step(scheduler)
+    assert second.tokens == {"a": 1}
+    assert scheduler.status("b") == "paused"
+    scheduler.abort("a")
+    # It kept two of three blocks: 4 prompt tokens and the one generated.
+    assert step(scheduler).tokens == {"b": 5}
+
+
+def test_J9_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="vllm", prefix_caching=False)
+    scheduler.add(request_of("a", 11))
+    scheduler.add(request_of("b", 10))
+    step(scheduler)
+    step(scheduler)
+    third = step(scheduler)
+    assert third.tokens == {"a": 1}
+    assert third.batch.preempted == (("b", "recompute"),)
+    scheduler.abort("a")
+    fourth = step(scheduler)
+    assert fourth.tokens == {"b": 12}
+    assert fourth.batch.token_ids.tolist()[-2:] == [7, 7]
+    assert scheduler.stats().recomputed_tokens == 11
+
+
+def test_J11_a_group_is_preempted_and_comes_back_whole(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(10, 4, policy="paged")
+    engine = make_engine(scheduler)
+    engine.add(request_of("alone", 8, max_tokens=20))
+    engine.add(request_of("group", 6, max_tokens=10, num_sequences=3))
+    while scheduler.has_unfinished:
+        batch = engine.step()
+        sequences = sorted(
+            int(sequence) for id, sequence in zip(batch.ids, batch.sequences, strict=True) if id == "group"
+        )
+        assert len(set(sequences)) == len(sequences)
+        if "group" in [id for id, _ in batch.preempted]:
+            assert sequences == []
+    assert {key: len(tokens) for key, tokens in engine.outputs.items()} == {
+        "alone/0": 20,
+        "group/0": 10,
+        "group/1": 10,
+        "group/2": 10,
+    }
+    assert len({tuple(engine.outputs[f"group/{sequence}"]) for sequence in range(3)}) == 3
+
+
+def test_J12_the_preempted_one_goes_on_when_the_survivor_is_aborted(make_scheduler, request_of, step):
+    scheduler = make_scheduler(2, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4))
+    assert step(scheduler).tokens == {"a": 4, "b": 4}
+    second = step(scheduler)
+    assert second.tokens == {"a": 1}
+    assert [id for id, _ in second.batch.preempted] == ["b"]
+    counts = scheduler.counts()
+    assert counts["waiting"] + counts["paused"] + counts["running"] == 2
+    scheduler.abort("a")
+    counts = scheduler.counts()
+    assert counts["waiting"] + counts["paused"] + counts["running"] == 1
+    assert step(scheduler).tokens == {"b": 5}
+
+
+def test_J13_a_preempted_request_comes_before_those_that_never_ran(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 8))
+    step(scheduler)
+    scheduler.add(request_of("fresh", 8))
+    step(scheduler)
+    assert scheduler.waiting_ids() == ["b", "fresh"]
+    scheduler.abort("a")
+    assert list(step(scheduler).tokens) == ["b"]
+
+
+def test_J14_a_prompt_preempted_mid_way_starts_again_in_chunks(make_scheduler, request_of, step):
+    # A peer spends a step of 0 tokens on it; ours computes the other's token in that step.
+    scheduler = make_scheduler(16, 4, policy="vllm", prefix_caching=False, max_tokens_per_step=30)
+    scheduler.add(request_of("a", 3))
+    scheduler.add(request_of("long", 60))
+    assert step(scheduler).tokens == {"a": 3, "long": 27}
+    assert step(scheduler).tokens == {"a": 1, "long": 29}
+    third = step(scheduler)
+    assert third.tokens == {"a": 1}
+    assert third.batch.preempted == (("long", "recompute"),)
+    scheduler.abort("a")
+    assert step(scheduler).tokens == {"long": 30}
+    fifth = step(scheduler)
+    assert fifth.tokens == {"long": 30}
+    assert fifth.outputs["long"].token_ids == [7]
+
+
+def test_J15_with_its_tail_on_the_host_a_request_resumes_with_one_token(make_scheduler, request_of, step):
+    # The source takes the hits from a connector; here they are the host tier's.
+    scheduler = make_scheduler(6, 2, host_blocks=6, policy="paged")
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 5, max_tokens=4))
+    step(scheduler)
+    step(scheduler)
+    third = step(scheduler)
+    assert third.tokens == {"a": 1}
+    assert third.batch.preempted == (("b", "swap"),)
+    assert len(third.batch.moves.device_to_host) == 1
+    assert step(scheduler).outputs["a"].finish_reason == "length"
+    fifth = step(scheduler)
+    assert fifth.tokens == {"b": 1}
+    assert scheduler.stats().recomputed_tokens == 0
+
+
+def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, request_of, step):
+    scheduler = make_scheduler(12, 4, policy="paged", prefix_caching=False)
+    scheduler.add(request_of("a", 16))
+    scheduler.add(request_of("b", 32))
+    first = step(scheduler)
+    assert scheduler.manager.num_available == 0
+    row = int(first.batch.rows[1])
+    table = scheduler.manager.table(row).tolist()
+    assert step(scheduler).tokens == {"a": 1}
+    assert scheduler.manager.table(row).tolist() == table[:7]
+    # Its new block holds three more tokens: nobody is asked again.
+    for _ in range(3):
+        assert step(scheduler).tokens == {"a": 1}
+    assert scheduler.manager.table(row).tolist() == table[:7]
+
+
+@pytest.mark.parametrize("policy", ["vllm", "paged"])
+def test_J17_a_step_that_preempts_admits_nobody(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(6, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("a", 8))
+    scheduler.add(request_of("b", 16))
+    step(scheduler)
+    scheduler.add(request_of("small", 4))
+    second = step(scheduler)
+    assert [id for id, _ in second.batch.preempted] == ["b"]
+    assert second.batch.admitted == ()
+    assert second.tokens == {"a": 1}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_J18_a_request_alone_is_never_preempted(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(4, 4, policy=policy)
+    scheduler.add(request_of("alone", 3, max_tokens=13))
+    steps = run(scheduler)
+    assert all(step.batch.preempted == () for step in steps)
+    assert sum(len(step.outputs["alone"].token_ids) for step in steps if "alone" in step.outputs) == 13
+
+
+def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_scheduler, request_of, step, run):
+    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 8, max_tokens=3))
+    step(scheduler)
+    assert scheduler.stats().preemptions_recompute == 0
+    step(scheduler)
+    stats = scheduler.stats()
+    assert (stats.preemptions_recompute, stats.preemptions_swap, stats.max_preemptions) == (1, 0, 1)
+    usage = {}
+    for taken in run(scheduler):
+        for id, output in taken.outputs.items():
+            if output.finish_reason is not None:
+                usage[id] = output.usage
+    assert (usage["a"].preemptions, usage["b"].preemptions) == (0, 1)
+    assert scheduler.stats().preemptions_recompute == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("host_blocks", [0, 3, 40])
+@pytest.mark.parametrize("caching", [True, False])
+def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, policy, host_blocks, caching):
+    prompts = [[token % 3 for token in range(number, number + 5 + 3 * number)] for number in range(7)]
+    alone = {}
+    for number, prompt in enumerate(prompts):
+        engine = make_engine(make_scheduler(100, 4, prefix_caching=False))
+        engine.add(request_of(f"r{number}", prompt, max_tokens=9))
+        alone |= engine.run()
+    for num_blocks in (9, 11, 14):
+        scheduler = make_scheduler(
+            num_blocks,
+            4,
+            host_blocks=host_blocks,
+            prefix_caching=caching,
+            policy=policy,
+            max_tokens_per_step=13,
+            max_sequences=4,
+        )
+        engine = make_engine(scheduler)
+        for number, prompt in enumerate(prompts):
+            engine.add(request_of(f"r{number}", prompt, max_tokens=9))
+        assert engine.run() == alone
+        assert scheduler.manager.num_used == 0
+
+
+def test_J21_every_token_is_accounted_for(make_scheduler, request_of, run):
+    scheduler = make_scheduler(7, 4, policy="vllm", prefix_caching=False)
+    lengths = [5, 8, 9, 6]
+    for number, length in enumerate(lengths):
+        scheduler.add(request_of(f"r{number}", length, max_tokens=8))
+    steps = run(scheduler)
+    stats = scheduler.stats()
+    assert stats.computed_tokens == sum(step.batch.num_scheduled_tokens for step in steps)
+    # Every prompt once, every output but the last one of each request, and what was lost on the way.
+    assert stats.computed_tokens == sum(lengths) + 7 * len(lengths) + stats.recomputed_tokens
+    assert stats.recomputed_tokens > 0
+    assert stats.output_tokens == 8 * len(lengths)
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(1e-9, "swap"), (1e9, "recompute")])
+def test_J22_the_cheaper_way_is_taken(make_scheduler, make_engine, request_of, seconds, kind):
+    scheduler = make_scheduler(6, 4, host_blocks=6, costs=Costs(seconds_per_swapped_block=seconds))
+    engine = make_engine(scheduler)
+    for name in ("a", "b"):
+        engine.add(request_of(name, 12, max_tokens=6))
+    engine.step()
+    assert engine.step().preempted == (("b", kind),)
+    engine.run()
+    stats = scheduler.stats()
+    if kind == "swap":
+        assert (stats.recomputed_tokens, stats.preemptions_recompute) == (0, 0)
+        assert stats.swapped_out_blocks >= 1
+    else:
+        assert (stats.swapped_out_blocks, stats.preemptions_swap) == (0, 0)
+
+
+def test_J23_blocks_that_somebody_else_still_holds_do_not_count_as_taken(make_scheduler, make_engine, request_of):
+    # "c" shares its first two blocks with "b": taking them from it would give nothing.
+    scheduler = make_scheduler(7, 4)
+    engine = make_engine(scheduler)
+    shared = list(range(8))
+    engine.add(request_of("a", 8, max_tokens=8))
+    engine.add(request_of("b", [*shared, 60, 61], max_tokens=3))
+    engine.add(request_of("c", [*shared, 70, 71], max_tokens=3))
+    engine.step()
+    assert scheduler.manager.num_used == 6
+    while scheduler.has_unfinished:
+        batch = engine.step()
+        assert batch.num_scheduled_tokens >= 1
+    assert [len(engine.outputs[name]) for name in ("a/0", "b/0", "c/0")] == [8, 3, 3]
+
+
+def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request_of, step):
+    scheduler = make_scheduler(9, 4, prefix_caching=False)
+    for name, length in (("a", 12), ("b", 8), ("c", 16)):
+        scheduler.add(request_of(name, length))
+    step(scheduler)
+    second = step(scheduler)
+    assert [id for id, _ in second.batch.preempted] == ["c"]
+    assert second.tokens == {"a": 1, "b": 1}
+    held = {id: int(scheduler.manager.num_table_blocks[scheduler.rows_of(id)[0]]) for id in "abc"}
+    assert held == {"a": 4, "b": 3, "c": 2}
+    for _ in range(3):
+        assert step(scheduler).tokens == {"a": 1, "b": 1}
+    # The next two blocks come off the paused one, which has none left then, and "b" runs on.
+    assert step(scheduler).tokens == {"a": 1, "b": 1}
+    assert [scheduler.status(id) for id in "abc"] == ["running", "running", "waiting"]
+
+
+def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_of, run):
+    scheduler = make_scheduler(12, 4, prefix_caching=False, max_sequences=8)
+    for number in range(30):
+        scheduler.add(request_of(f"r{number}", 5 + number % 7, max_tokens=24))
+    usage = {}
+    for taken in run(scheduler):
+        usage |= {id: output.usage for id, output in taken.outputs.items() if output.usage is not None}
+    assert len(usage) == 30
+    # Three times, and once more if it is dropped while it is paused.
+    assert max(each.preemptions for each in usage.values()) <= 4
+    assert sum(each.preemptions for each in usage.values()) == scheduler.stats().preemptions

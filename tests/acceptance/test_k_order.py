@@ -1,0 +1,130 @@
+"""Order: who comes first, and that waiting costs nobody their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import Request
+
+
+def order_of_admission(steps):
+    return [id for step in steps for id in step.batch.admitted]
+
+
+@pytest.mark.parametrize("policy", ["static", "vllm", "fastgen", "paged"])
+def test_K1_smaller_priorities_come_first(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
+    for number, priority in enumerate([2, 0, 1]):
+        scheduler.add(request_of(f"r{number}", 4, max_tokens=1, priority=priority))
+    assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
+
+
+@pytest.mark.parametrize("policy", ["vllm", "paged"])
+def test_K2_equal_priorities_come_in_order_of_arrival(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
+    for number, arrival in enumerate([3.0, 1.0, 2.0]):
+        scheduler.add(request_of(f"r{number}", 4, max_tokens=1), now=arrival)
+    assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
+
+
+def test_K3_equal_priorities_and_arrivals_come_in_order_of_adding(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4, max_sequences=1)
+    names = ["b", "a", "d", "c"]
+    for name in names:
+        scheduler.add(request_of(name, 4, max_tokens=1))
+    assert order_of_admission(run(scheduler)) == names
+
+
+@pytest.mark.parametrize("policy", ["vllm", "paged"])
+def test_K4_with_two_places_the_first_two_run_and_the_rest_wait_in_order(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(20, 4, policy=policy, max_sequences=2)
+    for number, priority in enumerate([3, 1, 2, 0]):
+        scheduler.add(request_of(f"r{number}", 4, priority=priority))
+    assert step(scheduler).tokens == {"r3": 4, "r1": 4}
+    assert set(scheduler.running_ids()) == {"r3", "r1"}
+    assert scheduler.waiting_ids() == ["r2", "r0"]
+
+
+def test_K5_one_at_a_time_they_come_sorted(make_scheduler, request_of, run):
+    priorities = [5, 1, 8, 3, 2, 7, 4, 6]
+    scheduler = make_scheduler(20, 4, max_sequences=1)
+    for priority in priorities:
+        scheduler.add(request_of(f"p{priority}", 4, max_tokens=1, priority=priority))
+    assert order_of_admission(run(scheduler)) == [f"p{priority}" for priority in sorted(priorities)]
+
+
+def test_K6_a_late_arrival_of_higher_priority_overtakes_those_that_wait(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, max_sequences=1)
+    for name in ("running", "waiting"):
+        scheduler.add(request_of(name, 4))
+    step(scheduler)
+    scheduler.add(request_of("urgent", 4, priority=-1))
+    assert scheduler.waiting_ids() == ["urgent", "waiting"]
+    # But it preempts nobody.
+    assert step(scheduler).batch.preempted == ()
+    assert scheduler.running_ids() == ["running"]
+
+
+def test_K7_a_head_that_does_not_fit_keeps_its_place(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="vllm")
+    scheduler.add(request_of("running", 14))
+    step(scheduler)
+    for name, length in (("big", 12), ("small", 4), ("tiny", 2)):
+        scheduler.add(request_of(name, length))
+    for _ in range(3):
+        assert step(scheduler).tokens == {"running": 1}
+        assert scheduler.waiting_ids() == ["big", "small", "tiny"]
+    scheduler.abort("running")
+    assert list(step(scheduler).tokens) == ["big", "small", "tiny"]
+
+
+def test_K7_a_follower_keeps_its_place_and_does_not_stop_the_queue(make_scheduler, request_of, step):
+    # The second goes on with what the first computes next: it is admitted with 0 tokens. The third is nobody's follower.
+    scheduler = make_scheduler(40, 4, max_tokens_per_step=16, max_chunk=8)
+    shared = list(range(24))
+    scheduler.add(request_of("leader", [*shared, 50], max_tokens=3))
+    scheduler.add(request_of("follower", [*shared, 60], max_tokens=3))
+    scheduler.add(request_of("other", 8, max_tokens=3))
+    first = step(scheduler)
+    # The follower shares the 8 tokens that are computed now, and waits for the next ones.
+    assert first.tokens == {"leader": 8, "other": 8}
+    assert scheduler.running_ids() == ["leader", "follower", "other"]
+    assert step(scheduler).tokens == {"leader": 8, "other": 1}
+    # The last shared blocks are in this step, and it goes on with them at once.
+    assert step(scheduler).tokens == {"leader": 8, "follower": 1, "other": 1}
+    assert step(scheduler).tokens == {"leader": 1, "follower": 1}
+
+
+def test_K8_requests_leave_the_queue_in_the_order_of_the_queue(make_scheduler, request_of, run):
+    scheduler = make_scheduler(6, 4, policy="vllm", max_sequences=3)
+    names = [f"r{number}" for number in range(9)]
+    for number, name in enumerate(names):
+        scheduler.add(request_of(name, 3 + number, max_tokens=1))
+    assert order_of_admission(run(scheduler)) == names
+
+
+def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4)
+    for name in ("gone", "stays"):
+        scheduler.add(request_of(name, 4))
+    output = scheduler.abort("gone")
+    assert (output.id, output.token_ids, output.finish_reason) == ("gone", [], "abort")
+    assert scheduler.waiting_ids() == ["stays"]
+    assert step(scheduler).tokens == {"stays": 4}
+    assert scheduler.manager.num_used == 1
+
+
+def test_K10_the_same_requests_give_the_same_decisions(make_scheduler, step):
+    def decisions():
+        scheduler = make_scheduler(12, 4, host_blocks=4, max_tokens_per_step=11, max_sequences=5)
+        taken = []
+        for number in range(30):
+            prompt = [(number * 7 + position) % 3 for position in range(1 + number * 5 % 17)]
+            scheduler.add(Request(id=str(number), prompt=prompt, max_tokens=1 + number % 6, priority=number % 2))
+            if number % 7 == 3:
+                scheduler.abort(str(number - 2))
+            batch = step(scheduler, token=number % 3).batch
+            taken.append((list(batch.ids), batch.slot_mapping.tolist(), batch.token_ids.tolist(), batch.preempted))
+        return taken
+
+    assert decisions() == decisions()

@@ -1,0 +1,172 @@
+"""Stopping, finishing and aborting: where a sequence ends, and that its end is told once."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import DuplicateRequest
+
+EOS = 2
+
+
+def outputs_of(scheduler, batch, tokens, counts=None):
+    return {output.id: output for output in scheduler.update(batch, tokens, counts)}
+
+
+def test_L1_the_end_token_is_kept_and_the_others_run_on(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4, eos_token_id=EOS))
+    outputs = outputs_of(scheduler, scheduler.schedule(), [EOS, 9])
+    assert (outputs["a"].token_ids, outputs["a"].finish_reason) == ([EOS], "stop")
+    assert (outputs["b"].token_ids, outputs["b"].finish_reason) == ([9], None)
+    assert scheduler.running_ids() == ["b"]
+
+
+def test_L2_a_stop_id_ends_a_sequence_like_the_end_token(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, stop_token_ids=(42, 43)))
+    assert outputs_of(scheduler, scheduler.schedule(), [41])["a"].finish_reason is None
+    output = outputs_of(scheduler, scheduler.schedule(), [43])["a"]
+    assert (output.token_ids, output.finish_reason) == ([43], "stop")
+    assert not scheduler.has_unfinished
+
+
+def test_L3_tokens_beyond_the_limit_are_dropped(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=2))
+    output = outputs_of(scheduler, scheduler.schedule(), [10, 11, 12], [3])["a"]
+    assert (output.token_ids, output.finish_reason) == ([10, 11], "length")
+
+
+def test_L3_tokens_behind_a_stop_are_dropped(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, eos_token_id=EOS))
+    output = outputs_of(scheduler, scheduler.schedule(), [10, EOS, 12], [3])["a"]
+    assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
+
+
+def test_L3_the_end_token_in_the_last_place_is_a_stop(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=2, eos_token_id=EOS))
+    output = outputs_of(scheduler, scheduler.schedule(), [10, EOS, 12], [3])["a"]
+    assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
+
+
+def test_L4_without_an_end_token_nothing_but_the_length_ends_it(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=6))
+    steps = run(scheduler, token=EOS)
+    assert len(steps) == 6
+    assert steps[-1].outputs["a"].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stop", [{"eos_token_id": EOS}, {"stop_token_ids": (EOS,)}])
+@pytest.mark.parametrize(("at", "stops"), [(3, False), (4, False), (5, True), (9, True)])
+def test_L5_before_min_tokens_neither_the_end_token_nor_a_stop_id_counts(make_scheduler, request_of, stop, at, stops):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=12, min_tokens=5, **stop))
+    for number in range(1, at + 1):
+        output = outputs_of(scheduler, scheduler.schedule(), [EOS if number == at else 9])["a"]
+        assert output.finish_reason == ("stop" if number == at and stops else None)
+
+
+def test_L5_in_one_update_of_several_tokens_each_is_judged_by_its_own_number(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=12, min_tokens=3, eos_token_id=EOS))
+    output = outputs_of(scheduler, scheduler.schedule(), [EOS, 9, 9, EOS, 9], [5])["a"]
+    assert (output.token_ids, output.finish_reason) == ([EOS, 9, 9, EOS], "stop")
+
+
+def test_L6_aborting_those_that_wait_touches_no_memory(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    for number in range(10):
+        scheduler.add(request_of(f"r{number}", 4))
+    before = scheduler.manager.snapshot()
+    for number in range(10):
+        assert scheduler.counts()["waiting"] == 10 - number
+        assert scheduler.abort(f"r{number}").finish_reason == "abort"
+        assert scheduler.check() == []
+    assert scheduler.counts()["waiting"] == 0
+    assert scheduler.counts()["aborted"] == 10
+    assert scheduler.manager.snapshot() == before
+    assert not scheduler.has_unfinished
+
+
+def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 9))
+    step(scheduler)
+    assert scheduler.manager.num_used == 6
+    scheduler.abort("a")
+    assert scheduler.manager.num_used == 3
+    assert step(scheduler).tokens == {"b": 1}
+
+
+def test_L8_an_end_is_told_exactly_once(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("short", 4, max_tokens=2))
+    scheduler.add(request_of("long", 4, max_tokens=6))
+    told = [id for _ in range(8) for id, output in step(scheduler).outputs.items() if output.finish_reason]
+    assert told == ["short", "long"]
+    assert scheduler.counts()["finished"] == 2
+
+
+def test_L9_an_abort_in_flight_takes_effect_when_its_batch_ends(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 6))
+    batch = scheduler.schedule()
+    output = scheduler.abort("a")
+    assert (output.id, output.finish_reason) == ("a", "abort")
+    # Until the batch ends its blocks count as used and its id is taken.
+    assert scheduler.manager.num_used == 4
+    with pytest.raises(DuplicateRequest):
+        scheduler.add(request_of("a", 6))
+    assert scheduler.check() == []
+    outputs = outputs_of(scheduler, batch, [8, 9])
+    assert list(outputs) == ["b"]
+    assert outputs["b"].token_ids == [9]
+    assert scheduler.manager.num_used == 2
+    scheduler.add(request_of("a", 6))
+    assert scheduler.counts()["submitted"] == 3
+
+
+def test_L10_what_an_aborted_leader_computes_still_serves_the_row_that_shared_it(
+    make_scheduler, make_engine, request_of
+):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    shared = list(range(8))
+    for name in ("leader", "sharer"):
+        engine.add(request_of(name, [*shared, ord(name[0])], max_tokens=5))
+    batch = scheduler.schedule()
+    assert batch.num_tokens.tolist() == [9, 1]
+    scheduler.abort("leader")
+    engine.update(batch, engine.forward(batch))
+    assert scheduler.check() == []
+    assert scheduler.manager.lookup([*shared, 0]).num_tokens == 8
+    engine.run()
+    assert len(engine.outputs["sharer/0"]) == 5
+
+
+def test_L11_an_abort_is_idempotent(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 6, max_tokens=1))
+    scheduler.add(request_of("b", 6))
+    step(scheduler)
+    assert scheduler.abort("a") is None
+    assert scheduler.abort("b").finish_reason == "abort"
+    assert scheduler.abort("b") is None
+    assert scheduler.counts()["aborted"] == 1
+    assert scheduler.counts()["finished"] == 1
+
+
+def test_L12_the_last_output_says_what_the_request_used(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("first", list(range(9)), max_tokens=1))
+    run(scheduler)
+    scheduler.add(request_of("second", list(range(9)), max_tokens=3))
+    usage = run(scheduler)[-1].outputs["second"].usage
+    assert (usage.prompt_tokens, usage.output_tokens, usage.hit_tokens) == (9, 3, 8)

@@ -1,0 +1,205 @@
+"""Liveness: the ways in which schedulers of the field have hung, starved or thrashed."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import NeverFits
+
+POLICIES = ["static", "vllm", "fastgen", "paged"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("host_blocks", [0, 20])
+def test_P1_long_prompts_that_do_not_fit_together_all_finish(
+    make_scheduler, request_of, run, policy, caching, host_blocks
+):
+    # 4 × (60 + 20) tokens over 24 blocks of 4: at most one whole sequence and a bit.
+    scheduler = make_scheduler(
+        24, 4, policy=policy, prefix_caching=caching, host_blocks=host_blocks, max_tokens_per_step=16, max_sequences=4
+    )
+    for number in range(6):
+        scheduler.add(request_of(f"r{number}", 60, max_tokens=20))
+    steps = run(scheduler, max_steps=3000)
+    assert all(step.batch.num_scheduled_tokens >= 1 for step in steps)
+    assert scheduler.counts()["finished"] == 6
+    assert scheduler.manager.num_used == 0
+    if policy == "paged":
+        assert scheduler.stats().max_preemptions <= 4
+
+
+@pytest.mark.parametrize("policy", ["vllm", "paged"])
+def test_P2_a_preempted_request_is_not_starved_by_fresh_ones(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(6, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("survivor", 8, max_tokens=4), now=0.0)
+    scheduler.add(request_of("victim", 16, max_tokens=4), now=1.0)
+    step(scheduler)
+    preempted = False
+    for number in range(60):
+        if scheduler.status("victim") == "finished":
+            break
+        scheduler.add(request_of(f"fresh{number}", 8, max_tokens=4), now=2.0 + number)
+        taken = step(scheduler)
+        preempted |= "victim" in [id for id, _ in taken.batch.preempted]
+    assert preempted
+    assert scheduler.status("victim") == "finished"
+    for id in [*scheduler.waiting_ids(), *scheduler.running_ids()]:
+        scheduler.abort(id)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P3_no_request_of_a_mixed_crowd_is_left_behind(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(10, 4, policy=policy, host_blocks=5, max_tokens_per_step=12, max_sequences=6)
+    for number in range(40):
+        prompt = [(number + position) % 2 for position in range(1 + number * 7 % 30)]
+        scheduler.add(request_of(f"r{number}", prompt, max_tokens=1 + number % 8, priority=number % 3))
+    run(scheduler, max_steps=3000)
+    counts = scheduler.counts()
+    assert counts["finished"] == 40
+    assert sum(counts[state] for state in ("waiting", "loading", "running", "paused", "swapped")) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P4_nobody_is_preempted_for_a_request_that_can_never_fit(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(8, 4, policy=policy)
+    scheduler.add(request_of("a", 8, max_tokens=8))
+    step(scheduler)
+    with pytest.raises(NeverFits):
+        scheduler.add(request_of("huge", 40))
+    second = step(scheduler)
+    assert (second.tokens, second.batch.preempted) == ({"a": 1}, ())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P4_a_waiting_request_preempts_nobody(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(8, 4, policy=policy)
+    scheduler.add(request_of("a", 20, max_tokens=8, priority=5))
+    step(scheduler)
+    scheduler.add(request_of("urgent", 16, max_tokens=2, priority=0))
+    while scheduler.status("a") != "finished":
+        taken = step(scheduler)
+        assert taken.batch.preempted == ()
+        assert list(taken.tokens) == ["a"]
+    assert list(step(scheduler).tokens) == ["urgent"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P5_the_smallest_pool_that_holds_the_longest_request_suffices(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(5, 4, policy=policy, max_tokens_per_step=7)
+    for number in range(5):
+        scheduler.add(request_of(f"r{number}", 12 + number, max_tokens=4))
+    run(scheduler, max_steps=500)
+    assert scheduler.counts()["finished"] == 5
+
+
+@pytest.mark.parametrize("policy", ["vllm", "paged"])
+def test_P6_a_preemption_neither_skips_nor_repeats_another_row(make_scheduler, request_of, step, policy):
+    # Ten rows cross a block boundary in one step, and 5 blocks are there.
+    scheduler = make_scheduler(25, 4, policy=policy, prefix_caching=False)
+    for number in range(10):
+        scheduler.add(request_of(f"r{number}", 8, max_tokens=4))
+    step(scheduler)
+    taken = step(scheduler)
+    victims = [id for id, _ in taken.batch.preempted]
+    assert len(set(victims)) == len(victims)
+    assert not set(victims) & set(taken.tokens)
+    assert set(victims) | set(taken.tokens) == {f"r{number}" for number in range(10)}
+    assert all(count == 1 for count in taken.tokens.values())
+    # Two victims suffice: without them 8 rows want 8 blocks, and they give what is missing beside the 5.
+    assert len(taken.tokens) == 8
+
+
+def test_P6_no_cascade_of_preemptions(make_scheduler, request_of, run):
+    scheduler = make_scheduler(30, 4, policy="vllm", prefix_caching=False, max_sequences=20)
+    for number in range(60):
+        scheduler.add(request_of(f"r{number}", 10, max_tokens=12))
+    run(scheduler, max_steps=3000)
+    assert scheduler.counts()["finished"] == 60
+    assert scheduler.stats().preemptions_recompute < 60 * 6
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(4, 4, policy=policy, prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 5, max_tokens=3))
+    step(scheduler)
+    assert scheduler.manager.num_available == 0
+    for _ in range(2):
+        taken = step(scheduler)
+        assert (taken.tokens, taken.batch.preempted) == ({"a": 1, "b": 1}, ())
+    assert not scheduler.has_unfinished
+
+
+def test_P8_a_sequence_that_ends_in_its_last_block_needs_no_further_one(make_scheduler, request_of, run):
+    # The last output's KV is never computed: 7 + 2 tokens need 2 blocks of 4.
+    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 7, max_tokens=2))
+    steps = run(scheduler)
+    assert len(steps) == 2
+    assert scheduler.stats().max_preemptions == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P9_a_step_of_one_token_still_gets_everybody_through(make_scheduler, request_of, run, policy):
+    budget = 1 if policy != "static" else 12
+    scheduler = make_scheduler(6, 4, policy=policy, max_tokens_per_step=budget, max_sequences=3)
+    for number in range(4):
+        scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=3))
+    run(scheduler, max_steps=500)
+    assert scheduler.counts()["finished"] == 4
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("host_blocks", [0, 8])
+def test_P10_a_request_that_waits_for_its_caller_does_not_stop_the_others(
+    make_scheduler, request_of, run, step, policy, host_blocks
+):
+    scheduler = make_scheduler(4, 4, policy=policy, host_blocks=host_blocks)
+    scheduler.add(request_of("idle", 13, max_tokens=3))
+    scheduler.update(scheduler.schedule(), [], [0])
+    scheduler.add(request_of("other", 4, max_tokens=2))
+    for _ in range(6):
+        step(scheduler)
+    assert scheduler.status("other") == "finished"
+    # It goes on when the caller does.
+    scheduler.append("idle", [5])
+    run(scheduler, max_steps=20)
+    assert scheduler.status("idle") == "finished"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_P11_a_group_whose_worst_case_is_over_the_pool_ends_all_the_same(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(4, 4, policy=policy)
+    try:
+        scheduler.add(request_of("group", 4, max_tokens=8, num_sequences=2))
+    except NeverFits:
+        assert policy == "static", "only who reserves the worst case may refuse it"
+    run(scheduler, max_steps=60)
+    assert scheduler.manager.num_used == 0
+
+
+def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4)
+    scheduler.add(request_of("runs", 9, max_tokens=2))
+    step(scheduler)
+    scheduler.add(request_of("loads", 13, num_computed=12))
+    assert step(scheduler).tokens == {"runs": 1}
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() == [0, 4, 8]
+    scheduler.update(batch, [])
+    scheduler.loaded("loads", 12)
+    assert step(scheduler).tokens == {"loads": 1}
+
+
+def test_P13_with_the_checks_on_every_step_is_checked_and_nothing_is_found(
+    make_scheduler, request_of, run, monkeypatch
+):
+    monkeypatch.setenv("PAGED_CHECK", "1")
+    scheduler = make_scheduler(9, 4, host_blocks=3, max_tokens_per_step=10)
+    for number in range(8):
+        scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=6))
+    run(scheduler)
+    assert scheduler.counts()["finished"] == 8
