@@ -61,14 +61,15 @@ class Growth:
         total = int(counts.sum())
         blocks = self._device.draw(total)
         tables.ensure_columns(int(wanted.max()))
-        entry_rows, columns = rows, have
+        entry_rows, columns, last_blocks = rows, have, blocks
         if total != len(rows):
-            starts = np.cumsum(counts) - counts
-            columns = np.arange(total) - np.repeat(starts - have, counts)
+            stops = np.cumsum(counts)
+            columns = np.arange(total) - np.repeat(stops - wanted, counts)
             entry_rows = np.repeat(rows, counts)
+            last_blocks = blocks[stops - 1]
         tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
-        tables.last_block[rows] = blocks[np.cumsum(counts) - 1]
+        tables.last_block[rows] = last_blocks
         self._changes.append((entry_rows, columns, blocks))
 
     def note(self, row: int, first: int) -> None:

@@ -32,21 +32,18 @@ class OrderedQueue:
     def __reversed__(self) -> Iterator[RequestState]:
         return iter(self._states[: self._head - 1 if self._head else None : -1])
 
-    def add(self, state: RequestState) -> None:
-        """Put a request in its place."""
+    def add(self, state: RequestState) -> bool:
+        """Put a request in its place; returns whether that is the last one."""
         states = self._states
         if len(states) == self._head or states[-1].order < state.order:
             states.append(state)
-        else:
-            insort(states, state, lo=self._head, key=_key)
+            return True
+        insort(states, state, lo=self._head, key=_key)
+        return False
 
     def head(self) -> RequestState:
         """The first one; there is one."""
         return self._states[self._head]
-
-    def last(self) -> RequestState:
-        """The last one; there is one."""
-        return self._states[-1]
 
     def remove(self, state: RequestState) -> None:
         """Take a request out; it is there."""

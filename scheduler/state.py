@@ -6,6 +6,7 @@ preemption.py do, on this.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,7 +101,7 @@ class State:
         self.costs = costs
         self.async_moves = async_moves
         self.requests: dict[str, RequestState] = {}
-        self.ended: dict[str, tuple[Status, str]] = {}
+        self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.waiting = OrderedQueue()
         self.running = OrderedQueue()
         # Requests with rows that do not run: loading, paused and swapped ones.
@@ -153,11 +154,9 @@ class State:
 
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
-        running = self.running
-        at_end = not len(running) or running.last().order < state.order
         state.has_given = False
-        running.add(state)
-        self.running_rows.join(state.live_rows, at_end=at_end)
+        at_end = self.running.add(state)
+        self.running_rows.join([row for row in state.rows if row >= 0], at_end=at_end)
         state.status = Status.RUNNING
 
     def stop_running(self, state: RequestState, rows: list[int]) -> None:
@@ -211,7 +210,7 @@ class State:
         state.status = status
         del self.requests[state.id]
         if len(self.ended) >= _REMEMBERED:
-            del self.ended[next(iter(self.ended))]
+            self.ended.popitem(last=False)
         self.ended[state.id] = (status, sentence)
         if status is Status.FINISHED:
             self.stats.finished += 1
