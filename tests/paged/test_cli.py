@@ -1,10 +1,12 @@
 """The command line from outside: what it prints where, and with which status."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from paged import POLICIES, __version__
 from paged.cli.app import run
@@ -80,6 +82,19 @@ def test_the_demo_without_a_terminal_is_plain_lines(paged):
     lines = out.splitlines()
     assert sum(line.startswith("step ") for line in lines) == 10
     assert any(line.startswith("invariants: 0 violations") for line in lines)
+
+
+def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, height=24)
+    for module in ("paged.cli.demo", "paged.cli.show"):
+        monkeypatch.setattr(f"{module}.console", lambda: terminal)
+    status, out, err = paged("demo", "--speed", 1000)
+    assert (status, out, err) == (0, "", "")
+    drawn = screen.getvalue()
+    for words in ("228 blocks of 16 tokens", "preempted", "160 of 160 requests ended", "prefix hits", "0 violations"):
+        assert words in drawn
+    assert "██" in drawn
 
 
 def test_a_replay_into_a_pipe_is_one_figure_a_line(paged):
