@@ -61,16 +61,27 @@ class Growth:
         total = int(counts.sum())
         blocks = self._device.draw(total)
         tables.ensure_columns(int(wanted.max()))
-        entry_rows, columns, last_blocks = rows, have, blocks
-        if total != len(rows):
-            stops = np.cumsum(counts)
-            columns = np.arange(total) - np.repeat(stops - wanted, counts)
-            entry_rows = np.repeat(rows, counts)
-            last_blocks = blocks[stops - 1]
+        stops = counts.cumsum()
+        columns = np.arange(total) - np.repeat(stops - wanted, counts)
+        entry_rows = np.repeat(rows, counts)
         tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
-        tables.last_block[rows] = last_blocks
+        tables.last_block[rows] = blocks[stops - 1]
         self._changes.append((entry_rows, columns, blocks))
+
+    def draw_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
+        """Draw one block for each of these rows, whose tables end before `columns`. Raises OutOfBlocks, changing nothing."""
+        tables = self._tables
+        blocks = self._device.draw(len(rows))
+        try:
+            tables.blocks[0, rows, columns] = blocks
+        except IndexError:
+            # Dearer to ask each time than to be told once: numpy looks at every index before it writes.
+            tables.ensure_columns(int(columns.max()) + 1)
+            tables.blocks[0, rows, columns] = blocks
+        tables.num_blocks[rows] = columns + 1
+        tables.last_block[rows] = blocks
+        self._changes.append((rows, columns, blocks))
 
     def note(self, row: int, first: int) -> None:
         """The row's table has grown from column `first` on."""

@@ -208,24 +208,28 @@ class BlockManager(Views):
         counts: NDArray[np.int64],
         ends: NDArray[np.int64] | None = None,
         *,
+        is_decode: bool = False,
         counts_stand: bool = False,
     ) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
 
-        A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; and `counts_stand` if these rows
-        had these counts in flight when they were last placed.
+        A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; `is_decode` if every count is 1; and
+        `counts_stand` if these rows had these counts in flight when they were last placed.
         """
-        tables = self._tables
+        tables, growth = self._tables, self._growth
         if ends is None:
             ends = tables.num_computed[rows] + counts
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
         moves = NO_MOVES
-        if self._growth.any_shared_tail:
+        if growth.any_shared_tail:
             grown = int((-(-ends[short] // self.block_size) - have[short]).sum())
-            moves = self._growth.copy_shared_tails(rows, grown)
+            moves = growth.copy_shared_tails(rows, grown)
         if len(short):
-            self._growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
+            if is_decode:
+                growth.draw_one_each(rows[short], have[short])
+            else:
+                growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
         if not counts_stand:
             tables.num_scheduled[rows] = counts
         tables.batch[rows] = self._batch

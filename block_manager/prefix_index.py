@@ -385,9 +385,9 @@ class PrefixIndex:
         """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
         size = self._block_bytes
         mine = self._run_bytes(run, offset, count)
-        theirs = data[block * size : (block + count) * size]
-        if mine == theirs:
+        if data.startswith(mine, block * size):
             return count
+        theirs = data[block * size : (block + count) * size]
         if count == 1 or mine[:size] != theirs[:size]:
             return 0
         differs = np.frombuffer(mine, np.int32) != np.frombuffer(theirs, np.int32)

@@ -214,7 +214,11 @@ def blocks_to_enter(state: State, request: RequestState) -> int:
 
 def _fits(state: State, step: Step, request: RequestState) -> bool:
     manager = state.manager
-    free = manager.num_available - _owed(state, step) - _watermark(state)
+    kept = _watermark(state)
+    if manager.num_available <= kept:
+        # At least one block is always drawn, so what is owed need not even be asked.
+        return False
+    free = manager.num_available - _owed(state, step) - kept
     needed = blocks_to_enter(state, request)
     if needed > free:
         if not manager.prefix_caching or free <= 0:

@@ -95,7 +95,7 @@ def place_chunk(
 
 
 def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
-    moves = state.manager.place(rows, ones(len(rows)), computed + 1, counts_stand=counts_stand)
+    moves = state.manager.place(rows, ones(len(rows)), computed + 1, is_decode=True, counts_stand=counts_stand)
     step.decodes = rows
     step.decode_computed = computed
     step.budget -= len(rows)
