@@ -36,7 +36,7 @@ class OutOfBlocks(PagedError, ValueError):
 class _RowError(PagedError, ValueError):
     sentence = ""
 
-    def __init__(self, row: int, detail: str = "") -> None:
+    def __init__(self, row: object, detail: str = "") -> None:
         super().__init__(f"row {row}: {self.sentence}{detail}")
         self.row = row
 

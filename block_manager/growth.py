@@ -39,6 +39,8 @@ class Growth:
         self._changes: list[tuple[Any, Any, Blocks]] = []
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
+        # Changes are noted once somebody has asked for them.
+        self._is_watched = False
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
@@ -48,7 +50,8 @@ class Growth:
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
             tables.last_block[row] = blocks[-1]
-        self._changes.append((row, column, blocks))
+        if self._is_watched:
+            self._changes.append((row, column, blocks))
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
@@ -67,7 +70,8 @@ class Growth:
         tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
         tables.last_block[rows] = blocks[stops - 1]
-        self._changes.append((entry_rows, columns, blocks))
+        if self._is_watched:
+            self._changes.append((entry_rows, columns, blocks))
 
     def draw_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
         """Draw one block for each of these rows, whose tables end before `columns`. Raises OutOfBlocks, changing nothing."""
@@ -81,13 +85,15 @@ class Growth:
             tables.blocks[0, rows, columns] = blocks
         tables.num_blocks[rows] = columns + 1
         tables.last_block[rows] = blocks
-        self._changes.append((rows, columns, blocks))
+        if self._is_watched:
+            self._changes.append((rows, columns, blocks))
 
     def note(self, row: int, first: int) -> None:
         """The row's table has grown from column `first` on."""
         tables = self._tables
         stop = int(tables.num_blocks[row])
-        self._changes.append((row, first, tables.blocks[0, row, first:stop].astype(np.int64)))
+        if self._is_watched:
+            self._changes.append((row, first, tables.blocks[0, row, first:stop].astype(np.int64)))
 
     def give_back(self, row: int, keep: int) -> None:
         """The row's blocks from column `keep` on go back to the pool, tail first."""
@@ -129,8 +135,8 @@ class Growth:
         return Moves(device_to_device=pairs_of(pairs))
 
     def take_changes(self) -> TableChanges:
-        """Every entry of a block table that changed since the last call, in order."""
-        changes = self._changes
+        """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
+        changes, self._is_watched = self._changes, True
         if not changes:
             return _NO_CHANGES
         self._changes = []

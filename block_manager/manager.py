@@ -48,8 +48,23 @@ class Hit(NamedTuple):
     blocks: Blocks
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
+    """One integer a row, from one for all or one each. Raises InvalidConfig."""
+    array = np.asarray(value)
+    if (array.size and array.dtype.kind not in "iu") or array.shape not in ((), rows.shape):
+        raise InvalidConfig(f"{name} has to be an integer, or {len(rows)} of them, one a row; got {value!r}.")
+    return np.broadcast_to(array.astype(np.int64), rows.shape)
+
+
 class BlockManager(Views):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
+
+    The moves that a call returns run before those of the next call; calls between two `next_batch` belong to one step, in
+    which rows may share what others of it compute.
 
     Raises InvalidConfig for sizes that are not positive (host_blocks may be 0).
     """
@@ -70,7 +85,7 @@ class BlockManager(Views):
         self.block_size = int(block_size)
         self.num_host_blocks = int(host_blocks)
         self.prefix_caching = bool(prefix_caching)
-        self._tables = Tables(self.block_size)
+        self._tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
         self._device = Pool(self.num_blocks, "device")
         self._host = Pool(self.num_host_blocks, "host")
         self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
@@ -192,7 +207,7 @@ class BlockManager(Views):
         OutOfBlocks, changing nothing.
         """
         array = self._tables.checked(rows)
-        wanted = np.broadcast_to(np.asarray(counts, np.int64), array.shape)
+        wanted = _counts(counts, array, "counts")
         beyond = wanted > self._tables.num_tokens[array] - self._tables.num_computed[array]
         if (wanted < 1).any() or beyond.any():
             i = int(((wanted < 1) | beyond).nonzero()[0][0])
@@ -272,10 +287,17 @@ class BlockManager(Views):
     def confirm(self, rows: RowsLike) -> None:
         """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
 
-        Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        Rows that share what their own batch computes are confirmed together with all of it. Raises UnknownRow, DuplicateRow,
+        RowNotInFlight, or RowInFlight naming a row of such a batch that is not listed, changing nothing.
         """
         array = self._in_flight(rows)
+        batches = set(self._tables.batch[array].tolist())
+        if self._sharing is not None:
+            self._sharing.require_whole(batches, array)
         self.settle(array, self._tables.num_computed[array] + self._tables.num_scheduled[array])
+        for batch in batches:
+            if not (self._tables.batch == batch).any():
+                self.forget_sharers(batch)
 
     def settle(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n]."""
@@ -312,7 +334,7 @@ class BlockManager(Views):
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
         """
         array = self._tables.checked(rows, allow_in_flight=True)
-        wanted = np.broadcast_to(np.asarray(num_blocks, np.int64), array.shape)
+        wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
             raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
         have = self._tables.num_blocks[array]
@@ -329,7 +351,7 @@ class BlockManager(Views):
         """
         self._tables.checked(row, allow_swapped=True)
         have = int(self._tables.num_blocks[row])
-        if not 0 <= num_blocks <= have:
+        if not _is_count(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
         if self._sharing is not None:
             self._sharing.truncate(int(row), num_blocks)
@@ -402,7 +424,7 @@ class BlockManager(Views):
         """
         array = self._tables.checked(rows, allow_swapped=True)
         least = int(self._tables.num_blocks[array].min()) if len(array) else 0
-        if not 0 <= keep <= least:
+        if not _is_count(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
         for row in array.tolist():
             if self.is_unconfirmed(row):
@@ -507,7 +529,7 @@ class BlockManager(Views):
         return slots
 
     def take_changes(self) -> TableChanges:
-        """Every entry of a block table that changed since the last call, in order."""
+        """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
 
     def reset_cache(self) -> bool:

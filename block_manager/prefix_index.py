@@ -271,8 +271,9 @@ class PrefixIndex:
         if row < 0:
             return run.num_device, run.num_device
         confirmed = self._confirmed_length(run)
-        if self.paths[row].guard < 0 and self._tables.batch[row] == self.batch:
-            return self._total_length(run), confirmed
+        if self._tables.batch[row] == self.batch:
+            guard, total = self.paths[row].guard, self._total_length(run)
+            return total if guard < 0 else min(total, guard), confirmed
         return confirmed, confirmed
 
     def _child(self, path: Path, block: bytes, length_of) -> tuple[Run, int] | None:  # type: ignore[no-untyped-def]

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from block_manager.errors import RowInFlight
 from block_manager.growth import Growth
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
-from block_manager.tables import Tables
+from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 
 
@@ -134,6 +135,13 @@ class Sharing:
                 self.pending_hit_tokens -= lost
                 self._lost_hits[row] += lost
             self.truncate(row, sharer.column)
+
+    def require_whole(self, batches: set[int], rows: Rows) -> None:
+        """Raise RowInFlight when a row of these batches is not among `rows` while others share what their batch computes."""
+        for batch in batches & self._sharers.keys():
+            left_out = np.setdiff1d((self._tables.batch == batch).nonzero()[0], rows)
+            if len(left_out):
+                raise RowInFlight(int(left_out[0]), " Rows of its batch share blocks, so the batch is confirmed whole.")
 
     def take_lost_hits(self) -> dict[int, int]:
         """For each row that was rolled back since the last call, the hit tokens that it gave up and that had been counted."""

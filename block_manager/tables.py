@@ -25,6 +25,8 @@ Tokens = NDArray[np.int32]
 
 # Rows whose stride in bytes is a power of two would share the same few cache sets.
 _STRIDE_PADDING = 16
+# Tokens a row that there is room for from the beginning.
+_FIRST_STRIDE = 4096
 # Only full attention today; a second group would be layers with another table and lifetime for the same row.
 NUM_GROUPS = 1
 
@@ -81,7 +83,7 @@ class Tables:
 
     def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64) -> None:
         self.block_size = block_size
-        self._stride = num_columns * block_size + _STRIDE_PADDING
+        self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self.blocks = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
         self._num_rows = num_rows
@@ -164,9 +166,7 @@ class Tables:
         """Make room for `num_tokens` tokens a row."""
         if num_tokens <= self._stride:
             return
-        stride = (
-            max(num_tokens, 2 * self._stride) // self.block_size * self.block_size + self.block_size + _STRIDE_PADDING
-        )
+        stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
         grown: Tokens = np.empty((self._num_rows, stride), np.int32)
         # Only live rows, and of them only what they know: the rest of the memory is never touched.
         for row in self.live_rows.tolist():
@@ -205,9 +205,12 @@ class Tables:
 
         Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
         """
-        array = np.atleast_1d(np.asarray(rows, np.int64))
-        if not len(array):
-            return array
+        array = np.atleast_1d(np.asarray(rows))
+        if not array.size:
+            return np.empty(0, np.int64)
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise UnknownRow(rows)
+        array = array.astype(np.int64)
         outside = (array < 0) | (array >= self._num_rows)
         if outside.any():
             raise UnknownRow(int(array[outside][0]))

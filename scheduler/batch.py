@@ -15,6 +15,19 @@ from block_manager import Moves
 from scheduler.status import FINISH_REASONS
 
 
+class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
+
+    owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth.
+    """
+
+    owner: object
+    rows: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    samples: NDArray[np.bool_]
+    all_sample: bool
+
+
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     """One step's work. n rows, T tokens; `torch.from_numpy` takes each array without a copy.
 
@@ -39,6 +52,9 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
     preempted     (id, "recompute" or "swap") of this step
     admitted      ids of this step, returning ones among them
+    ticket        the scheduler's own
+
+    Some of the arrays are shared between batches and read-only: num_tokens, starts, samples, ids and sequences.
     """
 
     number: int
@@ -58,8 +74,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     table_blocks: NDArray[np.int32]
     moves: Moves
     loads: NDArray[np.int32]
-    all_sample: bool
-    owner: object
+    ticket: Ticket
     has_outputs: bool = False
     preempted: tuple[tuple[str, str], ...] = ()
     admitted: tuple[str, ...] = ()

@@ -19,15 +19,20 @@ from scheduler.state import State, Step
 Counts = NDArray[np.int64]
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
-_ONES: Counts = np.ones(4096, np.int64)
+
+
+class _Ones:
+    """An array of ones that only grows, read-only because all batches of the process share it."""
+
+    array: Counts = np.ones(0, np.int64)
 
 
 def ones(count: int) -> Counts:
     """int64 [count] of 1, a read-only view that costs nothing."""
-    global _ONES
-    if count > len(_ONES):
-        _ONES = np.ones(2 * count, np.int64)
-    return _ONES[:count]
+    if count > len(_Ones.array):
+        _Ones.array = np.ones(2 * count, np.int64)
+        _Ones.array.flags.writeable = False
+    return _Ones.array[:count]
 
 
 def compose_running(state: State, step: Step) -> None:
@@ -36,6 +41,9 @@ def compose_running(state: State, step: Step) -> None:
     rows = state.running_rows.array(state.running)
     if state.outstanding and len(rows):
         rows = rows[manager.batch_of_row[rows] == 0]
+    if state.doomed and len(rows):
+        owners = state.columns.owner
+        rows = np.array([row for row in rows.tolist() if not owners[row].is_doomed], np.int64)
     if state.transfers:
         rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
     if not len(rows):

@@ -7,6 +7,7 @@ byte. Calls are serialised by the caller.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -99,6 +100,7 @@ class Scheduler:
         self._packer = Packer()
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
+        manager.take_changes()
         self._num_added = 0
         self._submitted = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
@@ -130,9 +132,11 @@ class Scheduler:
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
         """
         state = self._state
+        if not isinstance(now, (int, float)) or not math.isfinite(now):
+            raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
         prompt = validated_prompt(request, state.limits.vocabulary_size)
         root = namespace_root(request)
-        if request.id in state.requests:
+        if request.id in state.requests or any(output.id == request.id for output in state.pending_outputs):
             raise DuplicateRequest(request.id)
         if request.num_sequences > state.limits.max_sequences:
             raise InvalidRequest(
@@ -162,10 +166,12 @@ class Scheduler:
         step = Step(
             limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried
         )
-        if len(state.running):
-            compose_running(state, step)
-        if len(state.waiting) or len(state.away):
-            let_in(state, step)
+        # With more moves to come after this batch's, nothing may be written that those still have to read.
+        if len(state.carried) < 2:
+            if len(state.running):
+                compose_running(state, step)
+            if len(state.waiting) or len(state.away):
+                let_in(state, step)
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if state.carried:
@@ -189,7 +195,7 @@ class Scheduler:
         """
         del now
         state = self._state
-        if batch.is_empty and batch.owner is self._owner:
+        if batch.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
             return ending.update(state, batch, tokens, ragged)
         self._must_be(batch, 0, "updated")
@@ -206,7 +212,7 @@ class Scheduler:
         Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
         not ended), changing nothing.
         """
-        if batch.is_empty and batch.owner is self._owner:
+        if batch.is_empty and batch.ticket.owner is self._owner:
             return
         self._must_be(batch, -1, "cancelled")
         del self._state.outstanding[-1]
@@ -215,7 +221,7 @@ class Scheduler:
             self._raise_violations()
 
     def abort(self, request_id: str) -> Output | None:
-        """End a request in whatever state it is; returns its last output, None if it has ended already.
+        """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
 
         In flight it keeps its blocks, and its id, until its batch ends; nothing of it is delivered again. Raises
         UnknownRequest.
@@ -233,8 +239,9 @@ class Scheduler:
             state.doomed.append(request)
             if request in state.to_reject:
                 state.to_reject.remove(request)
-            return Output(request_id, 0, [], "abort", state.usage_of(request))
-        return ending.end_request(state, request, ABORT, "was aborted.")[0]
+            usage = state.usage_of(request, ending.num_output_of(state, request))
+            return Output(request_id, 0, [], "abort", usage)
+        return ending.end_request(state, request, ABORT, "was aborted.")[-1]
 
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
@@ -255,8 +262,14 @@ class Scheduler:
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
         state.steady = None
+        if request.is_bounded and len(array):
+            # What was reserved for it was the worst case of what it knew.
+            request.is_bounded = False
+            state.bounded.remove(request)
+        request.is_quiet[sequence] = False
         row, known = request.rows[sequence], request.tokens[sequence]
         if row >= 0:
+            state.silent.discard(row)
             state.manager.append(row, array)
             total = int(state.manager.num_tokens[row])
         else:
@@ -278,7 +291,8 @@ class Scheduler:
     def loaded(self, request_id: str, num_tokens: int) -> None:
         """So many of the tokens listed in Batch.loads have arrived, first ones first; the rest will be computed.
 
-        Raises UnknownRequest, or InvalidRequest when the request is not loading or fewer were asked for.
+        Raises UnknownRequest, InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while
+        it shares a block that another request's batch is still computing.
         """
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
@@ -287,6 +301,9 @@ class Scheduler:
                 f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.'
             )
         row = request.live_rows[0]
+        if manager.is_unconfirmed(row):
+            # Its nodes would be confirmed below ones that are only pending.
+            raise RequestInFlight(request_id)
         hit, asked = int(manager.num_computed[row]), request.num_asked
         if (
             isinstance(num_tokens, bool)
@@ -305,7 +322,7 @@ class Scheduler:
     def moved(self, batch: Batch) -> None:
         """The moves of the batch, which run in the background, have run. Raises ForeignBatch, or BatchError if none are awaited."""
         state = self._state
-        if batch.owner is not self._owner:
+        if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
         transfer = state.transfers.pop(batch.number, None)
         if transfer is None:
@@ -400,7 +417,7 @@ class Scheduler:
         return request
 
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
-        if batch.owner is not self._owner:
+        if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
         outstanding = self._state.outstanding
         if not any(other is batch for other in outstanding):

@@ -43,42 +43,42 @@ def validated_tokens(
             f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}."
         )
     if counts is None:
-        wanted = len(batch.rows) if batch.all_sample else int(np.count_nonzero(batch.samples))
+        wanted = len(batch.ticket.rows) if batch.ticket.all_sample else int(np.count_nonzero(batch.ticket.samples))
         if len(tokens) != wanted:
             raise WrongTokens(f"batch {batch.number}: {wanted} rows sample; got {len(tokens)} tokens.")
         return tokens, None
     array = np.asarray(counts)
-    if array.shape != batch.rows.shape or (array.dtype.kind not in "iu" and array.size):
+    rows, samples = batch.ticket.rows, batch.ticket.samples
+    if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
         raise WrongTokens(
-            f"batch {batch.number}: counts has to hold {len(batch.rows)} integers, one a row; got shape {array.shape}."
+            f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got shape {array.shape}."
         )
     array = array.astype(np.int64)
     if (array < 0).any():
         raise WrongTokens(f"batch {batch.number}: a count is negative.")
-    if array[~batch.samples].any():
-        row = int(batch.rows[(array > 0) & ~batch.samples][0])
+    if array[~samples].any():
+        row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    if batch.all_sample and (array == 1).all():
-        return tokens, None
-    return tokens, array
+    # One for each row that samples, said explicitly.
+    return tokens, None if np.array_equal(array, samples) else array
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """The batch ran: confirm its tokens, append what was sampled, end who has ended."""
-    manager = state.manager
-    rows = batch.rows
+    manager, ticket = state.manager, batch.ticket
+    rows = ticket.rows
     _account(state, batch)
-    manager.settle(rows, batch.context_lens)
+    manager.settle(rows, ticket.ends)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(rows)
     doomed = state.doomed
     if counts is not None:
         return _update_ragged(state, batch, tokens, counts, doomed)
-    ids, sequences, ends = batch.ids, batch.sequences, batch.context_lens
-    if not batch.all_sample:
-        picked = batch.samples.nonzero()[0]
+    ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
+    if not ticket.all_sample:
+        picked = ticket.samples.nonzero()[0]
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
     if doomed:
         is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
@@ -97,7 +97,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         usage = _end_rows(state, rows, codes, done)
     else:
         usage = {}
-        if rows is batch.rows and not state.outstanding:
+        if rows is ticket.rows and not state.outstanding:
             state.steady = (rows, ends)
     _end_doomed(state)
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
@@ -113,8 +113,8 @@ def _update_ragged(
     places: list[int] = []
     codes: list[int] = []
     kept: list[NDArray[np.int32]] = []
-    for i, row in enumerate(batch.rows.tolist()):
-        if row in gone or not batch.samples[i]:
+    for i, row in enumerate(batch.ticket.rows.tolist()):
+        if row in gone or not batch.ticket.samples[i]:
             continue
         new = tokens[starts[i] : starts[i] + counts[i]]
         count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
@@ -126,7 +126,7 @@ def _update_ragged(
     packed = np.concatenate(kept) if kept else _NO_TOKENS
     state.stats.output_tokens += len(packed)
     ended = np.array(codes, np.int8)
-    usage = _end_rows(state, batch.rows[places], ended, ended.nonzero()[0])
+    usage = _end_rows(state, batch.ticket.rows[places], ended, ended.nonzero()[0])
     _end_doomed(state)
     lengths = np.array([len(part) for part in kept], np.int64)
     return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state))
@@ -136,9 +136,9 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     """The batch did not run: what it put in flight is taken back, and its moves are carried over if they did not run."""
     manager = state.manager
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
-    rolled_back = manager.cancel(batch.rows)
+    rolled_back = manager.cancel(batch.ticket.rows)
     manager.forget_sharers(batch.number)
-    state.num_in_flight -= len(batch.rows)
+    state.num_in_flight -= len(batch.ticket.rows)
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
         owner.hit_tokens -= lost
@@ -158,6 +158,18 @@ def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray
     return loads[np.array(is_wanted, np.bool_)]
 
 
+def num_output_of(state: State, request: RequestState) -> int:
+    """Output tokens of all its sequences so far, those that have ended and those that live."""
+    total = request.num_output
+    for i, row in enumerate(request.rows):
+        known = request.tokens[i]
+        if row >= 0:
+            total += int(state.manager.num_tokens[row]) - request.prompt_len - request.appended[i]
+        elif known is not None:
+            total += len(known) - request.prompt_len - request.appended[i]
+    return total
+
+
 def take_pending(state: State) -> list[Output]:
     """Outputs of requests that ended outside a batch and have not been delivered."""
     pending, state.pending_outputs = state.pending_outputs, []
@@ -165,8 +177,8 @@ def take_pending(state: State) -> list[Output]:
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
-    """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence."""
-    manager = state.manager
+    """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence,
+    the last one with the usage."""
     if request.id in state.parked:
         del state.parked[request.id]
     elif request.status is Status.WAITING:
@@ -175,15 +187,10 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
         state.stop_running(request, request.live_rows)
     else:
         state.away.remove(request)
-    ended: list[int] = []
-    for i, row in enumerate(request.rows):
-        known = request.tokens[i]
-        if row < 0 and known is None:
-            continue
-        num_tokens = int(manager.num_tokens[row]) if known is None else len(known)
-        request.num_output += num_tokens - request.prompt_len - request.appended[i]
-        ended.append(i)
-        if row >= 0:
+    request.num_output = num_output_of(state, request)
+    ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
+    for i in ended:
+        if request.rows[i] >= 0:
             state.close_row(request, i)
     for group in (state.bounded, state.to_reject, state.doomed):
         if request in group:
@@ -196,7 +203,7 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
 
 def _account(state: State, batch: Batch) -> None:
     stats = state.stats
-    if len(batch.rows):
+    if len(batch.ticket.rows):
         stats.steps += 1
     stats.computed_tokens += batch.num_scheduled_tokens
     if not state.recovering:

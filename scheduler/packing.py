@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager import joined
-from scheduler.batch import Batch
+from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
 from scheduler.rows import Rows
 from scheduler.state import State, Step
@@ -60,28 +60,32 @@ class Packer:
                 context_lens[i] = first + count
                 start = stop
             samples = context_lens == manager.num_tokens[rows]
-            all_sample = np.count_nonzero(samples) == len(samples)
+            all_sample = int(np.count_nonzero(samples)) == len(samples)
         else:
             counts, starts = ones(num_decodes), self._rising(num_decodes + 1)
-            token_ids, positions, slot_mapping = manager.last_tokens(decodes), computed, slots
+            token_ids, positions, slot_mapping = manager.last_tokens(decodes), computed.copy(), slots
             context_lens = computed + 1
             samples = self._all_true(num_decodes)
             all_sample = True
+        if state.silent:
+            samples = samples & ~np.isin(rows, list(state.silent))
+            all_sample = bool(samples.all())
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
             self._sequences = state.columns.sequence[rows]
+            self._ids.flags.writeable = self._sequences.flags.writeable = False
         changes = manager.take_changes()
         loads = np.array(step.loads, np.int32).reshape(-1, 3) if step.loads else _NO_LOADS
         return Batch(
             number=manager.batch,
-            rows=rows,
+            rows=rows.copy(),
             num_tokens=counts,
             starts=starts,
             token_ids=token_ids,
             positions=positions,
             slot_mapping=slot_mapping,
-            context_lens=context_lens,
+            context_lens=context_lens.copy(),
             samples=samples,
             ids=self._ids,
             sequences=self._sequences,
@@ -91,8 +95,7 @@ class Packer:
             table_blocks=changes.blocks,
             moves=joined(step.moves),
             loads=loads,
-            all_sample=all_sample,
-            owner=owner,
+            ticket=Ticket(owner, rows, context_lens, samples, all_sample),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
@@ -102,12 +105,14 @@ class Packer:
         """bool [count] of True; a view of one array that only grows."""
         if count > len(self._true):
             self._true = np.ones(2 * count, np.bool_)
+            self._true.flags.writeable = False
         return self._true[:count]
 
     def _rising(self, stop: int) -> NDArray[np.int64]:
         """int64 [stop]: 0, 1, 2, ...; a view of one array that only grows."""
         if stop > len(self._starts):
             self._starts = np.arange(2 * stop, dtype=np.int64)
+            self._starts.flags.writeable = False
         return self._starts[:stop]
 
     def _chunk_slots(self, table: NDArray[np.int32], size: int, first: int, count: int) -> NDArray[np.int64]:

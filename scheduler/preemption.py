@@ -169,6 +169,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
             victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
+            victim.is_quiet[sequence] |= bool(manager.num_tokens[row] == manager.num_computed[row])
             state.close_row(victim, sequence)
 
 

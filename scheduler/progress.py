@@ -67,17 +67,43 @@ def _needed(state: State, request: RequestState) -> int:
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
+    if not _could_ever(state, request):
+        # Nobody gives anything up for what does not fit even so.
+        return False
     return _clear(state, step, request, _needed(state, request)) or _clear_for_one(state, request)
+
+
+def _could_ever(state: State, request: RequestState) -> bool:
+    """Whether its next token would fit if everybody else who may gave up everything."""
+    kept: set[int] = set()
+    for other in (*state.running, *state.away):
+        if other is request or not _may_take_from(state, other):
+            for row in other.live_rows:
+                kept.update(state.manager.table(row).tolist())
+    return _needed_for_one(state, request) <= state.manager.num_blocks - len(kept)
+
+
+def _may_take_from(state: State, other: RequestState) -> bool:
+    if other.status is Status.LOADING or other.transfers:
+        return False
+    return not other.is_bounded or not _todo(state, other)
 
 
 def _clear_for_one(state: State, request: RequestState) -> bool:
     """Whether its next token at least fits, when all that it knows does not."""
+    return _needed_for_one(state, request) <= state.manager.num_available
+
+
+def _needed_for_one(state: State, request: RequestState) -> int:
     manager = state.manager
     needed = manager.blocks_to_return(request.live_rows)
     for row in request.live_rows:
-        held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
-        needed += max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
-    return needed <= manager.num_available
+        if manager.num_tokens[row] > manager.num_computed[row]:
+            held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
+            needed += max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
+            if request.status is Status.RUNNING:
+                break
+    return needed
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool:
@@ -87,9 +113,7 @@ def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool
     for other in others:
         if state.manager.num_available >= needed:
             break
-        if other is request or other.status is Status.LOADING or other.transfers:
-            continue
-        if not other.is_bounded or not _todo(state, other):
+        if other is not request and _may_take_from(state, other):
             preempt(state, step, other, needed - state.manager.num_available, whole=state.policy.take == "whole")
     step.may_move = may_move
     return state.manager.num_available >= needed

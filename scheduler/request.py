@@ -132,6 +132,7 @@ class RequestState:
     num_live     sequences that have not ended
     high_water   per sequence, tokens that were computed once: below it, computing is recomputing
     appended     per sequence, tokens that the caller appended
+    is_quiet     per sequence, everything that it knew was computed and sampled when it lost its row
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
     follows      id of the request whose blocks it waits to share (None: it does not)
@@ -143,7 +144,7 @@ class RequestState:
     """
 
     __slots__ = (
-        "appended", "arrival", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "load_batch", "max_total", "num_asked", "num_live",
+        "appended", "arrival", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
         "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status",
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
@@ -165,6 +166,7 @@ class RequestState:
         self.num_live = num
         self.num_output = 0
         self.appended = [0] * num
+        self.is_quiet = [False] * num
         self.preemptions = 0
         self.hit_tokens = 0
         self.recomputed_tokens = 0

@@ -124,6 +124,8 @@ class State:
         self.steady: tuple[Rows, NDArray[np.int64]] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
+        # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
+        self.silent: set[int] = set()
         # Requests whose worst case is reserved.
         self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
@@ -185,6 +187,8 @@ class State:
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
+        if state.is_quiet[sequence]:
+            self.silent.add(row)
         if state.high_water[sequence] > self.manager.num_computed[row]:
             self.recovering[row] = state.high_water[sequence]
         return row
@@ -194,6 +198,7 @@ class State:
         row = state.rows[sequence]
         state.rows[sequence] = -1
         self.recovering.pop(row, None)
+        self.silent.discard(row)
         self.manager.close(row)
         self.columns.release(row)
 
@@ -233,11 +238,11 @@ class State:
             blocks & transfer.arriving or tail & transfer.arriving_on_host for transfer in self.transfers.values()
         )
 
-    def usage_of(self, state: RequestState) -> RequestUsage:
+    def usage_of(self, state: RequestState, num_output: int | None = None) -> RequestUsage:
         """What the request took so far."""
         return RequestUsage(
             state.prompt_len,
-            state.num_output,
+            state.num_output if num_output is None else num_output,
             state.hit_tokens,
             state.recomputed_tokens,
             state.swapped_blocks,
