@@ -205,3 +205,16 @@ def test_C14_a_copy_stands_when_its_step_is_cancelled(make_manager, fill, comput
     assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
     assert compute(manager, child).is_empty
     assert manager.num_used == 3
+
+
+def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_parent(make_manager):
+    manager = make_manager(10, 4)
+    leader = manager.add(range(10))
+    manager.allocate([leader], [10])
+    sharer = manager.add([*range(8), 50])
+    assert manager.num_computed[sharer] == 8
+    child = manager.fork(sharer)
+    manager.cancel([leader])
+    for row in (sharer, child):
+        assert (manager.num_computed[row], manager.table(row).tolist()) == (0, [])
+    assert manager.num_available == 10

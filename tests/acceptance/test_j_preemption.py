@@ -398,3 +398,27 @@ def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_
     # Three times, and once more if it is dropped while it is paused.
     assert max(each.preemptions for each in usage.values()) <= 4
     assert sum(each.preemptions for each in usage.values()) == scheduler.stats().preemptions
+
+
+def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any(make_scheduler, request_of, step):
+    scheduler = make_scheduler(7, 4, max_tokens_per_step=9, prefix_caching=False)
+    scheduler.add(request_of("a", 4))
+    scheduler.add(request_of("b", 24))
+    assert step(scheduler).tokens == {"a": 4, "b": 5}
+    assert step(scheduler).tokens == {"a": 1, "b": 8}
+    third = step(scheduler)
+    # "a" has 2 of 7 blocks, so "b" gets no more than 5: 20 tokens, of which 13 are computed.
+    assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 7}, ())
+
+
+@pytest.mark.parametrize(("host_blocks", "kind"), [(0, "recompute"), (1, "swap")])
+def test_J27_a_tail_is_swapped_if_the_host_has_just_the_room_for_it(
+    make_scheduler, make_engine, request_of, host_blocks, kind
+):
+    scheduler = make_scheduler(6, 4, host_blocks=host_blocks, costs=Costs(seconds_per_swapped_block=1e-9))
+    engine = make_engine(scheduler)
+    for name in ("a", "b"):
+        engine.add(request_of(name, 12, max_tokens=3))
+    engine.step()
+    assert engine.step().preempted == (("b", kind),)
+    assert [len(tokens) for tokens in engine.run().values()] == [3, 3]

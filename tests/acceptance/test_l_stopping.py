@@ -170,3 +170,26 @@ def test_L12_the_last_output_says_what_the_request_used(make_scheduler, request_
     scheduler.add(request_of("second", list(range(9)), max_tokens=3))
     usage = run(scheduler)[-1].outputs["second"].usage
     assert (usage.prompt_tokens, usage.output_tokens, usage.hit_tokens) == (9, 3, 8)
+
+
+def test_L13_tokens_of_the_caller_are_neither_prompt_nor_output(make_scheduler, request_of, step, run):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 6, max_tokens=3, min_tokens=3, eos_token_id=EOS))
+    step(scheduler)
+    scheduler.append("a", [50, 51, 52, 53])
+    # Appended tokens count for neither limit: the second output is no third.
+    assert step(scheduler, token=EOS).outputs["a"].finish_reason is None
+    output = step(scheduler, token=EOS).outputs["a"]
+    assert output.finish_reason == "stop"
+    assert (output.usage.prompt_tokens, output.usage.output_tokens) == (6, 3)
+    assert scheduler.stats().output_tokens == 3
+
+
+def test_L14_hits_on_withdrawn_blocks_are_no_hits(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, [*range(8), ord(name)], max_tokens=1))
+    scheduler.cancel(scheduler.schedule())
+    scheduler.abort("a")
+    usage = run(scheduler)[-1].outputs["b"].usage
+    assert usage.hit_tokens == 0

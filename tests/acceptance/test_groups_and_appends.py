@@ -1,0 +1,104 @@
+"""Requests of several sequences, and tokens that the caller adds to a living one."""
+
+from __future__ import annotations
+
+
+def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, request_of, step, scheduled):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4, max_tokens=8))
+    batch = scheduler.schedule()
+    outputs = list(scheduler.update(batch, [], [0]))
+    assert [output.token_ids for output in outputs] in ([], [[]])
+    assert scheduler.status("a") == "running"
+    assert scheduler.has_unfinished
+    # With nothing known beyond what is computed there is nothing to run.
+    assert scheduler.schedule().is_empty
+    scheduler.append("a", [50, 51])
+    assert step(scheduler).batch.token_ids.tolist() == [50, 51]
+
+
+def test_appended_tokens_are_computed_with_the_next_step(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(8, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", 4, max_tokens=4))
+    engine.step()
+    scheduler.append("a", [30, 31, 32])
+    engine.known["a", 0] += [30, 31, 32]
+    batch = engine.step()
+    # The sampled one, and the three of the caller.
+    assert batch.num_tokens.tolist() == [4]
+    assert batch.context_lens.tolist() == [8]
+    engine.run()
+    assert scheduler.status("a") == "finished"
+
+
+def test_appended_tokens_that_can_never_fit_end_the_request_as_rejected(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4)
+    scheduler.add(request_of("a", 6, max_tokens=50))
+    scheduler.add(request_of("b", 3, max_tokens=3))
+    step(scheduler)
+    scheduler.append("a", list(range(20)))
+    reasons = {}
+    for _ in range(6):
+        for id, output in step(scheduler).outputs.items():
+            if output.finish_reason:
+                reasons[id] = output.finish_reason
+    assert reasons == {"a": "rejected", "b": "length"}
+    assert not scheduler.has_unfinished
+    assert scheduler.manager.num_used == 0
+
+
+def test_a_group_samples_in_every_sequence_and_shares_its_prompt(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("group", 10, max_tokens=5, num_sequences=3))
+    batch = engine.step()
+    assert sum(batch.num_tokens) <= 10 + 2 * 10
+    engine.step()
+    # Two full prompt blocks are shared; each sequence has a tail of its own.
+    assert scheduler.manager.num_used == 2 + 3
+    engine.run()
+    assert sorted(engine.outputs) == ["group/0", "group/1", "group/2"]
+    assert {len(tokens) for tokens in engine.outputs.values()} == {5}
+    assert scheduler.counts()["finished"] == 1
+
+
+def test_a_group_ends_when_its_last_sequence_ends(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("group", 4, max_tokens=5, num_sequences=2, eos_token_id=2))
+    batch = scheduler.schedule()
+    while not batch.samples.all() or len(batch.rows) < 2:
+        scheduler.update(batch, [9] * int(batch.samples.sum()))
+        batch = scheduler.schedule()
+    tokens = [2 if sequence == 0 else 9 for sequence in batch.sequences]
+    outputs = {output.sequence: output for output in scheduler.update(batch, tokens)}
+    assert (outputs[0].finish_reason, outputs[1].finish_reason) == ("stop", None)
+    assert (outputs[0].usage, scheduler.status("group")) == (None, "running")
+    batch = scheduler.schedule()
+    assert batch.sequences.tolist() == [1]
+    (output,) = scheduler.update(batch, [2])
+    assert (output.sequence, output.finish_reason) == (1, "stop")
+    assert output.usage is not None
+    assert not scheduler.has_unfinished
+
+
+def test_an_aborted_group_goes_whole(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("group", 10, num_sequences=3))
+    step(scheduler)
+    step(scheduler)
+    scheduler.abort("group")
+    assert scheduler.manager.num_used == 0
+    assert scheduler.counts()["aborted"] == 1
+    assert not scheduler.has_unfinished
+
+
+def test_sequences_of_a_group_that_fill_the_same_block_in_one_step_end_with_one_block(
+    make_scheduler, make_engine, request_of
+):
+    scheduler = make_scheduler(8, 4, policy="vllm", max_chunk=3)
+    engine = make_engine(scheduler)
+    engine.add(request_of("group", [0, 2, 2, 2, 2, 1, 0, 1], max_tokens=5, num_sequences=3))
+    while scheduler.has_unfinished:
+        engine.step()
+    assert {len(tokens) for tokens in engine.outputs.values()} == {5}

@@ -1,0 +1,197 @@
+"""Blocks that somebody else fills: tokens computed elsewhere, and moves that run in the background."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import Costs, PagedError
+
+
+def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", list(range(18)), max_tokens=3, num_computed=12))
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() == [0, 4, 8]
+    assert scheduler.status("a") == "loading"
+    assert not batch.is_empty
+    engine.see_tables(batch)
+    engine.load(batch, "a")
+    scheduler.update(batch, [])
+    # Until it is told, nothing happens.
+    assert scheduler.schedule().is_empty
+    scheduler.loaded("a", 12)
+    assert scheduler.manager.lookup(range(18)).num_tokens == 12
+    second = engine.step()
+    assert (second.num_tokens.tolist(), second.positions.tolist()) == ([6], list(range(12, 18)))
+    assert len(engine.run()["a/0"]) == 3
+
+
+@pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
+def test_what_did_not_arrive_is_computed(make_scheduler, make_engine, request_of, arrived, computed):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", list(range(18)), max_tokens=2, num_computed=12))
+    batch = scheduler.schedule()
+    engine.see_tables(batch)
+    engine.load(batch, "a")
+    scheduler.update(batch, [])
+    scheduler.loaded("a", arrived)
+    assert engine.step().num_tokens.tolist() == [computed]
+    assert len(engine.run()["a/0"]) == 2
+
+
+def test_prefix_hits_come_before_loads_and_one_token_is_left_to_compute(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("first", [*range(8), 90], max_tokens=1))
+    engine.run()
+    # Tokens 0 to 7 are cached; everything is said to exist elsewhere, but the last token is ours.
+    engine.add(request_of("second", list(range(16)), max_tokens=2, num_computed=16))
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() in ([8], [8, 12])
+    engine.see_tables(batch)
+    engine.load(batch, "second")
+    scheduler.update(batch, [])
+    # Of the 7 that were asked for, all arrived.
+    scheduler.loaded("second", 7)
+    assert engine.step().num_tokens.tolist() == [1]
+    engine.run()
+    assert len(engine.outputs["second/0"]) == 2
+
+
+def test_a_loading_request_can_be_aborted(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 18, num_computed=12))
+    batch = scheduler.schedule()
+    scheduler.update(batch, [])
+    assert scheduler.abort("a").finish_reason == "abort"
+    assert scheduler.check() == []
+    assert not scheduler.has_unfinished
+
+
+def test_others_run_while_one_is_loading(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("loads", 18, num_computed=12))
+    scheduler.add(request_of("runs", 6, max_tokens=3))
+    assert step(scheduler).tokens == {"runs": 6}
+    assert step(scheduler).tokens == {"runs": 1}
+    assert scheduler.counts()["loading"] == 1
+
+
+def test_with_moves_in_the_background_a_returning_row_waits_until_they_are_reported(
+    make_scheduler, make_engine, request_of
+):
+    plain = make_engine(make_scheduler(60, 4))
+    scheduler = make_scheduler(9, 4, host_blocks=12, async_moves=True)
+    engine = make_engine(scheduler)
+    for name in ("a", "b"):
+        prompt = [ord(name)] * 14
+        plain.add(request_of(name, prompt, max_tokens=9))
+        engine.add(request_of(name, prompt, max_tokens=9))
+    pending = []
+    seen = set()
+    for _ in range(300):
+        if not scheduler.has_unfinished:
+            break
+        batch = scheduler.schedule()
+        seen |= {scheduler.status(id) for id in ("a", "b")}
+        if len(batch.moves):
+            pending.append(batch)
+        if not batch.is_empty:
+            engine.update(batch, engine.forward(batch, moves_first=False))
+        assert scheduler.check() == []
+        # Transfers end a step later than the batch that ordered them.
+        if pending and pending[0] is not batch:
+            done = pending.pop(0)
+            engine.move(done.moves)
+            scheduler.moved(done)
+            assert scheduler.check() == []
+    for batch in pending:
+        scheduler.moved(batch)
+    assert engine.outputs == plain.run()
+    assert scheduler.stats().swapped_in_blocks >= 1
+    assert "loading" in seen
+    assert scheduler.manager.host_used == 0
+
+
+def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_of_its_own(
+    make_scheduler, make_engine, request_of
+):
+    scheduler = make_scheduler(8, 1)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", [0, 0], max_tokens=2))
+    engine.add(request_of("b", [0, 1, 1, 1], max_tokens=2, num_computed=2))
+    batch = scheduler.schedule()
+    engine.see_tables(batch)
+    # "b" shares the token that "a" computes in this very batch, and the next one is to be loaded.
+    assert scheduler.status("b") == "loading"
+    scheduler.cancel(batch)
+    assert scheduler.check() == []
+    again = scheduler.schedule()
+    row = scheduler.rows_of("b")[0] if scheduler.status("b") == "loading" else None
+    for loading, _, block in again.loads:
+        assert int(loading) == row
+        assert int(block) in scheduler.manager.table(row)
+    tokens = engine.forward(again)
+    if len(again.loads):
+        engine.load(again, "b")
+    engine.update(again, tokens)
+    if scheduler.status("b") == "loading":
+        scheduler.loaded("b", len(again.loads))
+    assert scheduler.check() == []
+    engine.run()
+    assert [len(engine.outputs[name]) for name in ("a/0", "b/0")] == [2, 2]
+
+
+def test_tokens_appended_while_loading_do_not_change_what_was_asked_for(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(12, 1)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", [1, 1, 2], max_tokens=2, num_computed=3))
+    batch = scheduler.schedule()
+    assert len(batch.loads) == 2
+    engine.see_tables(batch)
+    engine.load(batch, "a")
+    scheduler.update(batch, [])
+    scheduler.append("a", [2])
+    engine.known["a", 0].append(2)
+    with pytest.raises(PagedError):
+        scheduler.loaded("a", 3)
+    assert scheduler.status("a") == "loading"
+    scheduler.loaded("a", 2)
+    assert engine.step().num_tokens.tolist() == [2]
+    engine.run()
+    assert len(engine.outputs["a/0"]) == 2
+
+
+@pytest.mark.parametrize("length", range(3, 10))
+@pytest.mark.parametrize("host_blocks", [2, 3, 6])
+def test_background_moves_of_any_tail_lose_no_block(make_scheduler, make_engine, request_of, length, host_blocks):
+    plain = make_engine(make_scheduler(60, 2))
+    costs = Costs(seconds_per_swapped_block=1e-9)
+    scheduler = make_scheduler(length // 2 + 5, 2, host_blocks=host_blocks, async_moves=True, costs=costs)
+    engine = make_engine(scheduler)
+    for number in range(3):
+        prompt = [number, *range(length - 1)]
+        plain.add(request_of(f"r{number}", prompt, max_tokens=7))
+        engine.add(request_of(f"r{number}", prompt, max_tokens=7))
+    in_the_air = []
+    for _ in range(300):
+        if not scheduler.has_unfinished:
+            break
+        batch = scheduler.schedule()
+        assert scheduler.check() == []
+        if len(batch.moves):
+            in_the_air.append(batch)
+        if not batch.is_empty:
+            engine.update(batch, engine.forward(batch, moves_first=False))
+        assert scheduler.check() == []
+        if in_the_air and in_the_air[0] is not batch:
+            done = in_the_air.pop(0)
+            engine.move(done.moves)
+            scheduler.moved(done)
+            assert scheduler.check() == []
+    assert engine.outputs == plain.run()
+    for batch in in_the_air:
+        scheduler.moved(batch)
+    assert (scheduler.manager.num_used, scheduler.manager.host_used) == (0, 0)

@@ -1,0 +1,152 @@
+"""Batches that are ended in the wrong way, or with what does not fit them: refused, and they can still be ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import BatchEnded, BatchOutOfOrder, ForeignBatch, PagedError, RequestInFlight, WrongTokens
+
+
+def whole_state(scheduler):
+    return scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+
+
+@pytest.fixture
+def two_out(make_scheduler, request_of):
+    """A scheduler with two batches outstanding, 4 tokens each."""
+    scheduler = make_scheduler(8, 4, max_tokens_per_step=4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4))
+    return scheduler, scheduler.schedule(), scheduler.schedule()
+
+
+def test_a_batch_cannot_be_ended_twice(two_out):
+    scheduler, first, second = two_out
+    scheduler.update(first, [7])
+    before = whole_state(scheduler)
+    for call in (lambda: scheduler.update(first, [7]), lambda: scheduler.cancel(first)):
+        with pytest.raises(BatchEnded):
+            call()
+    assert whole_state(scheduler) == before
+    scheduler.cancel(second)
+    before = whole_state(scheduler)
+    for call in (lambda: scheduler.update(second, [7]), lambda: scheduler.cancel(second, moved=True)):
+        with pytest.raises(BatchEnded):
+            call()
+    assert whole_state(scheduler) == before
+
+
+def test_updates_go_oldest_first_and_cancels_latest_first(two_out):
+    scheduler, first, second = two_out
+    before = whole_state(scheduler)
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.update(second, [7])
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.cancel(first)
+    assert whole_state(scheduler) == before
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    assert scheduler.manager.num_used == 0
+
+
+def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of):
+    scheduler, first, second = two_out
+    other = make_scheduler(8, 4)
+    other.add(request_of("a", 4))
+    mine = other.schedule()
+    before = whole_state(other)
+    for call in (lambda: other.update(first, [7]), lambda: other.cancel(second), lambda: other.moved(first)):
+        with pytest.raises(ForeignBatch):
+            call()
+    assert whole_state(other) == before
+    other.update(mine, [7])
+    scheduler.update(first, [7])
+    scheduler.update(second, [7])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts"),
+    [
+        ([7], None),
+        ([7, 7, 7], None),
+        ([], None),
+        ([7, 7], [1]),
+        ([7, 7], [2, 1, 0]),
+        ([7, 7, 7], [1, 1, 1]),
+        ([7], [2, -1, 0]),
+        ([-1, 7], None),
+        ([2**31, 7], None),
+        ([1.5, 7], None),
+        ([7, 7], [0.5, 1.5, 0]),
+    ],
+)
+def test_tokens_that_do_not_fit_the_batch_are_refused_and_it_can_still_be_ended(
+    make_scheduler, request_of, tokens, counts
+):
+    # Two rows that sample, and a chunk that does not.
+    scheduler = make_scheduler(16, 4, max_tokens_per_step=16)
+    for name, length in (("a", 4), ("b", 4), ("chunk", 20)):
+        scheduler.add(request_of(name, length))
+    batch = scheduler.schedule()
+    assert batch.samples.tolist() == [True, True, False]
+    before = whole_state(scheduler)
+    with pytest.raises(WrongTokens):
+        scheduler.update(batch, tokens, counts)
+    assert whole_state(scheduler) == before
+    outputs = {output.id: output.token_ids for output in scheduler.update(batch, [5, 6])}
+    assert (outputs["a"], outputs["b"]) == ([5], [6])
+
+
+def test_tokens_outside_the_vocabulary_are_refused_in_update(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4, vocabulary_size=5000)
+    scheduler.add(request_of("a", 4))
+    batch = scheduler.schedule()
+    with pytest.raises(WrongTokens, match="5000|5,000"):
+        scheduler.update(batch, [5000])
+    scheduler.update(batch, [4999])
+
+
+def test_tokens_are_not_appended_to_a_request_in_flight_nor_to_one_that_ended(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4, max_tokens=2))
+    batch = scheduler.schedule()
+    before = whole_state(scheduler)
+    with pytest.raises(RequestInFlight, match='"a"'):
+        scheduler.append("a", [5])
+    assert whole_state(scheduler) == before
+    scheduler.update(batch, [7])
+    for bad in ([-1], [1.5], ["a"]):
+        with pytest.raises(PagedError):
+            scheduler.append("a", bad)
+    step(scheduler)
+    with pytest.raises(PagedError):
+        scheduler.append("a", [5])
+
+
+def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_was_asked(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("plain", 4))
+    scheduler.add(request_of("loads", 12, num_computed=8))
+    with pytest.raises(PagedError):
+        scheduler.loaded("plain", 4)
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7])
+    before = whole_state(scheduler)
+    for count in (-1, 9):
+        with pytest.raises(PagedError):
+            scheduler.loaded("loads", count)
+    assert whole_state(scheduler) == before
+    scheduler.loaded("loads", 8)
+    with pytest.raises(PagedError):
+        scheduler.loaded("loads", 8)
+
+
+def test_moves_that_nobody_waits_for_are_not_reported(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4))
+    batch = scheduler.schedule()
+    before = whole_state(scheduler)
+    with pytest.raises(PagedError):
+        scheduler.moved(batch)
+    assert whole_state(scheduler) == before
+    scheduler.update(batch, [7])
