@@ -37,6 +37,7 @@ class Growth:
         self._device = device
         # Each (rows, columns, blocks), or (row, first column, blocks) for consecutive ones of a row.
         self._changes: list[tuple[Any, Any, Blocks]] = []
+        self._columns: NDArray[np.int64] = np.arange(64)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
         # Changes are noted once somebody has asked for them.
@@ -144,11 +145,17 @@ class Growth:
             rows, columns, blocks = changes[0]
             return TableChanges(rows, columns, blocks.astype(np.int32))
         entries = np.concatenate([part[2] for part in changes]).astype(np.int32)
-        lengths = [len(part[2]) for part in changes]
         rows, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
-        stop = 0
-        for (row, first, _), length in zip(changes, lengths, strict=True):
-            start, stop = stop, stop + length
+        start = 0
+        for row, first, blocks in changes:
+            stop = start + len(blocks)
             rows[start:stop] = row
-            columns[start:stop] = np.arange(first, first + length) if isinstance(first, int) else first
+            columns[start:stop] = self._rising(first, first + stop - start) if isinstance(first, int) else first
+            start = stop
         return TableChanges(rows, columns, entries)
+
+    def _rising(self, first: int, stop: int) -> NDArray[np.int64]:
+        """int64: first, first + 1, ..., stop - 1; a view of one array that only grows."""
+        if stop > len(self._columns):
+            self._columns = np.arange(2 * stop)
+        return self._columns[first:stop]

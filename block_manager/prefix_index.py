@@ -104,6 +104,10 @@ class PrefixIndex:
             run, at = child, -1
         return Match(segments, block, first_pending)
 
+    def has_first(self, root: bytes, block: bytes) -> bool:
+        """Whether some run begins at this root with this block."""
+        return root + block in self.runs
+
     def blocks_of(self, match: Match) -> Blocks:
         """The device blocks of a match in order, int64 [num_blocks]."""
         parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
@@ -313,7 +317,10 @@ class PrefixIndex:
     def _unlink(self, run: Run) -> None:
         """Take a run without residence and children out of the tree, and what is left without either above it."""
         del self.runs[run.key]
+        # An evicted block names its last run until it carries another: that must not keep the content alive.
+        run.tokens, run.blocks = b"", None
         parent, at = run.parent, run.at
+        run.parent = None
         if parent is None or parent.children is None:
             return
         parent.children[at] -= 1

@@ -65,6 +65,9 @@ class Sharing:
         limit = (int(tables.num_tokens[row]) - 1) // size - have
         if limit <= 0:
             return 0
+        if path.run is None and not index.has_first(path.root, tables.block_bytes(row, 0)):
+            # Most new prompts share nothing, and their first block says so.
+            return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         match = index.match(path, path.root, data, limit)
         if not match.num_blocks:

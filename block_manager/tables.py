@@ -85,7 +85,7 @@ class Tables:
         self.block_size = block_size
         self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
-        self.blocks = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
+        self._set_blocks(np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32))
         self._num_rows = num_rows
         for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid"):
             setattr(self, name, np.zeros(num_rows, np.int64))
@@ -183,11 +183,17 @@ class Tables:
         for row in self.live_rows.tolist():
             used = self.num_blocks[row]
             grown[:, row, :used] = self.blocks[:, row, :used]
-        self.blocks = grown
+        self._set_blocks(grown)
 
     def end(self, row: int) -> int:
         """Tokens of the row that are confirmed or in flight."""
         return int(self.num_computed[row]) + (int(self.num_scheduled[row]) if self.batch[row] else 0)
+
+    def _set_blocks(self, blocks: NDArray[np.int32]) -> None:
+        self.blocks = blocks
+        # What others may read: made here once, because every step asks for it several times.
+        self.read_only_blocks: NDArray[np.int32] = blocks[0].view()
+        self.read_only_blocks.flags.writeable = False
 
     def full_blocks(self, row: int) -> int:
         """Blocks of the row whose every token is confirmed."""
@@ -258,7 +264,7 @@ class Tables:
         self.tokens = tokens
         blocks = np.zeros((NUM_GROUPS, new, self.blocks.shape[2]), np.int32)
         blocks[:, :old] = self.blocks
-        self.blocks = blocks
+        self._set_blocks(blocks)
         self._scratch = np.zeros(new, np.int64)
         self._free_rows = list(range(old, new))
         heapq.heapify(self._free_rows)

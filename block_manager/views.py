@@ -26,9 +26,7 @@ class Views:
     @property
     def block_tables(self) -> NDArray[np.int32]:
         """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        view: NDArray[np.int32] = self._tables.blocks[0].view()
-        view.flags.writeable = False
-        return view
+        return self._tables.read_only_blocks
 
     @property
     def num_table_blocks(self) -> NDArray[np.int64]:

@@ -53,10 +53,12 @@ def compose_running(state: State, step: Step) -> None:
         try:
             if steady is not None and steady[0] is rows:
                 _place_decodes(state, step, rows, steady[1], counts_stand=True)
+                _owe_nothing(state, step)
                 return
             computed = manager.num_computed[rows]
             if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
                 _place_decodes(state, step, rows, computed)
+                _owe_nothing(state, step)
                 return
         except OutOfBlocks:
             # Nothing changed: somebody has to give blocks up first.
@@ -94,7 +96,7 @@ def place_chunk(
     moves = manager.place_one(row, count)
     if len(moves):
         step.moves.append(moves)
-    step.chunks.append((row, count))
+    step.chunks.append((row, computed, count, count == todo))
     step.budget -= count
     step.seats -= 1
     if count < todo:
@@ -110,6 +112,12 @@ def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, co
     step.seats -= len(rows)
     if len(moves):
         step.moves.append(moves)
+
+
+def _owe_nothing(state: State, step: Step) -> None:
+    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer."""
+    if not len(state.away) and not state.outstanding and not state.transfers:
+        step.owed = 0
 
 
 def _allowance(state: State, request: RequestState) -> int:

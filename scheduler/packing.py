@@ -32,41 +32,36 @@ class Packer:
         computed = ones(0) if step.decode_computed is None else step.decode_computed
         num_decodes = len(decodes)
         slots = manager.last_slots(decodes, computed)
+        all_sample = True
         if step.chunks:
-            rows = np.concatenate((decodes, [row for row, _ in step.chunks]), dtype=np.int64)
-            counts = np.empty(len(rows), np.int64)
-            counts[:num_decodes] = 1
-            starts = np.empty(len(rows) + 1, np.int64)
-            starts[: num_decodes + 1] = self._rising(num_decodes + 1)
-            num_tokens = num_decodes
-            for i, (_, count) in enumerate(step.chunks, num_decodes):
-                counts[i] = count
-                num_tokens += count
-                starts[i + 1] = num_tokens
+            num_rows = num_decodes + len(step.chunks)
+            num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
+            rows, counts = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+            starts, context_lens = np.empty(num_rows + 1, np.int64), np.empty(num_rows, np.int64)
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
-            slot_mapping = np.empty(num_tokens, np.int64)
+            slot_mapping, samples = np.empty(num_tokens, np.int64), np.ones(num_rows, np.bool_)
+            rows[:num_decodes] = decodes
+            counts[:num_decodes] = 1
+            starts[: num_decodes + 1] = self._rising(num_decodes + 1)
             token_ids[:num_decodes] = manager.last_tokens(decodes)
             positions[:num_decodes] = computed
             slot_mapping[:num_decodes] = slots
-            context_lens = np.empty(len(rows), np.int64)
-            context_lens[:num_decodes] = computed + 1
+            np.add(computed, 1, out=context_lens[:num_decodes])
             start = num_decodes
-            for i, (row, count) in enumerate(step.chunks, num_decodes):
-                first = int(manager.num_computed[row])
-                stop = start + count
-                token_ids[start:stop] = tokens[row, first : first + count]
-                positions[start:stop] = self._rising(first + count)[first:]
+            for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
+                end, stop = first + count, start + count
+                rows[i], counts[i], context_lens[i], starts[i + 1] = row, count, end, stop
+                token_ids[start:stop] = tokens[row, first:end]
+                positions[start:stop] = self._rising(end)[first:]
                 slot_mapping[start:stop] = self._chunk_slots(tables[row], size, first, count)
-                context_lens[i] = first + count
+                if not is_last:
+                    samples[i] = all_sample = False
                 start = stop
-            samples = context_lens == manager.num_tokens[rows]
-            all_sample = int(np.count_nonzero(samples)) == len(samples)
         else:
             counts, starts = ones(num_decodes), self._rising(num_decodes + 1)
             token_ids, positions, slot_mapping = manager.last_tokens(decodes), computed.copy(), slots
             context_lens = computed + 1
             samples = self._all_true(num_decodes)
-            all_sample = True
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             all_sample = bool(samples.all())

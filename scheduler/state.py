@@ -46,7 +46,8 @@ class Step:
     decodes: Rows
     # Tokens that each of `decodes` has computed, where that is known already.
     decode_computed: NDArray[np.int64] | None = None
-    chunks: list[tuple[int, int]] = field(default_factory=list)
+    # Row, tokens computed before, tokens in flight, and whether these are all that it knows.
+    chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     # Rows of this batch whose prompt goes on past it: others may follow them.
     leaders: list[int] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
