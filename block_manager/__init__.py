@@ -16,13 +16,14 @@ from block_manager.errors import (
     RowSwapped,
     UnknownRow,
 )
-from block_manager.growth import TableChanges
+from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
 from block_manager.moves import NO_MOVES, Moves, joined
 from block_manager.stats import MemoryStats
 from block_manager.tables import token_array
 
 __all__ = [
+    "NO_CHANGES",
     "NO_MOVES",
     "Admission",
     "BlockManager",

@@ -24,7 +24,10 @@ def root_prefix(namespace: Any) -> bytes:
 
     Typed: 1, "1", b"1" and True are four namespaces. Raises InvalidNamespace for any other type.
     """
-    return _ROOT + _encoded(namespace)
+    try:
+        return _ROOT + _encoded(namespace)
+    except RecursionError:
+        raise InvalidNamespace("a namespace is nested too deep.") from None
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
@@ -40,7 +43,7 @@ def _encoded(value: Any) -> bytes:
     if value is False:
         return b"F"
     if isinstance(value, int):
-        body, tag = str(value).encode(), b"i"
+        body, tag = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True), b"i"
     elif isinstance(value, str):
         # surrogatepass: every str that Python can hold is some namespace, and no two are the same one.
         body, tag = value.encode("utf-8", "surrogatepass"), b"s"

@@ -26,7 +26,7 @@ class TableChanges(NamedTuple):
 
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
-_NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
+NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
 
 
 class Growth:
@@ -139,7 +139,7 @@ class Growth:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         changes, self._is_watched = self._changes, True
         if not changes:
-            return _NO_CHANGES
+            return NO_CHANGES
         self._changes = []
         if len(changes) == 1 and not isinstance(changes[0][0], int):
             rows, columns, blocks = changes[0]

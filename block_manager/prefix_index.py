@@ -11,6 +11,7 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,6 @@ class PrefixIndex:
         self.num_attentive = 0
         self.batch = 1
         self._next_run = 0
-        # Eviction leaves runs behind in bursts; they are trimmed together.
         device.forget = self._forget_device
         host.forget = self._forget_host
 
@@ -280,7 +280,7 @@ class PrefixIndex:
             return total if guard < 0 else min(total, guard), confirmed
         return confirmed, confirmed
 
-    def _child(self, path: Path, block: bytes, length_of) -> tuple[Run, int] | None:  # type: ignore[no-untyped-def]
+    def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:
         """The node after the path's last one with these tokens: inside the same run, or the first of a run that hangs there."""
         run, at = path.run, path.at
         if run is None:

@@ -211,7 +211,10 @@ class Tables:
 
         Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
         """
-        array = np.atleast_1d(np.asarray(rows))
+        try:
+            array = np.atleast_1d(np.asarray(rows))
+        except ValueError:
+            raise UnknownRow(rows) from None
         if not array.size:
             return np.empty(0, np.int64)
         if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -237,6 +240,12 @@ class Tables:
             if swapped.any():
                 raise RowSwapped(int(array[swapped][0]))
         return array
+
+    def one(self, row: int, *, allow_in_flight: bool = False, allow_swapped: bool = False) -> int:
+        """`row` once it is one live row. Raises as `checked`."""
+        if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
+            raise UnknownRow(row)
+        return int(self.checked(row, allow_in_flight=allow_in_flight, allow_swapped=allow_swapped)[0])
 
     def _grow_rows(self) -> None:
         old, new = self._num_rows, 2 * self._num_rows

@@ -45,6 +45,17 @@ _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _UNLIMITED = 2**62
 
 
+def _must_be_a_batch(batch: object) -> None:
+    if not isinstance(batch, Batch):
+        raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
+
+
+def _checked_id(request_id: object) -> str:
+    if not isinstance(request_id, str):
+        raise UnknownRequest(repr(request_id))
+    return request_id
+
+
 class Scheduler:
     """Decides what each step runs on the memory of `manager`, which it has for itself.
 
@@ -89,14 +100,16 @@ class Scheduler:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
-        if len(manager.live_rows):
-            raise InvalidConfig(
-                f"the manager holds {len(manager.live_rows)} rows already; a scheduler has its manager for itself."
-            )
+        if not isinstance(manager, BlockManager):
+            raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
+        if costs is not None and not isinstance(costs, Costs):
+            raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
+        chosen = policy_named(policy)
+        manager.claim()
         limits = Limits(
             max_tokens_per_step, max_sequences, max_model_len, max_waiting, max_chunk or _UNLIMITED, vocabulary_size
         )
-        self._state = State(manager, policy_named(policy), limits, costs or Costs(), async_moves)
+        self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
         self._packer = Packer()
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
@@ -132,6 +145,8 @@ class Scheduler:
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
         """
         state = self._state
+        if not isinstance(request, Request):
+            raise InvalidRequest(f"a Request is needed; got {request!r}.")
         if not isinstance(now, (int, float)) or not math.isfinite(now):
             raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
         prompt = validated_prompt(request, state.limits.vocabulary_size)
@@ -145,7 +160,7 @@ class Scheduler:
         if state.limits.max_waiting is not None and len(state.waiting) >= state.limits.max_waiting:
             raise WaitingFull(state.limits.max_waiting)
         priority = request.priority if state.policy.order == "priority" else 0
-        new = RequestState(request, prompt, root, (priority, now, self._num_added), now)
+        new = RequestState(request, prompt, root, (priority, now, self._num_added))
         self._num_added += 1
         self._submitted += 1
         longest = min(len(prompt) + request.max_tokens, state.max_total_of(request.num_sequences))
@@ -195,6 +210,7 @@ class Scheduler:
         """
         del now
         state = self._state
+        _must_be_a_batch(batch)
         if batch.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
             return ending.update(state, batch, tokens, ragged)
@@ -212,8 +228,11 @@ class Scheduler:
         Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
         not ended), changing nothing.
         """
+        _must_be_a_batch(batch)
         if batch.is_empty and batch.ticket.owner is self._owner:
             return
+        if self._state.async_moves and len(batch.moves) and not moved and self._has_reported(batch):
+            raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")
         self._must_be(batch, -1, "cancelled")
         del self._state.outstanding[-1]
         ending.cancel(self._state, batch, moved)
@@ -223,11 +242,11 @@ class Scheduler:
     def abort(self, request_id: str) -> Output | None:
         """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
 
-        In flight it keeps its blocks, and its id, until its batch ends; nothing of it is delivered again. Raises
-        UnknownRequest.
+        In flight it keeps its blocks, and its id, until its batch ends; nothing of it is delivered again. Of a loading request
+        the blocks go back when the batch that listed the loads has ended: stop the loader first. Raises UnknownRequest.
         """
         state = self._state
-        request = state.requests.get(request_id)
+        request = state.requests.get(_checked_id(request_id))
         if request is None:
             if request_id in state.ended:
                 return None
@@ -257,7 +276,11 @@ class Scheduler:
             raise InvalidRequest(
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
-        if not 0 <= sequence < len(request.rows) or (request.rows[sequence] < 0 and request.tokens[sequence] is None):
+        if (
+            not isinstance(sequence, int)
+            or not 0 <= sequence < len(request.rows)
+            or (request.rows[sequence] < 0 and request.tokens[sequence] is None)
+        ):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
@@ -322,8 +345,11 @@ class Scheduler:
     def moved(self, batch: Batch) -> None:
         """The moves of the batch, which run in the background, have run. Raises ForeignBatch, or BatchError if none are awaited."""
         state = self._state
+        _must_be_a_batch(batch)
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
+        if any(carried.number == batch.number for carried in state.carried):
+            raise BatchError(batch.number, "was cancelled before its moves ran; they are in a later batch.")
         transfer = state.transfers.pop(batch.number, None)
         if transfer is None:
             raise BatchError(batch.number, "has no moves that run in the background, or they have been reported.")
@@ -339,11 +365,11 @@ class Scheduler:
 
     def explain(self, request_id: str) -> Explanation:
         """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
-        return explain(self._state, request_id)
+        return explain(self._state, _checked_id(request_id))
 
     def status(self, request_id: str) -> str:
         """The request's state. Raises UnknownRequest."""
-        request = self._state.requests.get(request_id)
+        request = self._state.requests.get(_checked_id(request_id))
         if request is not None:
             return request.status.value
         if request_id not in self._state.ended:
@@ -377,8 +403,8 @@ class Scheduler:
         return len(self._state.running)
 
     def waiting_ids(self) -> list[str]:
-        """Ids of waiting requests, in order."""
-        return [request.id for request in self._state.waiting]
+        """Ids of waiting requests, in order, and after them those that wait for append()."""
+        return [*(request.id for request in self._state.waiting), *self._state.parked]
 
     def running_ids(self) -> list[str]:
         """Ids of running requests, in order."""
@@ -411,10 +437,16 @@ class Scheduler:
         return found
 
     def _living(self, request_id: str) -> RequestState:
-        request = self._state.requests.get(request_id)
+        request = self._state.requests.get(_checked_id(request_id))
         if request is None or request.is_doomed:
             raise UnknownRequest(request_id)
         return request
+
+    def _has_reported(self, batch: Batch) -> bool:
+        moves = batch.moves
+        return (
+            bool(len(moves.device_to_host) or len(moves.host_to_device)) and batch.number not in self._state.transfers
+        )
 
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:

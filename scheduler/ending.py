@@ -35,6 +35,8 @@ def validated_tokens(
     """
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
+    except TypeError:
+        raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise WrongTokens(f"batch {batch.number}: {error}") from None
     vocabulary = state.limits.vocabulary_size
@@ -51,7 +53,7 @@ def validated_tokens(
     rows, samples = batch.ticket.rows, batch.ticket.samples
     if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
         raise WrongTokens(
-            f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got shape {array.shape}."
+            f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
     array = array.astype(np.int64)
     if (array < 0).any():

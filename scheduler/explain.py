@@ -81,7 +81,11 @@ def free_blocks(state: State) -> int:
 
 def _waiting(state: State, request: RequestState) -> Explanation:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
+    known = next((tokens for tokens in request.tokens if tokens is not None), None)
+    if known is not None:
+        needed -= state.manager.held_prefix(known, request.root)
     kept = state.watermark_blocks if len(state.running) else 0
+    returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
     was = (
         f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again."
@@ -94,8 +98,8 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif ahead:
         reason = f'{len(ahead)} request(s) are ahead of it, the first is "{ahead[0].id}".'
-    elif len(state.away):
-        reason = f'"{next(iter(state.away)).id}" was preempted and returns first.'
+    elif returning:
+        reason = f'"{returning[0].id}" was preempted and returns first.'
     elif needed + kept > free:
         reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
     elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import joined
+from block_manager import NO_CHANGES, joined
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
 from scheduler.rows import Rows
@@ -70,7 +70,9 @@ class Packer:
             self._ids = state.columns.id[rows]
             self._sequences = state.columns.sequence[rows]
             self._ids.flags.writeable = self._sequences.flags.writeable = False
-        changes = manager.take_changes()
+        # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
+        is_empty = not (len(rows) or step.moves or step.loads or state.pending_outputs)
+        changes = NO_CHANGES if is_empty else manager.take_changes()
         loads = np.array(step.loads, np.int32).reshape(-1, 3) if step.loads else _NO_LOADS
         return Batch(
             number=manager.batch,

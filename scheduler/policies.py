@@ -13,6 +13,15 @@ import msgspec
 from block_manager import InvalidConfig
 from scheduler.errors import UnknownPolicy
 
+_STRATEGIES = {
+    "order": ("priority", "fcfs"),
+    "batching": ("continuous", "whole"),
+    "reservation": ("prompt", "max"),
+    "composition": ("decodes_first", "in_order"),
+    "take": ("tail", "whole"),
+    "preemption": ("recompute", "swap", "cheapest"),
+}
+
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of strategies.
@@ -44,9 +53,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_preemptions: int | None = None
 
     def __post_init__(self) -> None:
+        for field, known in _STRATEGIES.items():
+            if getattr(self, field) not in known:
+                raise InvalidConfig(
+                    f"policy {self.name}: {field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}."
+                )
+        if not isinstance(self.watermark, (int, float)):
+            raise InvalidConfig(f"policy {self.name}: watermark has to be a share of the pool; got {self.watermark!r}.")
         if not 0 <= self.watermark < 1:
             raise InvalidConfig(f"policy {self.name}: watermark has to be in [0, 1); got {self.watermark}.")
-        if self.max_preemptions is not None and self.max_preemptions < 1:
+        if self.max_preemptions is not None and (type(self.max_preemptions) is not int or self.max_preemptions < 1):
             raise InvalidConfig(
                 f"policy {self.name}: max_preemptions has to be at least 1; got {self.max_preemptions}."
             )
@@ -66,7 +82,7 @@ def policy_named(policy: str | Policy) -> Policy:
     """The policy of that name, or the policy itself. Raises UnknownPolicy with the list of known ones."""
     if isinstance(policy, Policy):
         return policy
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise UnknownPolicy(str(policy), POLICIES)
     return POLICIES[policy]
 
@@ -82,6 +98,14 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_swapped_block: float = 84e-6
     seconds_per_token: float = 125e-6
     attention_knee: float = 16_384.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise InvalidConfig(f"costs: {name} has to be a number of at least 0; got {value!r}.")
+        if self.attention_knee == 0:
+            raise InvalidConfig("costs: attention_knee has to be above 0 tokens; infinity leaves attention out.")
 
     def swap(self, num_blocks: int) -> float:
         """Seconds to swap so many blocks out and in again."""

@@ -29,9 +29,6 @@ class OrderedQueue:
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states[self._head :])
 
-    def __reversed__(self) -> Iterator[RequestState]:
-        return iter(self._states[: self._head - 1 if self._head else None : -1])
-
     def add(self, state: RequestState) -> bool:
         """Put a request in its place; returns whether that is the last one."""
         states = self._states

@@ -21,7 +21,7 @@ _NO_NAMESPACE = root_prefix(None)
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 
 
-class Request(msgspec.Struct, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt and what to make of it.
 
     id                of any length; unique among the living
@@ -77,6 +77,8 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise InvalidRequest(f"{name}: num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
     if request.num_computed and request.num_sequences > 1:
         raise InvalidRequest(f"{name}: num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
+    if not isinstance(request.stop_token_ids, (tuple, list)):
+        raise InvalidRequest(f"{name}: stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
         if not (_is_int(token) and 0 <= token < 2**31):
             raise InvalidRequest(f"{name}: stop_token_ids have to be token ids; got {token!r}.")
@@ -126,6 +128,7 @@ def namespace_root(request: Request) -> bytes:
 class RequestState:
     """A request on its way.
 
+    stops        ids that end a sequence, EOS among them
     order        (priority, arrival, number): smaller is served sooner and preempted later
     tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)
     rows         per sequence, its row (-1: none)
@@ -144,18 +147,17 @@ class RequestState:
     """
 
     __slots__ = (
-        "appended", "arrival", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
-        "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status",
+        "appended", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
+        "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status", "stops",
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
 
-    def __init__(
-        self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], arrival: float
-    ) -> None:
+    def __init__(self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int]) -> None:
         self.request = request
         self.root = root
         self.order = order
-        self.arrival = arrival
+        eos = request.eos_token_id
+        self.stops = (*request.stop_token_ids, *(() if eos is None else (eos,)))
         self.status = Status.WAITING
         num = request.num_sequences
         self.prompt_len = len(prompt)

@@ -46,11 +46,9 @@ class RowColumns:
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
-        if request.eos_token_id is None and not request.stop_token_ids:
+        stops = state.stops
+        if not stops:
             return
-        stops = [*request.stop_token_ids]
-        if request.eos_token_id is not None:
-            stops.append(request.eos_token_id)
         if len(stops) > self.stops.shape[1]:
             wider = np.full((self._num_rows, len(stops)), -1, np.int32)
             wider[:, : self.stops.shape[1]] = self.stops

@@ -215,6 +215,7 @@ class State:
         """The request, which holds nothing any more, has ended."""
         state.status = status
         del self.requests[state.id]
+        self.ended.pop(state.id, None)
         if len(self.ended) >= _REMEMBERED:
             self.ended.popitem(last=False)
         self.ended[state.id] = (status, sentence)

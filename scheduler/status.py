@@ -22,8 +22,6 @@ class Status(StrEnum):
     ABORTED = "aborted"
 
 
-ENDED = frozenset({Status.FINISHED, Status.REJECTED, Status.ABORTED})
-
 # Codes in Outputs.finish; the index is the code.
 FINISH_REASONS: tuple[str | None, ...] = (None, "stop", "length", "abort", "rejected")
 NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)

@@ -1,0 +1,282 @@
+"""The memory layer's calls that trust their caller: what a scheduler makes in every step.
+
+Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. Whoever is not sure takes
+the calls of BlockManager, which check first and come here then. Knows everything below; does not know who calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager.errors import InvalidConfig
+from block_manager.free_list import Blocks
+from block_manager.growth import Growth, TableChanges
+from block_manager.moves import NO_MOVES, Moves
+from block_manager.pool import Pool
+from block_manager.prefix_index import PrefixIndex
+from block_manager.sharing import Sharing
+from block_manager.tables import Rows, Tables
+from block_manager.tiers import Tiers
+from block_manager.views import Views
+
+
+class TrustedCalls(Views):
+    """The state of the memory layer, and the unchecked calls on it."""
+
+    def __init__(self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_host_blocks = host_blocks
+        self.prefix_caching = prefix_caching
+        self._tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
+        self._device = Pool(self.num_blocks, "device")
+        self._host = Pool(self.num_host_blocks, "host")
+        self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
+        self._tiers = Tiers(self._tables, self._device, self._host, self._index)
+        self._growth = Growth(self._tables, self._device)
+        self._sharing = (
+            Sharing(self._tables, self._device, self._index, self._growth, self._tiers) if self._index else None
+        )
+        self._batch = 1
+        self._is_claimed = False
+        # Whether any row may hold blocks beyond its tokens.
+        self._any_reserved = False
+        # No row knows more tokens than this.
+        self._longest = 0
+        # References that transfers hold beyond the tables, by block.
+        self._held: Counter[int] = Counter()
+        self._held_host: Counter[int] = Counter()
+        self._queries = self._query_tokens = 0
+
+    def add_counted(self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True) -> int:
+        """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`).
+
+        With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before.
+        """
+        row = self._tables.open(tokens)
+        self._longest = max(self._longest, len(tokens))
+        if self._index is None or self._sharing is None:
+            return row
+        self._index.open_path(row, root)
+        if count:
+            self._queries += 1
+            self._query_tokens += len(tokens)
+        self._sharing.extend_hit(row, count=count)
+        return row
+
+    def extend_hit(self, row: int, *, count: bool = True) -> int:
+        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
+
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
+        """
+        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count)
+
+    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
+        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
+
+        With `confirmed`, only those that no batch is still computing. Changes nothing.
+        """
+        if self._index is None:
+            return 0
+        match = self._index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
+        blocks = self._index.blocks_of(match)
+        if confirmed and match.first_pending >= 0:
+            blocks = blocks[: match.first_pending]
+        return int(np.count_nonzero(self._device.state[blocks] > 0))
+
+    def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
+
+        Returns how many they know then. The caller vouches for all three.
+        """
+        tables = self._tables
+        self._longest += 1
+        if self._longest >= tables.tokens.shape[1]:
+            # An upper bound that rises by one a call; only when it seems to be reached is it worth a look at the rows.
+            self._longest = int(tables.num_tokens.max()) + 1
+            tables.ensure_tokens(self._longest + 1)
+        totals = ends + 1
+        tables.tokens[rows, ends] = tokens
+        tables.num_tokens[rows] = totals
+        tables.last_token[rows] = tokens
+        return totals
+
+    def place(
+        self,
+        rows: Rows,
+        counts: NDArray[np.int64],
+        ends: NDArray[np.int64] | None = None,
+        *,
+        is_decode: bool = False,
+        counts_stand: bool = False,
+    ) -> Moves:
+        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
+
+        A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; `is_decode` if every count is 1; and
+        `counts_stand` if these rows had these counts in flight when they were last placed.
+        """
+        tables, growth = self._tables, self._growth
+        if ends is None:
+            ends = tables.num_computed[rows] + counts
+        have = tables.num_blocks[rows]
+        short = (ends > have * self.block_size).nonzero()[0]
+        moves = NO_MOVES
+        if growth.any_shared_tail:
+            grown = int((-(-ends[short] // self.block_size) - have[short]).sum())
+            moves = growth.copy_shared_tails(rows, grown)
+        if len(short):
+            if is_decode:
+                growth.draw_one_each(rows[short], have[short])
+            else:
+                growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
+        if not counts_stand:
+            tables.num_scheduled[rows] = counts
+        tables.batch[rows] = self._batch
+        index = self._index
+        if index is not None and index.num_attentive:
+            is_lazy = index.is_lazy[rows]
+            if not is_lazy.all():
+                for place in (~is_lazy).nonzero()[0].tolist():
+                    index.begin_pending(int(rows[place]), int(ends[place]))
+        return moves
+
+    def place_one(self, row: int, count: int) -> Moves:
+        """`place` for one row."""
+        tables = self._tables
+        if self._growth.any_shared_tail:
+            return self.place(np.array([row]), np.array([count]))
+        have = int(tables.num_blocks[row])
+        end = int(tables.num_computed[row]) + count
+        wanted = -(-end // self.block_size)
+        if wanted > have:
+            self._growth.write(row, have, self._device.draw(wanted - have))
+        tables.num_scheduled[row] = count
+        tables.batch[row] = self._batch
+        if self._index is not None and not self._index.is_lazy[row]:
+            self._index.begin_pending(row, end)
+        return NO_MOVES
+
+    def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
+        """int32 [n]: the last known token of each row."""
+        return self._tables.last_token[rows]
+
+    def last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
+        tables = self._tables
+        columns = positions // self.block_size
+        blocks = tables.blocks[0, rows, columns] if self._any_reserved else tables.last_block[rows]
+        slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
+        return slots
+
+    def settle(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n]."""
+        tables, index = self._tables, self._index
+        tables.num_computed[rows] = ends
+        tables.batch[rows] = 0
+        if index is not None and index.num_attentive:
+            is_lazy = index.is_lazy[rows]
+            if not is_lazy.all():
+                for row in rows[~is_lazy].tolist():
+                    self.publish(row)
+
+    def forget_sharers(self, batch: int) -> None:
+        """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""
+        if self._sharing is not None:
+            self._sharing.forget_sharers(batch)
+
+    def close(self, row: int) -> None:
+        """`free` of one row that the caller vouches for."""
+        tables = self._tables
+        num_blocks = int(tables.num_blocks[row])
+        num_nodes = 0 if self._index is None else min(self._index.close_path(row), num_blocks)
+        if tables.is_swapped[row]:
+            self._tiers.drop(row)
+        if num_blocks:
+            blocks = tables.blocks[0, row, :num_blocks][::-1].astype(np.int64)
+            # Apart, because a release of blocks that look alike is one read and one write.
+            if num_nodes < num_blocks:
+                self._device.release(blocks[: num_blocks - num_nodes])
+            if num_nodes:
+                self._device.release(blocks[num_blocks - num_nodes :])
+        tables.close(row)
+
+    def hold(self, blocks: Blocks) -> None:
+        """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
+        self._device.hold(blocks)
+        self._held.update(blocks.tolist())
+
+    def release_held(self, blocks: Blocks) -> None:
+        """Give back what `hold` took, last block first."""
+        self._held.subtract(blocks.tolist())
+        self._device.release(blocks[::-1].astype(np.int64))
+
+    def hold_host(self, blocks: Blocks) -> None:
+        """One more reference to each of these host blocks, which are pinned or carry content."""
+        self._host.hold(blocks)
+        self._held_host.update(blocks.tolist())
+
+    def release_held_host(self, blocks: Blocks) -> None:
+        """Give back what `hold_host` took."""
+        self._held_host.subtract(blocks.tolist())
+        self._host.release(blocks[::-1].astype(np.int64))
+
+    def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
+        """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.
+
+        Closes the rows' open runs, as a preemption of either kind does.
+        """
+        if self._index is not None:
+            for row in rows:
+                self._index.close_run(row)
+        return self._tiers.host_blocks_wanted(np.array(rows, np.int64), keep)
+
+    def blocks_to_return(self, rows: list[int]) -> int:
+        """Device blocks that `swap_in` of these rows would take from what is available."""
+        return self._tiers.device_blocks_wanted(np.array(rows, np.int64))
+
+    def num_host_tail(self, row: int) -> int:
+        """Host blocks that the row pins."""
+        return len(self._tiers.tails.get(row, ()))
+
+    def host_tail(self, row: int) -> Blocks:
+        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int64 [n]."""
+        tail = self._tiers.tails.get(row)
+        return np.empty(0, np.int64) if tail is None else tail.copy()
+
+    def publish(self, row: int) -> None:
+        """KV of the row's first tokens came from elsewhere (`set_computed`): its full blocks become nodes."""
+        if self._sharing is not None:
+            self._sharing.publish(row)
+
+    def is_unconfirmed(self, row: int) -> bool:
+        """Whether the row shares a block that a batch which has not ended is still computing."""
+        return self._sharing is not None and self._sharing.is_unconfirmed(row)
+
+    def set_computed(self, row: int, num_computed: int) -> None:
+        """The first `num_computed` tokens of the row are in its blocks, written by somebody else; full blocks become nodes."""
+        self._tables.num_computed[row] = num_computed
+        self.publish(row)
+
+    def shrink(self, row: int, reserved: int) -> None:
+        """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
+        self._tables.reserved[row] = reserved
+        self._growth.give_back(row, max(-(-int(self._tables.num_computed[row]) // self.block_size), reserved))
+
+    def claim(self) -> None:
+        """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""
+        if self._is_claimed or len(self.live_rows):
+            raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
+        self._is_claimed = True
+
+    def take_changes(self) -> TableChanges:
+        """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
+        return self._growth.take_changes()
+
+    def hit_figures(self) -> tuple[int, int, int, int]:
+        """(queries, query_tokens, hit_tokens, pending_hit_tokens), as in MemoryStats, at no cost."""
+        if self._sharing is None:
+            return 0, 0, 0, 0
+        return self._queries, self._query_tokens, self._sharing.hit_tokens, self._sharing.pending_hit_tokens
