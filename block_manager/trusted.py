@@ -79,10 +79,11 @@ class TrustedCalls(Views):
 
         With `confirmed`, only those that no batch is still computing. Changes nothing.
         """
-        if self._index is None:
+        index, size = self._index, self.block_size
+        if index is None or not index.has_first(root, tokens[:size].tobytes()):
             return 0
-        match = self._index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
-        blocks = self._index.blocks_of(match)
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // size)
+        blocks = index.blocks_of(match)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
         return int(np.count_nonzero(self._device.state[blocks] > 0))
