@@ -18,6 +18,7 @@ _STRATEGIES = {
     "batching": ("continuous", "whole"),
     "reservation": ("prompt", "max"),
     "composition": ("decodes_first", "in_order"),
+    "victim": ("latest", "fewest_blocks"),
     "take": ("tail", "whole"),
     "preemption": ("recompute", "swap", "cheapest"),
 }
@@ -35,6 +36,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
     watermark        share of the pool that admission and return leave available, never asked for while nothing runs
+    victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
@@ -48,6 +50,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     composition: Literal["decodes_first", "in_order"] = "decodes_first"
     chunked: bool = True
     watermark: float = 0.0
+    victim: Literal["latest", "fewest_blocks"] = "latest"
     take: Literal["tail", "whole"] = "whole"
     preemption: Literal["recompute", "swap", "cheapest"] = "recompute"
     max_preemptions: int | None = None

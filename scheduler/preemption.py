@@ -22,14 +22,18 @@ Blocks = NDArray[np.int64]
 
 
 def victims(state: State) -> Iterator[RequestState]:
-    """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones, the last in
-    order first. None that is in flight, waits for a transfer, or has its worst case reserved."""
+    """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
+    policy's strategy. None that is in flight, waits for a transfer, or has its worst case reserved."""
     for victim in reversed(list(state.away)):
         if victim.status is Status.PAUSED and not victim.transfers and not victim.is_bounded:
             yield victim
     running = [v for v in reversed(list(state.running)) if not v.is_bounded and not state.is_in_flight(v)]
     yield from (v for v in running if v.follows is not None)
-    yield from (v for v in running if v.follows is None)
+    leading = [v for v in running if v.follows is None]
+    if state.policy.victim == "fewest_blocks":
+        # A stable sort: among equals the last in order is first.
+        leading.sort(key=lambda v: sum(int(state.manager.num_table_blocks[row]) for row in v.live_rows))
+    yield from leading
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, whole: bool) -> int:

@@ -1,0 +1,25 @@
+"""A policy is data: a strategy that differs in one word decides differently."""
+
+from paged import BlockManager, Policy, Request, Scheduler
+
+
+def first_victim(strategy: str) -> str:
+    policy = Policy(name="mine", victim=strategy, take="whole", preemption="recompute")
+    scheduler = Scheduler(BlockManager(8, 1, prefix_caching=False), policy=policy)
+    scheduler.add(Request(id="old", prompt=[1, 1], max_tokens=6))
+    scheduler.add(Request(id="short", prompt=[2], max_tokens=6))
+    scheduler.add(Request(id="long", prompt=[3, 3, 3, 3], max_tokens=3))
+    while True:
+        batch = scheduler.schedule()
+        if batch.preempted:
+            return batch.preempted[0][0]
+        scheduler.update(batch, [7] * int(batch.samples.sum()))
+        assert scheduler.check() == []
+
+
+def test_the_latest_in_order_gives_way_first():
+    assert first_victim("latest") == "long"
+
+
+def test_the_one_with_the_fewest_blocks_gives_way_first():
+    assert first_victim("fewest_blocks") == "short"
