@@ -131,6 +131,9 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
             siblings[run.at] = siblings.get(run.at, 0) + 1
             if id(run.parent) not in alive:
                 found.append(f"5: run {run.id} hangs off run {run.parent.id}, which is gone.")
+        if run.row >= 0 and run.row not in index.paths:
+            found.append(f"4: run {run.id} is open for row {run.row}, which has no path.")
+            return found
         if run.row >= 0 and index.paths[run.row].open is not run:
             found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
         on_host += len(run.host or ())

@@ -22,7 +22,7 @@ class FreeList:
     Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order.
     Cached blocks are a queue of *segments*, one a release, so that a release is one append and one scatter whatever its
     length. A prefix hit takes blocks out of the middle by forgetting which segment they belong to; what is then stale in a
-    segment is skipped when its turn comes, and swept a few segments a release, so that a hit costs O(its blocks), no
+    segment is skipped when its turn comes, and swept at twice the rate at which releases add entries, so that a hit costs O(its blocks), no
     release pays for a compaction of the whole queue, and stale entries never outgrow the live ones by much.
 
         | swept segments | segments not looked at since | <- releases append here
@@ -85,7 +85,7 @@ class FreeList:
         self.num_cached += len(blocks)
         self._num_entries += len(blocks)
         if self._num_entries > 2 * self.num_cached + 64:
-            self._sweep(2)
+            self._sweep(2 * len(blocks))
 
     def plain(self) -> Blocks:
         """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
@@ -102,13 +102,15 @@ class FreeList:
         is_live = self._state[blocks] == -number
         return blocks if is_live.all() else blocks[is_live]
 
-    def _sweep(self, num_segments: int) -> None:
-        for _ in range(num_segments):
+    def _sweep(self, work: int) -> None:
+        """Look at about `work` entries that have not been looked at this round, and forget the stale ones among them."""
+        while work > 0 and self._num_entries > self.num_cached:
             if not self._segments:
                 # Everything has been looked at once: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
             number, blocks = self._segments.popleft()
             live = self._live(number, blocks)
             self._num_entries += len(live) - len(blocks)
+            work -= len(blocks)
             if len(live):
                 self._swept.append((number, live))

@@ -145,8 +145,16 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
 
 
 def _bound_if_due(state: State, request: RequestState) -> None:
-    bound = state.policy.max_preemptions
-    if bound is not None and request.preemptions >= bound and not request.is_bounded:
+    """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""
+    if not _is_due(state, request) or request.is_bounded:
+        return
+    if request.live_rows:
+        worst = state.debt_at_worst(request)
+    else:
+        worst = blocks_to_enter(state, request)
+        tokens = next(tokens for tokens in request.tokens if tokens is not None)
+        worst -= state.manager.held_prefix(tokens, request.root, confirmed=True)
+    if worst + state.blocks_owed_bounded() <= state.manager.num_available:
         request.is_bounded = True
         state.bounded.append(request)
 

@@ -54,7 +54,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     admitted      ids of this step, returning ones among them
     ticket        the scheduler's own
 
-    Some of the arrays are shared between batches and read-only: num_tokens, starts, samples, ids and sequences.
+    Some of the arrays are shared between batches and read-only: num_tokens, starts, samples, ids and sequences; so are moves and loads.
     """
 
     number: int

@@ -76,7 +76,7 @@ def _rows(state: State) -> list[str]:
 def _in_flight(state: State) -> list[str]:
     found: list[str] = []
     manager = state.manager
-    in_batches = [row for batch in state.outstanding for row in batch.rows.tolist()]
+    in_batches = [row for batch in state.outstanding for row in batch.ticket.rows.tolist()]
     if len(set(in_batches)) != len(in_batches):
         found.append("8: a row is in two batches.")
     in_flight = {row for row in manager.live_rows.tolist() if manager.batch_of_row[row]}

@@ -123,9 +123,10 @@ def _owe_nothing(state: State, step: Step) -> None:
 def _allowance(state: State, request: RequestState) -> int:
     """Blocks that the request may draw: what others have reserved is not there for it."""
     available = state.manager.num_available
-    if request.is_bounded or not state.bounded:
+    if not state.bounded:
         return available
-    return available - state.blocks_owed_bounded()
+    own = state.debt_at_worst(request) if request.is_bounded else 0
+    return available - state.blocks_owed_bounded() + own
 
 
 def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
@@ -175,8 +176,11 @@ def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
         owners = state.columns.owner
         is_bounded = np.array([owners[row].is_bounded for row in rows.tolist()], np.bool_)
         # Their blocks are reserved: they neither compete nor count.
-        needs = np.where(is_bounded, 0, needs)
+        all_needs, needs = needs, np.where(is_bounded, 0, needs)
         owed = state.blocks_owed_bounded()
+        if owed > state.manager.num_available:
+            # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
+            needs, owed = all_needs, 0
     missing = int(needs.sum()) - (state.manager.num_available - owed)
     if missing <= 0:
         return granted

@@ -21,8 +21,8 @@ class Packer:
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
-        self._starts: NDArray[np.int64] = np.arange(2, dtype=np.int64)
-        self._true: NDArray[np.bool_] = np.ones(1, np.bool_)
+        self._starts: NDArray[np.int64] = np.empty(0, np.int64)
+        self._true: NDArray[np.bool_] = np.empty(0, np.bool_)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
@@ -65,6 +65,7 @@ class Packer:
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             all_sample = bool(samples.all())
+        samples.flags.writeable = counts.flags.writeable = starts.flags.writeable = False
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
@@ -74,6 +75,10 @@ class Packer:
         is_empty = not (len(rows) or step.moves or step.loads or state.pending_outputs)
         changes = NO_CHANGES if is_empty else manager.take_changes()
         loads = np.array(step.loads, np.int32).reshape(-1, 3) if step.loads else _NO_LOADS
+        moves = joined(step.moves)
+        for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
+            # A cancel carries them over as they are.
+            carried.flags.writeable = False
         return Batch(
             number=manager.batch,
             rows=rows.copy(),
@@ -90,7 +95,7 @@ class Packer:
             table_rows=changes.rows,
             table_columns=changes.columns,
             table_blocks=changes.blocks,
-            moves=joined(step.moves),
+            moves=moves,
             loads=loads,
             ticket=Ticket(owner, rows, context_lens, samples, all_sample),
             has_outputs=bool(state.pending_outputs),

@@ -86,7 +86,10 @@ def _could_ever(state: State, request: RequestState) -> bool:
 def _may_take_from(state: State, other: RequestState) -> bool:
     if other.status is Status.LOADING or other.transfers:
         return False
-    return not other.is_bounded or not _todo(state, other)
+    if not other.is_bounded or not _todo(state, other):
+        return True
+    # Reservations that a cancel took back in part bind nobody when nothing else goes on.
+    return state.blocks_owed_bounded() > state.manager.num_available
 
 
 def _clear_for_one(state: State, request: RequestState) -> bool:

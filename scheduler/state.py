@@ -272,14 +272,18 @@ class State:
         owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
+    def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
+        """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
+        their known tokens."""
+        manager, debt = self.manager, 0
+        for sequence, row in enumerate(state.rows):
+            if row >= 0:
+                have = int(manager.num_table_blocks[row])
+                if beyond_known:
+                    have = max(have, self.blocks_for(int(manager.num_tokens[row])))
+                debt += max(0, self.blocks_for(state.max_total[sequence]) - have)
+        return debt
+
     def blocks_owed_bounded(self, *, beyond_known: bool = False) -> int:
         """Blocks that requests with a reserved worst case still may draw; `beyond_known`: only those past their known tokens."""
-        manager, owed = self.manager, 0
-        for state in self.bounded:
-            for sequence, row in enumerate(state.rows):
-                if row >= 0:
-                    have = int(manager.num_table_blocks[row])
-                    if beyond_known:
-                        have = max(have, self.blocks_for(int(manager.num_tokens[row])))
-                    owed += max(0, self.blocks_for(state.max_total[sequence]) - have)
-        return owed
+        return sum(self.debt_at_worst(state, beyond_known=beyond_known) for state in self.bounded)

@@ -1,0 +1,465 @@
+"""The checkers are tested by planting each kind of corruption: what they cannot see, no other test can rely on.
+
+Each plant reaches into the private state of a small healthy manager, or scheduler, and the check has to say what was done,
+beginning with the invariant's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from block_manager import BlockManager
+from block_manager.pool import _CONTENT
+from scheduler import Request, Scheduler, Status
+
+OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
+
+
+def compute(manager: BlockManager, row: int) -> None:
+    count = int(manager.num_tokens[row] - manager.num_computed[row])
+    manager.allocate([row], [count])
+    manager.confirm([row])
+
+
+def healthy_manager() -> BlockManager:
+    """Ten blocks of two tokens, four on the host, and one of each thing that can be corrupted.
+
+        run 0 (blocks 0, 1) <- rows 0 and 1;  run 1, open (block 3) <- row 1, after node 1 of run 0
+        run 2 (host 0, 1; cached in blocks 4, 5) <- row 2, swapped;  block 6: cached, run 3;  block 2: partial, of row 0
+
+    Row 0 has closed its run; row 1 extends an open one.
+    """
+    manager = BlockManager(10, 2, host_blocks=4)
+    compute(manager, manager.add([1, 2, 3, 4, 5]))
+    compute(manager, manager.add([1, 2, 3, 4, 6, 7]))
+    manager._index.close_run(OWNER)
+    compute(manager, manager.add([5, 5, 4, 4]))
+    manager.swap_out([AWAY])
+    last = manager.add([9, 9, 8])
+    compute(manager, last)
+    manager.free([last])
+    return manager
+
+
+def runs_of(manager: BlockManager) -> dict[int, Any]:
+    return {run.id: run for run in manager._index.runs.values()}
+
+
+def list_a_free_block_twice(manager):
+    free_list = manager._device.free_list
+    free_list._stack[0] = free_list._stack[1]
+
+
+def miscount_the_cached_blocks(manager):
+    manager._device.free_list.num_cached += 1
+
+
+def lose_a_free_block(manager):
+    manager._device.free_list.num_plain -= 1
+
+
+def lose_a_free_host_block(manager):
+    manager._host.free_list.num_plain -= 1
+
+
+def use_a_listed_block(manager):
+    manager._device.state[manager._device.free_list.plain()[0]] = 1
+
+
+def give_a_free_block_content(manager):
+    manager._device.state[manager._device.free_list.plain()[0]] = -99
+
+
+def take_content_from_a_cached_block(manager):
+    manager._device.state[manager._device.free_list.cached()[0]] = 0
+
+
+def name_a_block_twice(manager):
+    manager._tables.blocks[0, OWNER, 1] = manager._tables.blocks[0, OWNER, 0]
+
+
+def forget_that_a_row_is_swapped(manager):
+    manager._tables.is_swapped[AWAY] = False
+
+
+def leave_the_tail_of_a_row_that_is_gone(manager):
+    manager._tables.uid[AWAY] = 0
+
+
+def add_a_reference(manager):
+    manager._device.state[manager._tables.blocks[0, OWNER, 0]] += 1
+
+
+def add_a_pin(manager):
+    manager._host.state[0] += 1
+
+
+def claim_a_transfer(manager):
+    manager._held[0] += 1
+
+
+def claim_a_host_transfer(manager):
+    manager._held_host[0] += 1
+
+
+def shorten_a_table(manager):
+    manager._tables.num_blocks[OWNER] -= 1
+
+
+def lengthen_a_table(manager):
+    manager._tables.num_blocks[OWNER] += 1
+
+
+def shorten_a_host_tail(manager):
+    manager._tiers.tails[AWAY] = manager._tiers.tails[AWAY][:1]
+
+
+def mistake_the_last_block(manager):
+    manager._tables.last_block[OWNER] = 9
+
+
+def mistake_the_last_token(manager):
+    manager._tables.last_token[OWNER] = 77
+
+
+def compute_unknown_tokens(manager):
+    manager._tables.num_computed[OWNER] += 1
+
+
+def put_nothing_in_flight(manager):
+    manager._tables.batch[OWNER] = 1
+    manager._tables.num_scheduled[OWNER] = 0
+
+
+def change_the_key_of_a_run(manager):
+    runs_of(manager)[3].key += b"?"
+
+
+def drop_the_parent_of_a_run(manager):
+    del manager._index.runs[runs_of(manager)[0].key]
+
+
+def close_the_path_of_an_open_run(manager):
+    manager._index.paths[CHILD].open = None
+
+
+def swap_two_host_blocks(manager):
+    host = runs_of(manager)[2].host
+    host[0], host[1] = host[1], host[0]
+
+
+def miscount_the_children(manager):
+    runs_of(manager)[0].children[1] = 2
+
+
+def forget_the_children(manager):
+    runs_of(manager)[0].children = None
+
+
+def mark_a_plain_block_as_carrying(manager):
+    manager._device.state[manager._tables.blocks[0, OWNER, 2]] |= _CONTENT
+
+
+def forget_that_a_host_block_carries(manager):
+    manager._host.state[0] &= ~_CONTENT
+
+
+def empty_a_run(manager):
+    runs_of(manager)[3].length = 0
+
+
+def put_more_nodes_on_the_device_than_there_are(manager):
+    runs_of(manager)[3].length = 1
+    runs_of(manager)[3].num_device = 2
+
+
+def keep_a_node_that_resides_nowhere(manager):
+    runs_of(manager)[3].num_device = 0
+
+
+def mistake_the_run_of_a_block(manager):
+    manager._device.run[6] = runs_of(manager)[0]
+
+
+def mistake_the_offset_of_a_block(manager):
+    manager._device.offset[0] = 1
+
+
+def evict_a_parent_before_its_child(manager):
+    manager._index.close_run(CHILD)
+    runs_of(manager)[0].num_device = 1
+
+
+def miscount_the_attentive_rows(manager):
+    manager._index.num_attentive += 1
+
+
+def lose_a_path(manager):
+    del manager._index.paths[OWNER]
+
+
+def lose_the_path_of_an_open_run(manager):
+    del manager._index.paths[CHILD]
+
+
+def publish_what_is_not_computed(manager):
+    manager._tables.num_computed[OWNER] = 3
+
+
+def mark_a_closed_row_lazy(manager):
+    manager._index.is_lazy[OWNER] = True
+
+
+def lose_an_open_run(manager):
+    del manager._index.runs[manager._index.paths[CHILD].open.key]
+
+
+def change_a_token_under_a_node(manager):
+    manager._tables.tokens[OWNER, 1] = 77
+
+
+def change_a_token_of_a_run(manager):
+    run = runs_of(manager)[0]
+    run.tokens = b"\x63" + run.tokens[1:]
+
+
+def name_another_block_than_the_node(manager):
+    manager._tables.blocks[0, OWNER, 1] = 9
+
+
+MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
+    (list_a_free_block_twice, "1: a device block is in the free list twice."),
+    (miscount_the_cached_blocks, "1: the device free list counts 4 cached blocks and holds 3."),
+    (lose_a_free_block, "1: 2 free + 3 cached + 4 used device blocks are not 10."),
+    (lose_a_free_host_block, "1: 1 free + 0 cached + 2 used host blocks are not 4."),
+    (use_a_listed_block, "3: device blocks [7] are in the free list and used."),
+    (give_a_free_block_content, "3: a free device block has content."),
+    (take_content_from_a_cached_block, "3: a cached device block has no content."),
+    (name_a_block_twice, "6: row 0 names a block twice: [0, 0, 2]."),
+    (forget_that_a_row_is_swapped, "6: row 2 has a host tail and is not swapped."),
+    (leave_the_tail_of_a_row_that_is_gone, "6: row 2 has a host tail and is not swapped."),
+    (add_a_reference, "2: device block 0 has ref count 3 and 2 references."),
+    (add_a_pin, "2: host block 0 has ref count 2 and 1 references."),
+    (claim_a_transfer, "2: device block 0 has ref count 2 and 3 references."),
+    (claim_a_host_transfer, "2: host block 0 has ref count 1 and 2 references."),
+    (shorten_a_table, "6: row 0 has 2 blocks for 5 tokens of 2 a block, 0 reserved."),
+    (lengthen_a_table, "6: row 0 has 4 blocks for 5 tokens of 2 a block, 0 reserved."),
+    (shorten_a_host_tail, "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
+    (mistake_the_last_block, "6: row 0 ends with block 2, not 9."),
+    (mistake_the_last_token, "6: the last token of row 0 is not 77."),
+    (compute_unknown_tokens, "6: row 0 has computed or scheduled 6 tokens and knows 5."),
+    (put_nothing_in_flight, "6: row 0 is in batch 1 with 0 tokens."),
+    (change_the_key_of_a_run, "4: run 3 is found under another key than its own."),
+    (drop_the_parent_of_a_run, "5: run 1 hangs off run 0, which is gone."),
+    (close_the_path_of_an_open_run, "4: run 1 is open for row 1, which does not extend it."),
+    (swap_two_host_blocks, "4: host block 1 does not know that it holds node 2:0."),
+    (miscount_the_children, "5: run 0 counts children {1: 2}; there are {1: 1}."),
+    (forget_the_children, "5: run 0 counts children None; there are {1: 1}."),
+    (mark_a_plain_block_as_carrying, "4: 6 device blocks carry a node; 5 nodes say that they reside there."),
+    (forget_that_a_host_block_carries, "4: 1 host blocks carry a node; 2 nodes say that they reside there."),
+    (empty_a_run, "5: run 3 has 0 nodes, 1 on the device."),
+    (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, 2 on the device."),
+    (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
+    (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
+    (mistake_the_offset_of_a_block, "4: block 0 does not know that it holds node 0:0."),
+    (evict_a_parent_before_its_child, "5: run 1 is on the device and its parent node is not."),
+    (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
+    (lose_a_path, "4: row 0 has no path."),
+    (lose_the_path_of_an_open_run, "4: row 1 has no path."),
+    (publish_what_is_not_computed, "4: row 0 has 2 nodes and 1 full blocks confirmed."),
+    (mark_a_closed_row_lazy, "4: row 0 is marked True for publishing by itself; its path says otherwise."),
+    (lose_an_open_run, "4: row 1 extends a run that cannot be found."),
+    (change_a_token_under_a_node, "4: row 0 stands on nodes of run 0 with other tokens than its own."),
+    (change_a_token_of_a_run, "4: row 0 stands on nodes of run 0 with other tokens than its own."),
+    (name_another_block_than_the_node, "5: row 0 holds another block at column 1 than the node it stands on."),
+]
+
+
+@pytest.mark.parametrize(("plant", "sentence"), MEMORY_PLANTS, ids=[plant.__name__ for plant, _ in MEMORY_PLANTS])
+def test_the_memory_check_tells_a_planted_corruption(plant, sentence):
+    manager = healthy_manager()
+    plant(manager)
+    assert sentence in manager.check()
+
+
+def test_a_healthy_manager_has_no_violation():
+    assert healthy_manager().check() == []
+
+
+def test_a_manager_without_prefix_caching_has_no_tree_to_check():
+    manager = BlockManager(4, 2, prefix_caching=False)
+    compute(manager, manager.add([1, 2, 3]))
+    assert manager.check() == []
+
+
+def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
+    manager = BlockManager(12, 2, host_blocks=6)
+    first, second = manager.add([1, 2, 3, 4, 5]), manager.add([1, 2, 3, 4, 5])
+    calls: list[Callable[[], object]] = [
+        lambda: manager.allocate([first, second], [5, 5]),
+        lambda: manager.cancel([second]),
+        lambda: manager.confirm([first]),
+        lambda: manager.allocate([second], [5]),
+        lambda: manager.confirm([second]),
+        lambda: manager.fork(first),
+        lambda: manager.append(first, [6]),
+        lambda: manager.allocate([first], [1]),
+        lambda: manager.confirm([first]),
+        lambda: manager.reserve([first], 5),
+        lambda: manager.swap_out([second], 1),
+        lambda: manager.swap_in([second]),
+        lambda: manager.truncate(first, 1),
+        lambda: manager.free([first, second]),
+    ]
+    found = []
+    for call in calls:
+        call()
+        found.append(manager.check())
+    assert found == [[]] * len(calls)
+
+
+def test_a_transfer_that_holds_blocks_is_no_violation():
+    manager = healthy_manager()
+    manager.hold(manager.table(OWNER).astype(np.int64))
+    manager.hold_host(manager.host_tail(AWAY))
+    assert manager.check() == []
+
+
+def healthy_scheduler() -> Scheduler:
+    """ "a" and "b" run in one outstanding batch; "c" and "d" wait, because two sequences may run."""
+    scheduler = Scheduler(BlockManager(8, 2, host_blocks=4), policy="fastgen", max_sequences=2)
+    for name, first in (("a", 10), ("b", 20), ("c", 30), ("d", 40)):
+        scheduler.add(Request(id=name, prompt=[first, first + 1, first + 2], max_tokens=3))
+    scheduler.schedule()
+    return scheduler
+
+
+def reverse_the_waiting_queue(state):
+    state.waiting._states.reverse()
+
+
+def stand_in_two_queues(state):
+    state.away.add(state.requests["a"])
+
+
+def park_a_running_request(state):
+    state.parked["a"] = state.requests["a"]
+
+
+def mistake_a_status(state):
+    state.requests["a"].status = Status.PAUSED
+
+
+def drop_out_of_the_queue(state):
+    state.waiting.remove(state.requests["c"])
+
+
+def forget_a_request(state):
+    del state.requests["d"]
+
+
+def give_a_waiting_request_a_row(state):
+    state.requests["c"].rows[0] = 0
+
+
+def take_a_running_requests_row(state):
+    state.requests["a"].rows[0] = -1
+
+
+def mistake_the_owner_of_a_row(state):
+    state.columns.owner[0] = state.requests["b"]
+
+
+def mistake_the_sequence_of_a_row(state):
+    state.columns.sequence[0] = 1
+
+
+def outgrow_the_limit(state):
+    state.requests["a"].max_total[0] = 2
+
+
+def call_a_running_request_swapped(state):
+    state.requests["a"].status = Status.SWAPPED
+
+
+def swap_a_running_request(state):
+    state.manager._tiers.tails[0] = np.array([0])
+
+
+def open_a_row_for_nobody(state):
+    state.manager.add([1, 2])
+
+
+def mix_up_the_running_rows(state):
+    state.running_rows._rows = state.running_rows.array(state.running)[::-1]
+
+
+def promise_more_than_the_pool(state):
+    state.bounded += [state.requests["a"], state.requests["b"]]
+    state.requests["a"].max_total[0] = 16
+
+
+def outstand_twice(state):
+    state.outstanding.append(state.outstanding[0])
+
+
+def miscount_the_rows_in_flight(state):
+    state.num_in_flight += 1
+
+
+def forget_a_batch(state):
+    state.outstanding.clear()
+
+
+def lower_the_budget(state):
+    state.limits = replace(state.limits, max_tokens_per_step=5)
+
+
+def lower_max_sequences(state):
+    state.limits = replace(state.limits, max_sequences=1)
+
+
+def corrupt_the_memory(state):
+    state.manager._tables.last_token[0] = 77
+
+
+SCHEDULER_PLANTS: list[tuple[Callable[[Any], None], str]] = [
+    (reverse_the_waiting_queue, "11: the waiting queue is out of order."),
+    (stand_in_two_queues, '9: request "a" is away and running.'),
+    (park_a_running_request, '9: request "a" is running and parked.'),
+    (mistake_a_status, '9: request "a" is paused and stands in the running queue.'),
+    (drop_out_of_the_queue, "9: queues and requests differ: ['c']."),
+    (forget_a_request, "9: queues and requests differ: ['d']."),
+    (give_a_waiting_request_a_row, '9: request "c" is waiting and holds rows [0].'),
+    (take_a_running_requests_row, '9: request "a" has 1 sequences alive and 0 rows.'),
+    (mistake_the_owner_of_a_row, '9: row 0 does not know that it serves "a".'),
+    (mistake_the_sequence_of_a_row, '9: row 0 does not know that it serves "a".'),
+    (outgrow_the_limit, '8: request "a" has 3 tokens, more than it may.'),
+    (call_a_running_request_swapped, '9: request "a" is swapped and holds device blocks.'),
+    (swap_a_running_request, '9: request "a" is running and has blocks on the host.'),
+    (open_a_row_for_nobody, "9: rows [2] are held by no request, or do not exist."),
+    (mix_up_the_running_rows, "9: the array of running rows differs from the running requests."),
+    (promise_more_than_the_pool, "8: 11 blocks are reserved for worst cases; the pool has 8."),
+    (outstand_twice, "8: a row is in two batches."),
+    (miscount_the_rows_in_flight, "8: rows [0, 1] are in flight; the outstanding batches have [0, 1]."),
+    (forget_a_batch, "8: rows [0, 1] are in flight; the outstanding batches have []."),
+    (lower_the_budget, "8: batch 2 has 6 tokens, more than the budget."),
+    (lower_max_sequences, "8: 2 rows are in flight, more than max_sequences."),
+    (corrupt_the_memory, "6: the last token of row 0 is not 77."),
+]
+
+
+@pytest.mark.parametrize(("plant", "sentence"), SCHEDULER_PLANTS, ids=[plant.__name__ for plant, _ in SCHEDULER_PLANTS])
+def test_the_schedulers_check_tells_a_planted_corruption(plant, sentence):
+    scheduler = healthy_scheduler()
+    plant(scheduler._state)
+    assert sentence in scheduler.check()
+
+
+def test_a_healthy_scheduler_has_no_violation():
+    assert healthy_scheduler().check() == []

@@ -1,0 +1,89 @@
+"""Keys by which content is found: two contents never share one."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from block_manager import InvalidNamespace, root_prefix
+from block_manager.content_key import node_prefix
+
+# Few letters and small numbers, so that what could be mistaken for something else comes up often.
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-300, 300)
+    | st.integers()
+    | st.text("1N\x00\ud800", max_size=3)
+    | st.binary(max_size=3)
+)
+NAMESPACES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+BLOCKS = st.binary(min_size=8, max_size=8)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(NAMESPACES, NAMESPACES)
+@example((1, 2), ((1, 2),))
+@example(("ab", "c"), ("a", "bc"))
+@example(("a", "b"), ("asb",))
+@example((("a",), "b"), (("a", "b"),))
+@example((1, None), (1 + 256 * ord("N"),))
+@example((), None)
+@example(((), ()), ((),))
+@example("N", None)
+@example(127, 128)
+@example(-1, 255)
+def test_two_namespaces_share_an_encoding_only_if_they_are_one(one, other):
+    # repr tells types and values apart, which == does not: True == 1.
+    assert (root_prefix(one) == root_prefix(other)) == (repr(one) == repr(other))
+
+
+@settings(max_examples=100, derandomize=True)
+@given(NAMESPACES, NAMESPACES, BLOCKS, BLOCKS)
+def test_a_first_key_is_one_namespace_and_one_block(one, other, block, other_block):
+    is_same = repr(one) == repr(other) and block == other_block
+    assert (root_prefix(one) + block == root_prefix(other) + other_block) == is_same
+
+
+@settings(max_examples=100, derandomize=True)
+@given(NAMESPACES, BLOCKS, st.integers(0, 2**62), st.integers(0, 2**31), BLOCKS)
+def test_a_first_key_is_never_the_key_of_a_later_block(namespace, block, run_id, offset, other_block):
+    assert root_prefix(namespace) + block != node_prefix(run_id, offset) + other_block
+
+
+@settings(max_examples=100, derandomize=True)
+@given(*[st.tuples(st.integers(0, 300), st.integers(0, 300), BLOCKS)] * 2)
+def test_a_later_key_is_one_node_and_one_block(one, other):
+    keys = [node_prefix(run_id, offset) + block for run_id, offset, block in (one, other)]
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+# Strings of nothing but the tag of strings: without lengths, most pairs of these would be one.
+STRINGS = st.lists(st.text("s", max_size=2), max_size=3).map(tuple)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(STRINGS, STRINGS)
+def test_where_one_string_ends_and_the_next_begins_is_told(one, other):
+    assert (root_prefix(one) == root_prefix(other)) == (one == other)
+
+
+def test_values_that_look_alike_are_different_namespaces():
+    alike = [1, "1", b"1", True, (1,), ("1",), None, False, 0, "", b"", ()]
+    assert not [pair for pair in combinations(alike, 2) if root_prefix(pair[0]) == root_prefix(pair[1])]
+
+
+@pytest.mark.parametrize("namespace", [1.0, [1], {1}, (1, (2, 3.0))])
+def test_another_type_is_refused(namespace):
+    with pytest.raises(InvalidNamespace, match="built of None, bool, int, str, bytes and tuples"):
+        root_prefix(namespace)
+
+
+def test_a_namespace_without_a_bottom_is_refused():
+    namespace: tuple = ()
+    for _ in range(100_000):
+        namespace = (namespace,)
+    with pytest.raises(InvalidNamespace, match="nested too deep"):
+        root_prefix(namespace)

@@ -1,0 +1,164 @@
+"""A decided step as arrays, by hand: "a" decodes while the prompt of "b" comes in chunks.
+
+pool of blocks of 4   | 0: a | 1: b | 2: b | 3: a, from its fifth token on |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from block_manager import BlockManager
+from scheduler import Batch, Request, Scheduler
+
+ARRAYS = (
+    "rows", "num_tokens", "starts", "token_ids", "positions", "slot_mapping", "context_lens", "samples",
+    "table_rows", "table_columns", "table_blocks",
+)  # fmt: skip
+
+
+def build() -> Scheduler:
+    """ "a" has sampled its first token, 50; "b" has just come with eight tokens, and a step may have six."""
+    scheduler = Scheduler(BlockManager(16, 4), policy="fastgen", max_tokens_per_step=6)
+    scheduler.add(Request(id="a", prompt=[1, 2, 3]))
+    scheduler.update(scheduler.schedule(), [50])
+    scheduler.add(Request(id="b", prompt=[10, 11, 12, 13, 14, 15, 16, 17]))
+    return scheduler
+
+
+@pytest.fixture
+def scheduler():
+    return build()
+
+
+@pytest.fixture
+def batch(scheduler):
+    """One decode and the first five tokens of a prompt."""
+    return scheduler.schedule()
+
+
+@pytest.fixture
+def last(scheduler, batch):
+    """One decode and the last three tokens of a prompt."""
+    scheduler.update(batch, [51])
+    return scheduler.schedule()
+
+
+def test_decodes_stand_before_chunks(batch):
+    assert (batch.rows.tolist(), batch.ids.tolist(), batch.sequences.tolist()) == ([0, 1], ["a", "b"], [0, 0])
+
+
+def test_each_rows_tokens_begin_where_those_before_end(batch):
+    assert (batch.num_tokens.tolist(), batch.starts.tolist()) == ([1, 5], [0, 1, 6])
+
+
+def test_a_decode_runs_the_newest_token_and_a_chunk_the_next_ones(batch):
+    assert batch.token_ids.tolist() == [50, 10, 11, 12, 13, 14]
+
+
+def test_positions_count_from_the_beginning_of_the_sequence(batch):
+    assert batch.positions.tolist() == [3, 0, 1, 2, 3, 4]
+
+
+def test_a_slot_is_the_block_and_the_place_in_it(batch):
+    assert batch.slot_mapping.tolist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_context_lens_are_those_after_the_step(batch):
+    assert batch.context_lens.tolist() == [4, 5]
+
+
+def test_a_prompt_that_goes_on_does_not_sample(batch):
+    assert batch.samples.tolist() == [True, False]
+
+
+def test_a_prompt_that_is_complete_samples(last):
+    assert last.samples.tolist() == [True, True]
+
+
+def test_a_chunk_goes_on_in_the_middle_of_a_block(last):
+    assert (last.token_ids.tolist(), last.positions.tolist()) == ([51, 15, 16, 17], [4, 5, 6, 7])
+    assert last.slot_mapping.tolist() == [12, 9, 10, 11]
+
+
+def test_the_tables_changes_of_a_step_are_its_new_blocks(last):
+    changes = (last.table_rows.tolist(), last.table_columns.tolist(), last.table_blocks.tolist())
+    assert changes == ([0], [1], [3])
+
+
+def test_decodes_alone_are_one_token_each(scheduler, last):
+    scheduler.update(last, [52, 60])
+    batch = scheduler.schedule()
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([52, 60], [5, 8])
+    assert (batch.starts.tolist(), batch.slot_mapping.tolist()) == ([0, 1, 2], [13, 16])
+    assert (batch.context_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
+
+
+def test_dtypes_are_those_promised(batch):
+    dtypes = {name: getattr(batch, name).dtype for name in ARRAYS}
+    int64, int32 = np.dtype(np.int64), np.dtype(np.int32)
+    assert dtypes == {
+        **dict.fromkeys(ARRAYS, int64),
+        **dict.fromkeys(("token_ids", "table_blocks"), int32),
+        "samples": np.dtype(np.bool_),
+    }
+
+
+def test_a_batch_without_anything_has_empty_arrays():
+    batch = Scheduler(BlockManager(4, 4)).schedule()
+    assert (batch.is_empty, batch.starts.tolist(), len(batch.token_ids), len(batch.rows)) == (True, [0], 0, 0)
+
+
+def scribble(batch: Batch) -> None:
+    """What a careless engine may do to every array that it can write to."""
+    for name in ARRAYS:
+        array = getattr(batch, name)
+        if array.flags.writeable:
+            array[...] = 0
+
+
+def as_values(batch: Batch) -> dict[str, list[int]]:
+    return {name: getattr(batch, name).tolist() for name in ARRAYS}
+
+
+def test_an_engine_that_scribbles_over_a_batch_changes_nothing_later():
+    careful, careless = build(), build()
+    for token_ids in ([51], [52, 60], [53, 61], [54, 62]):
+        batch, spoilt = careful.schedule(), careless.schedule()
+        assert as_values(spoilt) == as_values(batch)
+        scribble(spoilt)
+        careful.update(batch, token_ids)
+        careless.update(spoilt, token_ids)
+
+
+def test_an_engine_that_scribbles_over_a_batch_is_no_violation(scheduler, batch):
+    scribble(batch)
+    assert scheduler.check() == []
+
+
+def test_an_engine_that_scribbles_over_a_batch_of_one_decode_changes_nothing_later():
+    scheduler = Scheduler(BlockManager(16, 4))
+    scheduler.add(Request(id="a", prompt=[1, 2, 3]))
+    scheduler.update(scheduler.schedule(), [50])
+    batch = scheduler.schedule()
+    scribble(batch)
+    scheduler.update(batch, [51])
+    batch = scheduler.schedule()
+    assert (batch.num_tokens.tolist(), batch.starts.tolist(), batch.samples.tolist()) == ([1], [0, 1], [True])
+
+
+def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_carries():
+    scheduler = Scheduler(BlockManager(8, 2), policy="fastgen")
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], num_computed=4))
+    batch = scheduler.schedule()
+    loads = batch.loads.tolist()
+    if batch.loads.flags.writeable:
+        batch.loads[...] = 0
+    scheduler.cancel(batch)
+    assert scheduler.schedule().loads.tolist() == loads
+
+
+@pytest.mark.parametrize("name", ["num_tokens", "starts", "samples", "ids", "sequences", "block_tables"])
+def test_arrays_that_may_be_shared_are_read_only_in_a_step_of_decodes(scheduler, last, name):
+    scheduler.update(last, [52, 60])
+    assert not getattr(scheduler.schedule(), name).flags.writeable

@@ -1,0 +1,104 @@
+"""Policies are data, and so are costs: what may be said in them, and what a wrong word is told."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from block_manager import InvalidConfig
+from scheduler import POLICIES, Costs, Policy, UnknownPolicy
+from scheduler.policies import _STRATEGIES, policy_named
+
+
+def test_the_named_policies_are_these():
+    assert list(POLICIES) == ["static", "vllm", "fastgen", "paged"]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_named_policy_is_one_entry(name):
+    assert policy_named(name) is POLICIES[name] and POLICIES[name].name == name
+
+
+def test_no_two_named_policies_are_the_same_combination():
+    combinations = {tuple(msgspec.structs.asdict(policy).items())[2:] for policy in POLICIES.values()}
+    assert len(combinations) == len(POLICIES)
+
+
+def test_a_policy_of_ones_own_is_taken_as_it_is():
+    mine = Policy(name="mine", take="tail")
+    assert policy_named(mine) is mine
+
+
+@pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
+def test_an_unknown_policy_is_told_the_known_ones(name):
+    with pytest.raises(UnknownPolicy, match="known are static, vllm, fastgen, paged") as raised:
+        policy_named(name)
+    assert raised.value.known == ("static", "vllm", "fastgen", "paged")
+
+
+@pytest.mark.parametrize("field", _STRATEGIES)
+def test_a_wrong_strategy_is_told_the_known_ones(field):
+    known = ", ".join(_STRATEGIES[field])
+    with pytest.raises(InvalidConfig, match=f"policy mine: {field} has to be one of {known}; got 'sideways'"):
+        Policy(name="mine", **{field: "sideways"})
+
+
+@pytest.mark.parametrize(
+    ("field", "strategy"), [(field, each) for field, known in _STRATEGIES.items() for each in known]
+)
+def test_each_known_strategy_is_accepted(field, strategy):
+    assert getattr(Policy(name="mine", **{field: strategy}), field) == strategy
+
+
+@pytest.mark.parametrize("watermark", [-0.1, 1, 1.5, math.nan])
+def test_a_watermark_is_a_share_below_one(watermark):
+    with pytest.raises(InvalidConfig, match=r"watermark has to be in \[0, 1\)"):
+        Policy(name="mine", watermark=watermark)
+
+
+def test_a_watermark_is_a_number():
+    with pytest.raises(InvalidConfig, match="watermark has to be a share of the pool; got '2 %'"):
+        Policy(name="mine", watermark="2 %")
+
+
+@pytest.mark.parametrize("bound", [0, -1, 1.0, True])
+def test_a_bound_on_preemptions_is_a_positive_integer(bound):
+    with pytest.raises(InvalidConfig, match="max_preemptions has to be at least 1"):
+        Policy(name="mine", max_preemptions=bound)
+
+
+def test_a_policy_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        POLICIES["vllm"].take = "tail"
+
+
+def test_a_swapped_block_travels_twice():
+    assert Costs(seconds_per_swapped_block=0.5).swap(3) == 3.0
+
+
+def test_without_attention_each_token_costs_the_same():
+    assert Costs(seconds_per_token=2.0, attention_knee=math.inf).recompute(10, 15) == 10.0
+
+
+def test_attention_adds_the_mean_context_over_the_knee():
+    # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
+    assert Costs(seconds_per_token=1.0, attention_knee=8.0).recompute(2, 6) == 6.0
+
+
+def test_recomputing_in_two_parts_costs_as_much_as_in_one():
+    costs = Costs(seconds_per_token=1.0, attention_knee=8.0)
+    assert costs.recompute(0, 4) + costs.recompute(4, 16) == costs.recompute(0, 16)
+
+
+@pytest.mark.parametrize("name", Costs.__struct_fields__)
+@pytest.mark.parametrize("value", [-1.0, math.nan, "1", None, True])
+def test_a_cost_is_a_number_of_at_least_0(name, value):
+    with pytest.raises(InvalidConfig, match=f"costs: {name} has to be a number of at least 0"):
+        Costs(**{name: value})
+
+
+def test_a_knee_of_0_is_refused():
+    with pytest.raises(InvalidConfig, match="infinity leaves attention out"):
+        Costs(attention_knee=0)

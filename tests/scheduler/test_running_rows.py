@@ -1,0 +1,144 @@
+"""The array of running rows, against the list that one would write down."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from scheduler.request import Request, RequestState
+from scheduler.rows import RowColumns, RunningRows
+
+
+def running(number: int, rows: list[int]) -> RequestState:
+    request = Request(id=str(number), prompt=[1], num_sequences=len(rows))
+    state = RequestState(request, np.array([1], np.int32), b"", (0, 0.0, number))
+    state.rows = rows
+    return state
+
+
+def test_rows_that_join_at_the_end_stand_there():
+    rows, first, second = RunningRows(), running(0, [3]), running(1, [1, 2])
+    rows.join(first.rows, at_end=True)
+    rows.join(second.rows, at_end=True)
+    assert rows.array([first, second]).tolist() == [3, 1, 2]
+
+
+def test_a_row_that_returns_stands_in_its_place():
+    rows, first, second = RunningRows(), running(0, [3]), running(1, [1])
+    rows.join(second.rows, at_end=True)
+    rows.join(first.rows, at_end=False)
+    assert rows.array([first, second]).tolist() == [3, 1]
+
+
+def test_rows_that_leave_leave_no_gap():
+    rows, stays = RunningRows(), running(1, [1])
+    rows.join([3, 1, 2], at_end=True)
+    rows.leave([3, 2])
+    assert rows.array([stays]).tolist() == [1]
+
+
+def test_a_row_can_leave_and_join_within_a_step():
+    rows, other, again = RunningRows(), running(0, [4]), running(1, [3])
+    rows.join([3, 4], at_end=True)
+    rows.leave([3])
+    rows.join([3], at_end=True)
+    assert rows.array([other, again]).tolist() == [4, 3]
+
+
+def test_a_sequence_that_has_ended_has_no_row():
+    rows, state = RunningRows(), running(0, [-1, 5])
+    rows.join([5], at_end=False)
+    assert rows.array([state]).tolist() == [5]
+
+
+def test_an_array_that_was_given_away_does_not_change():
+    rows = RunningRows()
+    rows.join([3, 1], at_end=True)
+    before = rows.array([])
+    rows.leave([3])
+    rows.join([2], at_end=True)
+    rows.array([])
+    assert before.tolist() == [3, 1]
+
+
+def test_a_row_that_comes_again_is_not_taken_for_one_that_left():
+    rows, state = RunningRows(), running(2, [3])
+    rows.join([3, 4], at_end=True)
+    rows.leave([3])
+    rows.array([])
+    rows.join([3], at_end=True)
+    rows.leave([4])
+    assert rows.array([state]).tolist() == [3]
+
+
+CALLS = st.sampled_from(["come", "come", "come", "leave", "leave", "come back"])
+
+
+@settings(max_examples=100, derandomize=True)
+@given(st.lists(st.tuples(CALLS, st.integers(0, 9), st.integers(1, 3), st.booleans()), max_size=60))
+def test_it_is_the_rows_of_the_running_requests_in_order(calls):
+    rows, states = RunningRows(), {}
+    gone: list[int] = []
+    expected: list[int] = []
+    # The highest ones first, so that the marks have to grow; who left last is reused first.
+    free = list(range(200))
+    for number, (call, pick, num_rows, is_asked) in enumerate(calls):
+        if call == "come" or (call == "come back" and gone):
+            mine = [free.pop() for _ in range(num_rows)]
+            comes = number if call == "come" else gone.pop(pick % len(gone))
+            rows.join(mine, at_end=all(comes > other for other in states))
+            states[comes] = running(comes, mine)
+        elif call == "leave" and states:
+            leaves = sorted(states)[pick % len(states)]
+            gone.append(leaves)
+            mine = states.pop(leaves).rows
+            rows.leave(mine)
+            free += mine
+        in_order = [states[each] for each in sorted(states)]
+        expected = [row for state in in_order for row in state.rows]
+        assert rows.count() >= len(expected)
+        if is_asked:
+            assert rows.array(in_order).tolist() == expected
+            assert rows.count() == len(expected)
+    assert rows.array([states[each] for each in sorted(states)]).tolist() == expected
+
+
+@pytest.fixture
+def state():
+    """A request of two sequences, at most 9 and 8 tokens long, whose EOS is 7."""
+    request = Request(id="a", prompt=[1, 2, 3], min_tokens=2, eos_token_id=7, num_sequences=2)
+    state = RequestState(request, np.array([1, 2, 3], np.int32), b"", (0, 0.0, 0))
+    state.max_total = [9, 8]
+    return state
+
+
+def test_a_bound_row_knows_its_sequence_and_its_limits(state):
+    columns = RowColumns()
+    columns.bind(5, state, 1)
+    assert (columns.owner[5], columns.id[5], columns.sequence[5]) == (state, "a", 1)
+    assert (columns.max_total[5], columns.min_total[5], columns.stops[5].tolist()) == (8, 5, [7])
+
+
+def test_a_released_row_keeps_neither_owner_nor_stop_ids(state):
+    columns = RowColumns()
+    columns.bind(5, state, 0)
+    columns.release(5)
+    assert (columns.owner[5], columns.id[5], columns.stops[5].tolist(), columns.num_with_stops) == (None, None, [-1], 0)
+
+
+def test_columns_grow_and_keep_what_they_hold(state):
+    columns = RowColumns(num_rows=2)
+    columns.bind(1, state, 0)
+    columns.bind(100, state, 1)
+    assert [columns.max_total[row] for row in (1, 100)] == [9, 8]
+    assert [columns.stops[row].tolist() for row in (1, 2, 100)] == [[7], [-1], [7]]
+    assert [columns.owner[row] for row in (1, 2, 100)] == [state, None, state]
+
+
+def test_a_request_with_more_stop_ids_widens_the_column(state):
+    columns = RowColumns()
+    columns.bind(0, state, 0)
+    request = Request(id="b", prompt=[1], stop_token_ids=(4, 5))
+    columns.bind(1, RequestState(request, np.array([1], np.int32), b"", (0, 0.0, 1)), 0)
+    assert columns.stops[:2].tolist() == [[7, -1], [4, 5]]

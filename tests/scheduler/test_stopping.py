@@ -1,0 +1,105 @@
+"""Where a sequence ends, by row: one token each (finish_codes) and several at once (kept_tokens) agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from scheduler.request import Request, RequestState
+from scheduler.rows import RowColumns
+from scheduler.status import LENGTH, NOT_FINISHED, STOP
+from scheduler.stopping import finish_codes, kept_tokens
+
+EOS, STOP_ID, PLAIN = 2, 3, 9
+
+
+def bound(columns: RowColumns, row: int, *, max_tokens: int = 5, **options) -> None:
+    """The row serves a request with a prompt of three tokens."""
+    request = Request(id=str(row), prompt=[1, 1, 1], max_tokens=max_tokens, **options)
+    state = RequestState(request, np.array([1, 1, 1], np.int32), b"", (0, 0.0, row))
+    state.max_total = [3 + max_tokens]
+    columns.bind(row, state, 0)
+
+
+def codes(columns: RowColumns, rows: list[int], tokens: list[int], totals: list[int]) -> list[int]:
+    return finish_codes(columns, np.array(rows), np.array(tokens, np.int32), np.array(totals)).tolist()
+
+
+@pytest.fixture
+def columns():
+    """Row 0: no stop ids. Row 1: EOS. Row 2: EOS and a stop id, and at least two output tokens."""
+    columns = RowColumns()
+    bound(columns, 0)
+    bound(columns, 1, eos_token_id=EOS)
+    bound(columns, 2, eos_token_id=EOS, stop_token_ids=(STOP_ID,), min_tokens=2)
+    return columns
+
+
+def test_a_plain_token_ends_nothing(columns):
+    assert codes(columns, [0, 1, 2], [PLAIN] * 3, [4] * 3) == [NOT_FINISHED] * 3
+
+
+def test_each_row_has_stop_ids_of_its_own(columns):
+    assert codes(columns, [0, 1, 2], [EOS, EOS, EOS], [5] * 3) == [NOT_FINISHED, STOP, STOP]
+    assert codes(columns, [0, 1, 2], [STOP_ID] * 3, [5] * 3) == [NOT_FINISHED, NOT_FINISHED, STOP]
+
+
+def test_a_stop_id_counts_from_the_last_of_min_tokens_on(columns):
+    assert [codes(columns, [2], [EOS], [total]) for total in (4, 5)] == [[NOT_FINISHED], [STOP]]
+
+
+def test_the_full_length_ends_a_sequence(columns):
+    assert [codes(columns, [0], [PLAIN], [total]) for total in (7, 8)] == [[NOT_FINISHED], [LENGTH]]
+
+
+def test_a_stop_id_in_the_last_place_is_a_stop(columns):
+    assert codes(columns, [1], [EOS], [8]) == [STOP]
+
+
+def test_codes_stand_in_the_order_of_the_rows_asked_for(columns):
+    assert codes(columns, [2, 0, 1], [EOS, PLAIN, EOS], [5, 8, 4]) == [STOP, LENGTH, STOP]
+
+
+def test_without_stop_ids_only_the_length_ends_a_sequence():
+    columns = RowColumns()
+    bound(columns, 0)
+    assert codes(columns, [0], [EOS], [4]) == [NOT_FINISHED]
+
+
+def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before(columns):
+    columns.release(1)
+    bound(columns, 1)
+    assert codes(columns, [1], [EOS], [4]) == [NOT_FINISHED]
+
+
+def test_tokens_after_a_stop_are_not_kept(columns):
+    assert kept_tokens(columns, 1, [PLAIN, EOS, PLAIN], 3) == (2, STOP)
+
+
+def test_tokens_beyond_the_full_length_are_not_kept(columns):
+    assert kept_tokens(columns, 0, [PLAIN] * 3, 6) == (2, LENGTH)
+
+
+def test_all_tokens_are_kept_while_nothing_ends(columns):
+    assert kept_tokens(columns, 2, [EOS, PLAIN], 3) == (2, NOT_FINISHED)
+
+
+def test_no_token_ends_nothing(columns):
+    assert kept_tokens(columns, 1, [], 3) == (0, NOT_FINISHED)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(st.integers(0, 2), st.lists(st.sampled_from([EOS, STOP_ID, PLAIN]), max_size=7), st.integers(3, 7))
+def test_several_tokens_end_where_one_at_a_time_would(row, tokens, total):
+    columns = RowColumns()
+    bound(columns, 0)
+    bound(columns, 1, eos_token_id=EOS)
+    bound(columns, 2, eos_token_id=EOS, stop_token_ids=(STOP_ID,), min_tokens=2)
+    expected = (len(tokens), NOT_FINISHED)
+    for count, token in enumerate(tokens, 1):
+        (code,) = codes(columns, [row], [token], [total + count])
+        if code:
+            expected = (count, code)
+            break
+    assert kept_tokens(columns, row, tokens, total) == expected
