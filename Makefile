@@ -49,7 +49,7 @@ campaign: $(STAMP) ## run the state machines for EXAMPLES examples each (20,000;
 	@PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/properties $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
-	@$(BIN)/python -m pytest -m soak $(PYTEST)
+	@PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
 	@$(BIN)/mutmut run

@@ -89,7 +89,7 @@ def place_chunk(
     count = min(todo, step.budget, state.limits.max_chunk)
     if most is not None:
         count = min(count, most)
-    holds = (int(manager.num_table_blocks[row]) + _allowance(state, request)) * manager.block_size
+    holds = (int(manager.num_table_blocks[row]) + allowance(state, request)) * manager.block_size
     count = min(count, holds - computed)
     if count <= 0 or step.seats <= 0:
         return 0
@@ -120,7 +120,7 @@ def _owe_nothing(state: State, step: Step) -> None:
         step.owed = 0
 
 
-def _allowance(state: State, request: RequestState) -> int:
+def allowance(state: State, request: RequestState) -> int:
     """Blocks that the request may draw: what others have reserved is not there for it."""
     available = state.manager.num_available
     if not state.bounded:

@@ -160,6 +160,12 @@ def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray
     return loads[np.array(is_wanted, np.bool_)]
 
 
+def forget_stale_carried(state: State) -> None:
+    """Drop carried loads for which nobody waits any more: an empty remainder must not hold a step up."""
+    if state.carried:
+        state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
+
+
 def num_output_of(state: State, request: RequestState) -> int:
     """Output tokens of all its sequences so far, those that have ended and those that live."""
     total = request.num_output

@@ -7,7 +7,7 @@ fit has outgrown it. Is asked only when nothing is in flight and nothing in tran
 from __future__ import annotations
 
 from scheduler.admission import admit, blocks_to_enter, blocks_to_return, bring_back
-from scheduler.composition import place_chunk
+from scheduler.composition import allowance, place_chunk
 from scheduler.ending import end_request
 from scheduler.preemption import preempt
 from scheduler.request import RequestState
@@ -94,7 +94,7 @@ def _may_take_from(state: State, other: RequestState) -> bool:
 
 def _clear_for_one(state: State, request: RequestState) -> bool:
     """Whether its next token at least fits, when all that it knows does not."""
-    return _needed_for_one(state, request) <= state.manager.num_available
+    return _needed_for_one(state, request) <= allowance(state, request)
 
 
 def _needed_for_one(state: State, request: RequestState) -> int:
@@ -114,12 +114,12 @@ def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool
     others = sorted((*state.running, *state.away), key=lambda other: other.order, reverse=True)
     may_move, step.may_move = step.may_move, False
     for other in others:
-        if state.manager.num_available >= needed:
+        if allowance(state, request) >= needed:
             break
         if other is not request and _may_take_from(state, other):
-            preempt(state, step, other, needed - state.manager.num_available, whole=state.policy.take == "whole")
+            preempt(state, step, other, needed - allowance(state, request), whole=state.policy.take == "whole")
     step.may_move = may_move
-    return state.manager.num_available >= needed
+    return allowance(state, request) >= needed
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:

@@ -1,0 +1,66 @@
+"""A property-based test kit for KV-cache managers and schedulers: ours, or one that you put behind the same methods.
+
+    SchedulerRig, ManagerRig      drive one subject, call by call, with every oracle watching; raise Violation
+    World, ManagerWorld           the tiny sizes that a rig runs in
+    ShadowKV, NaiveManager        two of those oracles: KV memory without tensors, the memory manager in dicts and lists
+    INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
+    RandomEngine, replay, shrink  random programs for a rig; running one again; making a failing one short
+    soak                          thousands of random requests through one scheduler
+    machines                      Hypothesis state machines over both rigs (needs the extra `testing`)
+
+A subject that cannot do everything says so in its `Capabilities`, and the machines leave those rules out:
+
+    class MyMachine(paged.testing.machines.SchedulerMachine):
+        build = staticmethod(lambda world: MyScheduler(world.num_blocks, world.block_size))
+        capabilities = Capabilities(fork=False, async_moves=False)
+
+    paged.testing.machines.run_machine(MyMachine, few=200)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from paged.testing.invariants import INVARIANTS, memory as memory_violations
+from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.naive_model import NaiveManager
+from paged.testing.programs import RandomEngine, random_world, replay, shrink
+from paged.testing.protocol import Capabilities, KVManager, StepScheduler, capabilities_of
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.shadow_kv import ShadowKV
+from paged.testing.soaking import SoakReport, soak
+from paged.testing.violation import Violation
+from paged.testing.world import World
+
+if TYPE_CHECKING:
+    from paged.testing import machines
+
+__all__ = [
+    "INVARIANTS",
+    "Capabilities",
+    "KVManager",
+    "ManagerRig",
+    "ManagerWorld",
+    "NaiveManager",
+    "RandomEngine",
+    "SchedulerRig",
+    "ShadowKV",
+    "SoakReport",
+    "StepScheduler",
+    "Violation",
+    "World",
+    "capabilities_of",
+    "machines",
+    "memory_violations",
+    "random_world",
+    "replay",
+    "shrink",
+    "soak",
+]
+
+
+if not TYPE_CHECKING:
+    # Hypothesis is an extra: the rigs, the soak and the oracles work without it.
+    def __getattr__(name: str) -> Any:
+        if name == "machines":
+            return import_module("paged.testing.machines")
+        raise AttributeError(f"module 'paged.testing' has no attribute {name!r}")

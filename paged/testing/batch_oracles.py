@@ -1,0 +1,198 @@
+"""What every scheduled batch has to obey, whatever the policy: limits, order, shares found, progress.
+
+Looks at the public state before a step and at the batch after it. Knows the rules of batches. Does not know how a policy
+chooses, so it holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paged.testing.scheduler_rig import SchedulerRig
+
+Path = tuple[object, ...]
+"""Content of a block: the namespace, then the tokens of each block up to it."""
+
+
+@dataclass
+class Before:
+    """The public state just before a step is decided."""
+
+    waiting: list[str]
+    contents: set[Path]
+    pending: set[Path]
+    in_flight: set[tuple[str, int]]
+    is_quiet: bool
+    """No batch outstanding, nothing in transfer, nothing awaited from elsewhere."""
+
+
+def keys_of(batch: Any) -> list[tuple[str, int]]:
+    """(request id, sequence) of each row."""
+    return list(zip(batch.ids.tolist(), batch.sequences.tolist(), strict=True))
+
+
+def observe(rig: SchedulerRig) -> Before:
+    """Take down what the oracles compare with."""
+    pending: set[Path] = set()
+    for flight in rig.flights:
+        for index, (id, sequence) in enumerate(flight.keys):
+            namespace, tokens = rig.known(id, sequence)
+            pending.update(paths(rig, namespace, tokens, int(flight.batch.context_lens[index]) // rig.world.block_size))
+    return Before(
+        waiting=rig.scheduler.waiting_ids(),
+        contents=contents(rig),
+        pending=pending,
+        in_flight={key for flight in rig.flights for key in flight.keys},
+        is_quiet=not rig.flights and not rig.transfers and not rig.loads,
+    )
+
+
+def violations(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """Everything that is wrong with a batch that was just scheduled."""
+    found = limits(rig, before, batch) + tables(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
+    return found or known_tokens(rig, batch) + hits(rig, before, batch)
+
+
+def limits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """8: the budget, the seats, the cap on a chunk; nobody is in two batches, and nobody who ended is in any."""
+    world, keys, found = rig.world, keys_of(batch), []
+    if int(batch.num_tokens.sum()) > world.max_tokens_per_step:
+        found.append(f"8: {int(batch.num_tokens.sum())} tokens in a step of {world.max_tokens_per_step}")
+    if len(keys) + len(before.in_flight) > world.max_sequences:
+        found.append(
+            f"8: {len(keys)} rows beside {len(before.in_flight)} in flight, max_sequences {world.max_sequences}"
+        )
+    if world.max_chunk is not None and (batch.num_tokens > world.max_chunk).any():
+        found.append(f"8: chunks {batch.num_tokens.tolist()}, max_chunk {world.max_chunk}")
+    if len(set(keys)) < len(keys) or before.in_flight & set(keys):
+        found.append(f"8: a sequence is in two batches: {keys}, in flight {sorted(before.in_flight)}")
+    if (batch.num_tokens < 1).any() or len(batch.token_ids) != batch.starts[-1 if len(keys) else 0]:
+        found.append(f"8: counts {batch.num_tokens.tolist()} for {len(batch.token_ids)} packed tokens")
+    for id, sequence in keys:
+        if rig.books[id].is_aborted or rig.books[id].sequences[sequence].reason is not None:
+            found.append(f"8: {id}/{sequence} has ended and is scheduled")
+    return found
+
+
+def tables(rig: SchedulerRig, batch: Any) -> list[str]:
+    """An engine that only applies the reported changes has the same block tables for every row of the batch."""
+    for row, column, block in zip(
+        batch.table_rows.tolist(), batch.table_columns.tolist(), batch.table_blocks.tolist(), strict=True
+    ):
+        rig.mirror[row, column] = block
+    found = []
+    for index, row in enumerate(batch.rows.tolist()):
+        num_blocks = -(-int(batch.context_lens[index]) // rig.world.block_size)
+        shown = batch.block_tables[row, :num_blocks].tolist()
+        mirrored = [rig.mirror.get((row, column)) for column in range(num_blocks)]
+        if shown != mirrored:
+            found.append(f"row {row}: block table {shown}; its reported changes make it {mirrored}")
+    return found
+
+
+def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """11: whoever is admitted stood before all who still wait; returning requests come first; the waiting preempt nobody."""
+    entered = [id for id in batch.admitted if id in before.waiting]
+    found = []
+    still_waits = {id for id in before.waiting if rig.scheduler.status(id) == "waiting" and not rig.books[id].is_idle}
+    ahead = [id for id in before.waiting if id in entered or id in still_waits]
+    if set(ahead[: len(entered)]) != set(entered):
+        found.append(f"11: {entered} were admitted; in order wait {ahead}")
+    # Only who waits for tokens from the caller may have to make room, when nobody else could go on.
+    at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle]
+    if entered and at_work:
+        found.append(f"11: {entered} were admitted in a step that preempted {at_work}")
+    if entered and not rig.world.async_moves:
+        left_out = [id for id in rig.live if rig.scheduler.status(id) in ("paused", "swapped")]
+        if left_out:
+            found.append(f"11: {entered} were admitted before {left_out} returned")
+    return found
+
+
+def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
+    if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves:
+        return []
+    if rig.world.async_moves and len(batch.moves):
+        # Blocks that travel in the background come free when the transfer is reported.
+        return []
+    able = [
+        id
+        for id in rig.live
+        if rig.scheduler.status(id) not in ("loading", "finished", "rejected") and not rig.books[id].is_idle
+    ]
+    return [f"10: a step without tokens, though {able} could run: {rig.scheduler.counts()}"] if able else []
+
+
+def known_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
+    """A row samples exactly when the batch computes its last known token, and never computes again what it has."""
+    found = []
+    for index, key in enumerate(keys_of(batch)):
+        _, tokens = rig.known(*key)
+        stop = int(batch.context_lens[index])
+        start = stop - int(batch.num_tokens[index])
+        # Who waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
+        starves = rig.books[key[0]].sequences[key[1]].starves
+        if bool(batch.samples[index]) != (stop == len(tokens) and not starves):
+            found.append(f"{key}: samples {bool(batch.samples[index])} at {stop} of {len(tokens)} tokens")
+        if start < rig.computed.get(key, 0):
+            found.append(
+                f"{key}: computes position {start} again; {rig.computed[key]} are confirmed and nothing took them"
+            )
+    return found
+
+
+def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """A row that begins begins behind the longest prefix that was there throughout the step, or is computed before it.
+
+    Content that was resident before and after the step was so in between. A row earlier in the batch shows its full blocks,
+    as far as nobody else has or computes them.
+    """
+    world = rig.world
+    found: list[str] = []
+    if not world.prefix_caching:
+        return found
+    there = before.contents & contents(rig)
+    computing: set[Path] = set()
+    for index, (id, sequence) in enumerate(keys_of(batch)):
+        namespace, tokens = rig.known(id, sequence)
+        size, stop = world.block_size, int(batch.context_lens[index])
+        start = stop - int(batch.num_tokens[index])
+        own = paths(rig, namespace, tokens, max(stop, len(tokens) - 1) // size)
+        shared = 0
+        while shared < (len(tokens) - 1) // size and own[shared] in there | computing:
+            shared += 1
+        if (id, sequence) not in rig.computed:
+            rig.events["hit"] += start > 0
+            rig.events["shared in flight"] += any(path in computing for path in own[: start // size])
+            # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
+            # partial block of its own has nothing to gain from the same content elsewhere.
+            came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
+            if start < shared * size and not came_back:
+                found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
+        if world.host_blocks:
+            # A node may live on the host alone; nobody sees that from outside, and it is not announced again.
+            continue
+        for path in own[start // size : stop // size]:
+            if path in before.contents or path in before.pending or path in computing:
+                break
+            computing.add(path)
+    return found
+
+
+def contents(rig: SchedulerRig) -> set[Path]:
+    """Content on the device, confirmed."""
+    return set(rig.manager.cached_contents())
+
+
+def paths(rig: SchedulerRig, namespace: object, tokens: Sequence[int], num_blocks: int) -> list[Path]:
+    """The content of each of the first blocks of a sequence, as `cached_contents` spells it."""
+    size, root = 4 * rig.world.block_size, rig.root(namespace)
+    data = np.array(tokens, np.int32).tobytes()
+    blocks = [data[i * size : (i + 1) * size] for i in range(num_blocks)]
+    return [(root, *blocks[: i + 1]) for i in range(num_blocks)]

@@ -1,0 +1,112 @@
+"""What every request must have received by now, kept with plain lists beside a scheduler: the expectation, token by token.
+
+Knows requests, the tokens fed back for them, and the rules by which a sequence stops. Does not know rows, blocks, batches or
+policies, so memory pressure cannot change what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paged.testing.content import Contents
+
+
+@dataclass
+class ExpectedSequence:
+    """One token stream: everything it knows, what was delivered of it, and why it ended."""
+
+    tokens: list[int]
+    limit: int
+    """The most tokens, prompt and outputs, that it may have: what the pool holds for it, or the model."""
+    outputs: list[int] = field(default_factory=list)
+    reason: str | None = None
+    starves: bool = False
+    """It sampled nothing in its last step, so only `append` can make it go on."""
+
+
+class ExpectedRequest:
+    """A request and the sequences it owns, from `add` to its last output."""
+
+    def __init__(self, request: Any, limit: int) -> None:
+        """`limit`: the most tokens, prompt and outputs, that each sequence may have (see `World.limit_of`)."""
+        self.request = request
+        self.namespace = namespace_of(request)
+        self.sequences = [
+            ExpectedSequence([int(t) for t in request.prompt], limit) for _ in range(request.num_sequences)
+        ]
+        self.is_aborted = False
+        self.was_appended_to = False
+        # Ended from outside a batch, because memory or model could not hold more of it.
+        self.was_cut_short = False
+
+    @property
+    def id(self) -> str:
+        """The request's name."""
+        return str(self.request.id)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether some sequence may still receive a token."""
+        return not self.is_aborted and any(s.reason is None for s in self.sequences)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing can become of it until the caller appends tokens."""
+        return all(s.starves for s in self.sequences if s.reason is None)
+
+    def end(self, reason: str) -> None:
+        """Every sequence that still ran ends now."""
+        for sequence in self.sequences:
+            sequence.reason = sequence.reason or reason
+
+    def append(self, index: int, tokens: Sequence[int], longest: int) -> None:
+        """The caller makes a sequence know more tokens; its own limit moves along, up to `longest`."""
+        sequence = self.sequences[index]
+        sequence.tokens += tokens
+        sequence.limit = min(sequence.limit + len(tokens), longest)
+        sequence.starves = False
+        self.was_appended_to = True
+
+    def accept(self, index: int, sampled: Sequence[int]) -> tuple[list[int], str | None]:
+        """Feed sampled tokens to one sequence; returns what has to be delivered of them and the finish reason, if any."""
+        sequence, accepted = self.sequences[index], []
+        for token in sampled:
+            sequence.tokens.append(int(token))
+            sequence.outputs.append(int(token))
+            accepted.append(int(token))
+            sequence.reason = stop_reason(self.request, sequence.outputs, len(sequence.tokens), sequence.limit)
+            if sequence.reason is not None:
+                break
+        sequence.starves = not sampled
+        return accepted, sequence.reason
+
+
+def namespace_of(request: Any) -> object:
+    """What tells the KV of two requests with equal tokens apart."""
+    return ("request", request.salt, request.adapter, request.extra_key)
+
+
+def stop_reason(request: Any, outputs: Sequence[int], num_tokens: int, limit: int) -> str | None:
+    """Why a sequence ends after its last output, or None.
+
+    EOS and stop ids count from the `min_tokens`-th output on, and win over the length when both hold.
+    """
+    stops = {request.eos_token_id, *request.stop_token_ids}
+    if len(outputs) >= request.min_tokens and outputs[-1] in stops:
+        return "stop"
+    return "length" if len(outputs) >= request.max_tokens or num_tokens >= limit else None
+
+
+def generate_alone(request: Any, index: int, vocabulary: int, limit: int) -> tuple[list[int], str]:
+    """The outputs and finish reason of one sequence alone in the world: a loop around the stand-in model, no memory at all."""
+    contents, tokens, outputs = Contents(), [int(t) for t in request.prompt], []
+    while True:
+        context = contents.path(namespace_of(request), tokens).tolist()
+        token = contents.next_token(context, index, vocabulary)
+        tokens.append(token)
+        outputs.append(token)
+        reason = stop_reason(request, outputs, len(tokens), limit)
+        if reason is not None:
+            return outputs, reason

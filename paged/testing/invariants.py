@@ -1,0 +1,115 @@
+"""The numbered invariants of memory and scheduling, recomputed from public attributes alone.
+
+Each function looks at one subject at rest between two calls, trusts none of its counters, and returns what is wrong as sentences
+that begin with the invariant's number. What only an observer over time can see (4, 7, 8, 10, 11, 13) is checked where that
+observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIANTS` says where each one is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+INVARIANTS: dict[int, tuple[str, str]] = {
+    1: ("free + used + cached = all blocks, in each tier", "invariants.tiers_add_up"),
+    2: ("ref count = table entries + pins + transfers + releases that wait", "invariants.references"),
+    3: ("a block is free or cached exactly when its ref count is 0", "invariants.used_means_referenced"),
+    4: ("a node's block holds the node's tokens", "manager_rig and shadow_kv"),
+    5: (
+        "a hit is a contiguous prefix; a used child means a used parent",
+        "invariants.parents_of_contents, naive_model",
+    ),
+    6: ("tables are as long as their tokens need; nobody writes a shared block", "invariants.table_lengths, shadow_kv"),
+    7: ("a failed operation changes nothing", "manager_rig"),
+    8: ("a batch stays within its limits, runs, and keeps what it was given", "batch_oracles"),
+    9: ("each request is in one state; counts are conserved; legal transitions only", "life_oracles"),
+    10: ("work-conserving", "batch_oracles"),
+    11: ("nobody is overtaken; a waiting request preempts nobody", "batch_oracles"),
+    12: ("at the end nothing is held", "invariants.memory_at_rest, life_oracles"),
+    13: ("same program, same decisions", "machines and soak"),
+}
+"""Number → the statement, and the place that checks it."""
+
+
+def memory(manager: Any, held: int = 0) -> list[str]:
+    """Invariants 1, 2, 3, 5 and 6 of a manager. `held`: references that transfers may have beyond the tables, at most."""
+    found = tiers_add_up(manager) + references(manager, held) + used_means_referenced(manager)
+    return found + table_lengths(manager) + parents_of_contents(manager)
+
+
+def tiers_add_up(manager: Any) -> list[str]:
+    """1, for both tiers."""
+    found = []
+    for tier, parts, total in (
+        ("device", (manager.num_free, manager.num_cached, manager.num_used), manager.num_blocks),
+        ("host", (manager.host_free, manager.host_cached, manager.host_used), manager.num_host_blocks),
+    ):
+        if sum(parts) != total or min(parts) < 0:
+            found.append(f"1: {tier} free, cached, used {parts} do not make {total} blocks")
+    return found
+
+
+def references(manager: Any, held: int = 0) -> list[str]:
+    """2, on the device: each block is referenced as often as tables name it, but for `held` references of transfers."""
+    named = np.zeros(manager.num_blocks, np.int64)
+    found = []
+    for row in manager.live_rows.tolist():
+        table = manager.table(row)
+        if len(set(table.tolist())) < len(table):
+            found.append(f"6: row {row} names a block twice: {table.tolist()}")
+        np.add.at(named, table, 1)
+    beyond = manager.ref_counts - named
+    if (beyond < 0).any() or int(beyond.sum()) > held:
+        wrong = (beyond != 0).nonzero()[0].tolist()
+        found.append(
+            f"2: blocks {wrong} have ref counts {manager.ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
+        )
+    return found
+
+
+def used_means_referenced(manager: Any) -> list[str]:
+    """3: as many blocks have references as are counted as used, in both tiers."""
+    found = []
+    for tier, counts, used in (
+        ("device", manager.ref_counts, manager.num_used),
+        ("host", manager.host_ref_counts, manager.host_used),
+    ):
+        if int((counts > 0).sum()) != used or (counts < 0).any():
+            found.append(f"3: {tier} ref counts {counts.tolist()}, and {used} blocks count as used")
+    return found
+
+
+def table_lengths(manager: Any) -> list[str]:
+    """6: a table covers all that is computed or in flight, unless the rest of the row lies on the host."""
+    found = []
+    for row in manager.live_rows.tolist():
+        needed = -(-int(manager.num_computed[row] + manager.num_scheduled[row]) // manager.block_size)
+        held = len(manager.table(row)) + manager.num_host_tail(row)
+        if held < needed:
+            found.append(f"6: row {row} has {held} blocks for {needed} blocks of tokens")
+        if manager.num_computed[row] + manager.num_scheduled[row] > manager.num_tokens[row]:
+            found.append(f"6: row {row} computes more tokens than it knows")
+    return found
+
+
+def parents_of_contents(manager: Any) -> list[str]:
+    """5: content on the device hangs together, every node's parent is there, too."""
+    contents = manager.cached_contents()
+    return [
+        f"5: content {path} is there, its parent is not"
+        for path in contents
+        if len(path) > 2 and path[:-1] not in contents
+    ]
+
+
+def memory_at_rest(manager: Any) -> list[str]:
+    """12: no row, no reference, every block free or cached in both tiers."""
+    found = tiers_add_up(manager)
+    if manager.num_used or manager.host_used:
+        found.append(f"12: {manager.num_used} device and {manager.host_used} host blocks are still used")
+    if manager.ref_counts.any() or manager.host_ref_counts.any():
+        found.append(f"12: ref counts are left: {manager.ref_counts.tolist()}, {manager.host_ref_counts.tolist()}")
+    if len(manager.live_rows):
+        found.append(f"12: rows {manager.live_rows.tolist()} still have tables")
+    return found

@@ -1,0 +1,148 @@
+"""What holds between any two calls of a scheduler, and at the end of everything.
+
+Knows the states of a request, what an empty pool can hold, and what has to be left when all is done. Does not know policies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paged.testing import invariants
+from paged.testing.books import ExpectedRequest, generate_alone
+
+if TYPE_CHECKING:
+    from paged.testing.scheduler_rig import SchedulerRig
+    from paged.testing.world import World
+
+ENDED = ("finished", "rejected", "aborted")
+ALIVE = ("waiting", "loading", "running", "paused", "swapped")
+TRANSITIONS: dict[str, tuple[str, ...]] = {
+    "waiting": ("loading", "running", "rejected", "aborted", "finished"),
+    "loading": ("running", "waiting", "finished", "rejected", "aborted"),
+    "running": ("waiting", "paused", "swapped", "finished", "rejected", "aborted"),
+    "paused": ("running", "loading", "waiting", "swapped", "finished", "rejected", "aborted"),
+    "swapped": ("running", "loading", "waiting", "finished", "rejected", "aborted"),
+}
+"""From one look to the next. A step may move a request twice: returned and given up again is not among them."""
+
+
+def refusal(world: World, request: Any) -> list[str]:
+    """A request was refused as never fitting."""
+    return [f"{request.id} was refused, and an empty pool holds it"] if world.can_hold(request) else []
+
+
+def acceptance(world: World, request: Any) -> list[str]:
+    """A request was taken."""
+    return [] if world.can_hold(request) else [f"{request.id} was taken and can never fit"]
+
+
+def violations(rig: SchedulerRig) -> list[str]:
+    """The subject's own check, the invariants of memory recomputed, and 9: one state each, conserved and legal."""
+    found = [f"check(): {violation}" for violation in rig.scheduler.check()]
+    # Transfers and the moves of a cancelled batch may hold blocks beyond the tables.
+    may_hold = rig.world.num_blocks if rig.world.async_moves or rig.carries_moves else 0
+    found += invariants.memory(rig.manager, may_hold)
+    return found + states(rig)
+
+
+def waiting_order(rig: SchedulerRig) -> list[str]:
+    """11: those who wait stand by priority, then by arrival; one that waits for tokens from the caller may stand anywhere."""
+    arrival = {id: number for number, id in enumerate(rig.books)}
+    waiting = [id for id in rig.scheduler.waiting_ids() if not rig.books[id].is_idle]
+    expected = sorted(waiting, key=lambda id: (rig.books[id].request.priority, arrival[id]))
+    return [f"11: the waiting stand as {waiting}, by priority and arrival {expected}"] if waiting != expected else []
+
+
+def states(rig: SchedulerRig) -> list[str]:
+    """9: every request is in one state, gets there by a legal way, and all of them add up."""
+    counts, found = rig.scheduler.counts(), waiting_order(rig)
+    tally = dict.fromkeys(ALIVE, 0)
+    for id, book in rig.books.items():
+        status = rig.scheduler.status(id)
+        if status in tally:
+            tally[status] += 1
+        last = rig.statuses.get(id, "waiting")
+        if status != last and status not in TRANSITIONS.get(last, ()):
+            found.append(f"9: {id} went from {last} to {status}")
+        rig.statuses[id] = status
+        if status != last:
+            rig.events[f"became {status}"] += 1
+        may_linger = rig.is_held(id)
+        if book.is_live and status in ENDED and not may_linger and not rig.scheduler.has_unfinished:
+            found.append(f"9: {id} is {status}, and nothing said why")
+        if book.is_aborted and status != "aborted" and not may_linger:
+            found.append(f"9: {id} was aborted and is {status}")
+        if book.is_live and status not in ENDED:
+            explanation = rig.scheduler.explain(id)
+            if explanation.status != status or not str(explanation):
+                found.append(f"9: explain says {explanation}, status says {status}")
+    if any(counts[name] != number for name, number in tally.items()):
+        found.append(f"9: counts {counts}; the requests' own states make {tally}")
+    if counts["submitted"] != rig.num_added or sum(counts.values()) != 2 * rig.num_added:
+        found.append(f"9: {rig.num_added} were submitted; counts {counts}")
+    return found
+
+
+def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int], str | None]]) -> list[str]:
+    """Outputs, by sequence, of a request that sampled nothing for them: right only where it was ended outside a batch, whole."""
+    book = rig.books.get(id)
+    if book is None or book.is_aborted:
+        return [f"{id} received {outputs}, though it is gone"]
+    live = [number for number, sequence in enumerate(book.sequences) if sequence.reason is None]
+    reasons = {reason for _, reason in outputs.values()}
+    if sorted(outputs) != live or any(tokens for tokens, _ in outputs.values()) or len(reasons) > 1:
+        return [f"{id} received {outputs}; its live sequences are {live}, and nothing was sampled for them"]
+    reason, needed = reasons.pop(), blocks_to_go_on(rig, id)
+    limit = rig.world.limit_of(book.request)
+    if reason == "rejected":
+        is_right = book.was_appended_to and any(len(book.sequences[n].tokens) >= limit for n in live)
+    else:
+        is_right = reason == "length" and needed > rig.world.num_blocks
+    if not is_right:
+        return [f"{id} ended with {reason}; it needs {needed} blocks, and {limit} tokens a sequence fit"]
+    rig.events[f"ended outside a batch: {reason}"] += 1
+    book.end(str(reason))
+    book.was_cut_short = True
+    return []
+
+
+def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
+    """Blocks for all tokens of a request's live sequences; equal full blocks count once where content is shared."""
+    book, size = rig.books[id], rig.world.block_size
+    distinct: set[object] = set()
+    for number, sequence in enumerate(s for s in book.sequences if s.reason is None):
+        for end in range(0, len(sequence.tokens), size):
+            is_shared = rig.world.prefix_caching and end + size <= len(sequence.tokens) - 1
+            distinct.add(tuple(sequence.tokens[: end + size]) if is_shared else (number, "own", end))
+    return len(distinct)
+
+
+def drain_bound(rig: SchedulerRig) -> int:
+    """Steps within which everything has to end: some for every token that is still to come, recomputed ones included."""
+    tokens = sum(
+        len(sequence.tokens) + rig.books[id].request.max_tokens
+        for id in rig.live
+        for sequence in rig.books[id].sequences
+    )
+    return 60 + 12 * tokens
+
+
+def at_rest(rig: SchedulerRig) -> list[str]:
+    """12: nothing is held and nothing lives."""
+    found = invariants.memory_at_rest(rig.manager)
+    counts = rig.scheduler.counts()
+    if any(counts[name] for name in ALIVE):
+        found.append(f"12: requests are left: {counts}")
+    return found
+
+
+def received(rig: SchedulerRig, book: ExpectedRequest) -> list[str]:
+    """A request that nothing disturbed got exactly what it would have got alone with ample memory."""
+    if book.is_aborted or book.was_appended_to or book.was_cut_short:
+        return []
+    found = []
+    for number, sequence in enumerate(book.sequences):
+        alone = generate_alone(book.request, number, rig.world.vocabulary, rig.world.limit_of(book.request))
+        if (sequence.outputs, sequence.reason) != alone:
+            found.append(f"{book.id}/{number} got {sequence.outputs} ({sequence.reason}), alone {alone}")
+    return found

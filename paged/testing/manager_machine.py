@@ -1,0 +1,198 @@
+"""The state machine of a KV manager: Hypothesis chooses the operations, the rig compares, a failure shrinks to a short program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hypothesis import event, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
+from paged.testing.protocol import Capabilities
+from paged.testing.strategies import NAMESPACES, picks, prompts, tails
+
+worlds = st.builds(
+    ManagerWorld,
+    num_blocks=st.integers(3, 12),
+    block_size=st.sampled_from([1, 2, 4]),
+    host_blocks=st.sampled_from([0, 2, 4, 8]),
+    prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+)
+MAX_ROWS = 6
+
+
+def where(holds: Callable[[ManagerMachine], object]) -> Any:
+    """A precondition: a rule with nothing to do is not tried."""
+    return precondition(lambda machine: bool(holds(machine)))
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Subclass it and override `build` and `capabilities` to test another manager."""
+
+    build: ClassVar[Any] = staticmethod(build_manager)
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    rig: ManagerRig
+
+    @initialize(world=worlds, opening=st.lists(prompts(), min_size=2, max_size=4))
+    def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
+        """A pool that has seen some sequences already."""
+        if not self.capabilities.host_tier:
+            world = replace(world, host_blocks=0)
+        if not self.capabilities.prefix_cache:
+            world = replace(world, prefix_caching=False)
+        self.rig = ManagerRig(world, type(self).build)
+        for number, tokens in enumerate(opening):
+            self.serve(tokens, None, "free" if number % 2 else "confirm")
+
+    @where(lambda self: len(self.rig.rows) < MAX_ROWS)
+    @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES))
+    def add(self, tokens: list[int], namespace: object) -> None:
+        self.rig.add(tokens, namespace)
+
+    @where(lambda self: len(self.rig.rows) < MAX_ROWS)
+    @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES), how=st.sampled_from(["start", "confirm", "free"]))
+    def serve(self, tokens: list[int], namespace: object, how: str) -> None:
+        """The common life of a sequence, in one rule, so that pools fill up and content comes and goes."""
+        row = self.rig.add(tokens[: self.rig.world.num_blocks * self.rig.world.block_size], namespace)
+        self.rig.allocate([row], [self.rig.left(row)])
+        while how != "start" and row not in self.rig.idle_rows:
+            self.rig.confirm()
+        if how == "free":
+            self.rig.free([row])
+
+    @where(lambda self: len(self.rig.rows) < MAX_ROWS - 1)
+    @rule(tokens=prompts(), more=tails())
+    def arrive_together(self, tokens: list[int], more: list[int]) -> None:
+        """Two prompts with one beginning in one batch: the second shares what the first is computing."""
+        for prompt in (tokens, tokens + more):
+            row = self.rig.add(prompt, None)
+            self.rig.allocate([row], [self.rig.left(row)])
+
+    @where(lambda self: self.rig.idle_rows)
+    @rule(pick=picks, tokens=tails())
+    def append(self, pick: int, tokens: list[int]) -> None:
+        self.rig.append(chosen(self.rig.idle_rows, pick), tokens)
+
+    @where(lambda self: self.rig.startable_rows)
+    @rule(pick=picks, counts=st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    def allocate(self, pick: int, counts: list[int]) -> None:
+        rows = rotated(self.rig.startable_rows, pick)[: len(counts)]
+        self.rig.allocate(rows, [min(count, self.rig.left(row)) for row, count in zip(rows, counts, strict=False)])
+
+    @where(lambda self: self.rig.startable_rows)
+    @rule(pick=picks)
+    def decode(self, pick: int) -> None:
+        """Every row that can goes on by what it knows, in one call, as a step of decoding does."""
+        rows = rotated(self.rig.startable_rows, pick)
+        self.rig.allocate(rows, [self.rig.left(row) for row in rows])
+
+    @where(lambda self: self.rig.batches[-1][1])
+    @rule()
+    def seal(self) -> None:
+        self.rig.seal()
+
+    @where(lambda self: self.rig.batches[0][1])
+    @rule()
+    def confirm(self) -> None:
+        self.rig.confirm()
+
+    @where(lambda self: self.capabilities.cancel and self.rig.batches[0][1])
+    @rule()
+    def cancel(self) -> None:
+        self.rig.cancel()
+
+    @where(lambda self: self.rig.device_rows)
+    @rule(pick=picks)
+    def extend_hit(self, pick: int) -> None:
+        self.rig.extend_hit(chosen(self.rig.device_rows, pick))
+
+    @where(lambda self: self.capabilities.reserve and self.rig.device_rows)
+    @rule(pick=picks, extra=st.integers(0, 3))
+    def reserve(self, pick: int, extra: int) -> None:
+        row = chosen(self.rig.device_rows, pick)
+        self.rig.reserve([row], [len(self.rig.naive.rows[row].table) + extra])
+
+    @where(lambda self: self.capabilities.truncate and self.rig.idle_rows)
+    @rule(pick=picks, num_blocks=st.integers(0, 8))
+    def truncate(self, pick: int, num_blocks: int) -> None:
+        row = chosen(self.rig.idle_rows, pick)
+        self.rig.truncate(row, num_blocks % (len(self.rig.naive.rows[row].table) + 1))
+
+    @where(lambda self: self.capabilities.fork and self.rig.device_rows and len(self.rig.rows) < MAX_ROWS)
+    @rule(pick=picks)
+    def fork(self, pick: int) -> None:
+        self.rig.fork(chosen(self.rig.device_rows, pick))
+
+    @where(lambda self: self.capabilities.fork and self.rig.device_rows and len(self.rig.rows) < MAX_ROWS)
+    @rule(pick=picks, ours=tails(longest=2), theirs=tails(longest=2))
+    def branch(self, pick: int, ours: list[int], theirs: list[int]) -> None:
+        """A fork at work: both go on in one batch, each by tokens of its own."""
+        row = chosen(self.rig.device_rows, pick)
+        child = self.rig.fork(row)
+        self.rig.append(row, ours)
+        self.rig.append(child, theirs)
+        self.rig.allocate([row, child], [self.rig.left(row), self.rig.left(child)])
+
+    @where(lambda self: self.rig.idle_rows)
+    @rule(pick=picks, both=st.booleans())
+    def free(self, pick: int, both: bool) -> None:
+        self.rig.free(rotated(self.rig.idle_rows, pick)[: 1 + both])
+
+    @where(lambda self: self.capabilities.host_tier and self.rig.swappable_rows)
+    @rule(pick=picks, keep=st.sampled_from([0, 0, 1, 2]), both=st.booleans())
+    def swap_out(self, pick: int, keep: int, both: bool) -> None:
+        rows = rotated(self.rig.swappable_rows, pick)[: 1 + both]
+        self.rig.swap_out(rows, min(keep, *(self.rig.blocks_to_keep(row) for row in rows)))
+
+    @where(lambda self: self.rig.swapped_rows)
+    @rule(pick=picks, both=st.booleans())
+    def swap_in(self, pick: int, both: bool) -> None:
+        self.rig.swap_in(rotated(self.rig.swapped_rows, pick)[: 1 + both])
+
+    @rule()
+    def reset_cache(self) -> None:
+        self.rig.reset_cache()
+
+    @where(lambda self: self.rig.rows)
+    @rule(pick=picks)
+    def misuse(self, pick: int) -> None:
+        row = chosen(self.rig.rows, pick)
+        self.rig.misuse("free", [row, 77])
+        self.rig.misuse("free", [row, row])
+        self.rig.misuse("truncate", row, 99)
+        if row not in self.rig.idle_rows:
+            for verb, arguments in MISUSES_IN_FLIGHT[pick % len(MISUSES_IN_FLIGHT)]:
+                self.rig.misuse(verb, row, *arguments)
+        elif row in self.rig.startable_rows:
+            self.rig.misuse("allocate", [row], [self.rig.left(row) + 1])
+            self.rig.misuse("allocate", [row], [0])
+            self.rig.misuse("confirm", [row])
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig") and not self.rig.has_failed:
+            self.rig.drain()
+            for name in sorted(self.rig.events):
+                if self.rig.events[name]:
+                    event(name)
+
+
+MISUSES_IN_FLIGHT: list[list[tuple[str, tuple[object, ...]]]] = [
+    [("free", ()), ("fork", ())],
+    [("swap_out", ()), ("truncate", (0,))],
+    [("append", ([0],)), ("allocate", (1,))],
+]
+"""What the row of a batch that has not ended refuses."""
+
+
+def chosen(rows: list[int], pick: int) -> int:
+    """One of the rows."""
+    return rows[pick % len(rows)]
+
+
+def rotated(rows: list[int], pick: int) -> list[int]:
+    """All of the rows, beginning with one of them."""
+    start = pick % len(rows) if rows else 0
+    return rows[start:] + rows[:start]

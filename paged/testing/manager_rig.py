@@ -1,0 +1,457 @@
+"""A real KV manager, the naive model and the shadow KV side by side: every operation runs on all three and is compared at once.
+
+Each public method is one operation of the manager, or one misuse of it. Batches work as in an engine: rows that are put in flight
+belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest cancelled. Knows the public
+interface of a manager and the naive model. Reads no private state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paged.testing import invariants
+from paged.testing.content import typed
+from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
+from paged.testing.shadow_kv import ShadowKV
+from paged.testing.violation import Violation
+
+
+@dataclass(frozen=True)
+class ManagerWorld:
+    """The sizes of a manager, in blocks and tokens."""
+
+    num_blocks: int = 6
+    block_size: int = 2
+    host_blocks: int = 0
+    prefix_caching: bool = True
+
+
+Builder = Callable[[ManagerWorld], Any]
+
+
+def build_manager(world: ManagerWorld) -> Any:
+    """Our own manager."""
+    from paged import BlockManager
+
+    return BlockManager(
+        world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching
+    )
+
+
+class ManagerRig:
+    """Drives one manager; every method compares before it returns."""
+
+    def __init__(self, world: ManagerWorld, build: Builder = build_manager) -> None:
+        self.world = world
+        self.build = build
+        self.manager = build(world)
+        self.naive = NaiveManager(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)
+        self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.batches: list[tuple[int, list[int]]] = [(1, [])]
+        self.ids: dict[Block, int] = {}
+        self.host_ids: dict[Block, int] = {}
+        self.namespaces: dict[object, object] = {}
+        self.roots: dict[object, bytes] = {}
+        self.has_failed = False
+        self.program: list[str] = []
+        self.events: Counter[str] = Counter()
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that a sequence holds, rising."""
+        return sorted(self.naive.rows)
+
+    @property
+    def idle_rows(self) -> list[int]:
+        """Rows that are in no batch."""
+        return [r for r in self.rows if not self.naive.rows[r].batch]
+
+    @property
+    def device_rows(self) -> list[int]:
+        """Idle rows that lie on the device whole."""
+        return [r for r in self.idle_rows if not self.naive.rows[r].is_swapped]
+
+    @property
+    def swapped_rows(self) -> list[int]:
+        """Rows of which a part lies on the host."""
+        return [r for r in self.idle_rows if self.naive.rows[r].is_swapped]
+
+    @property
+    def swappable_rows(self) -> list[int]:
+        """Idle rows that share nothing which is still being computed."""
+        return [r for r in self.idle_rows if self.naive.rows[r].unconfirmed is None]
+
+    @property
+    def startable_rows(self) -> list[int]:
+        """Rows that could compute something now."""
+        return [r for r in self.device_rows if self.left(r)]
+
+    def left(self, row: int) -> int:
+        """Tokens that the row knows and has not computed."""
+        return len(self.naive.rows[row].tokens) - self.naive.rows[row].computed
+
+    def blocks_to_keep(self, row: int) -> int:
+        """Blocks of the row on the device that hold something."""
+        state = self.naive.rows[row]
+        return min(self.naive.blocks_for(state.computed), len(state.table))
+
+    def add(self, tokens: list[int], namespace: object = None) -> int:
+        """A new sequence. The hit has to be exactly the longest prefix that is there."""
+        self._note("add", tokens, namespace)
+        looked_up = self.manager.lookup(tokens, namespace)
+        number = int(self.manager.add(tokens, namespace=namespace))
+        # 1 == True for Python's dictionaries, and the model is made of those; the manager has to tell them apart.
+        self.namespaces[typed(namespace)] = namespace
+        hit = self.naive.add(number, tokens, typed(namespace))
+        self.events["hit"] += hit > 0
+        self.events["shared in flight"] += self.naive.rows[number].unconfirmed is not None
+        found = (
+            [f"lookup found {looked_up.num_tokens} tokens, the cache holds {hit}"]
+            if looked_up.num_tokens != hit
+            else []
+        )
+        if list(looked_up.blocks) != list(self.manager.table(number)):
+            found.append(f"lookup names {list(looked_up.blocks)}, add took {list(self.manager.table(number))}")
+        self._fail_on(found)
+        self._compare()
+        return number
+
+    def append(self, row: int, tokens: list[int]) -> None:
+        """More known tokens."""
+        self._note("append", row, tokens)
+        self.manager.append(row, tokens)
+        self.naive.rows[row].tokens += tokens
+        self._compare()
+
+    def allocate(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Put tokens in flight in the batch that is being composed, and let the engine write them."""
+        self._note("allocate", list(rows), list(counts))
+        columns = {row: self.manager.table(row).tolist() for row in rows}
+        moves, copies = self._both(
+            lambda: self.manager.allocate(list(rows), list(counts)), lambda: self.naive.allocate(rows, counts)
+        )
+        if copies is None:
+            return
+        wanted = sorted((columns[row][column], int(self.manager.table(row)[column])) for row, column in copies)
+        if sorted(map(tuple, moves.device_to_device.tolist())) != wanted or len(moves) != len(wanted):
+            self._fail_on([f"copies {moves.device_to_device.tolist()}, expected {wanted}"])
+        self.events["copy on write"] += len(copies)
+        self.batches[-1][1].extend(rows)
+        self._fail_on(self.shadow.move(moves))
+        for row in rows:
+            state = self.naive.rows[row]
+            start, stop = state.computed, state.computed + state.scheduled
+            contents = self.shadow.contents.path(state.namespace, state.tokens[:stop])
+            self._fail_on(self.shadow.write(self.manager.slots(row, start, stop), contents[start:]))
+            self.ids.update(zip(state.table, self.manager.table(row).tolist(), strict=False))
+        self.naive.announce(rows, self._leader)
+        self._compare()
+
+    def seal(self) -> None:
+        """The batch is composed; what is allocated from now on belongs to the next one."""
+        if self.batches[-1][1]:
+            self._note("seal")
+            self._next_batch()
+
+    def confirm(self) -> None:
+        """The oldest batch has been computed."""
+        number, rows = self.batches[0]
+        if not rows:
+            return
+        self._note("confirm")
+        self._leave(0)
+        for row in rows:
+            self._fail_on(self._misplaced(row, self.naive.rows[row].computed + self.naive.rows[row].scheduled))
+        switched = self.naive.switched
+        self.manager.confirm(rows)
+        self.naive.confirm(rows)
+        self._forget_sharers(number)
+        self.events["switch"] += self.naive.switched > switched
+        self._compare()
+
+    def cancel(self) -> None:
+        """The latest batch was not computed; half of its writes may have happened."""
+        if not self.batches[-1][1]:
+            if len(self.batches) < 2:
+                return
+            # The batch under composition is empty: the one before it is the latest.
+            number, rows = self.batches[-2]
+            self._note("cancel")
+            self._leave(-2)
+        else:
+            number, rows = self.batches[-1]
+            self._note("cancel")
+            self._leave(-1)
+        self.events["cancel of pending nodes"] += any(
+            self.naive.rows[r] is entry[0] for r in rows for entry in self.naive.pending.values()
+        )
+        for row in rows:
+            state = self.naive.rows[row]
+            self.shadow.device.reshape(-1)[
+                self.manager.slots(row, state.computed, state.computed + state.scheduled)
+            ] = -1
+        self.manager.cancel(rows)
+        self.naive.cancel(rows)
+        self._forget_sharers(number)
+        self._compare()
+
+    def extend_hit(self, row: int) -> None:
+        """Look again for what follows a row that holds nothing but shared content; one that computes may be left alone."""
+        self._note("extend_hit", row)
+        state = self.naive.rows[row]
+        holds_nodes_only = len(state.table) * self.world.block_size == state.computed
+        won = self.manager.extend_hit(row)
+        if won or not (state.has_computed or not holds_nodes_only):
+            expected = self.naive.extend_hit(state)
+            self._fail_on([f"row {row}: {won} more tokens hit, {expected} expected"] if won != expected else [])
+            self.events["hit later"] += won > 0
+        self._compare()
+
+    def reserve(self, rows: Sequence[int], num_blocks: Sequence[int]) -> None:
+        """Lookahead: tables of at least so many blocks."""
+        self._note("reserve", list(rows), list(num_blocks))
+
+        def naive() -> bool:
+            self.naive.reserve(rows, num_blocks)
+            return True
+
+        self._both(lambda: self.manager.reserve(list(rows), list(num_blocks)), naive)
+        self._compare()
+
+    def truncate(self, row: int, num_blocks: int) -> None:
+        """Give up a table's tail."""
+        self._note("truncate", row, num_blocks)
+        self.manager.truncate(row, num_blocks)
+        self.naive.truncate(row, num_blocks)
+        self._compare()
+
+    def free(self, rows: Sequence[int]) -> None:
+        """Rows end."""
+        self._note("free", list(rows))
+        self.manager.free(list(rows))
+        self.naive.free(rows)
+        self._compare()
+
+    def fork(self, row: int) -> int:
+        """A second row over the same blocks."""
+        self._note("fork", row)
+        child = int(self.manager.fork(row))
+        self._fail_on([f"fork returned row {child}, which is held"] if child in self.naive.rows else [])
+        self.naive.fork(row, child)
+        self.events["fork"] += 1
+        self._compare()
+        return child
+
+    def swap_out(self, rows: Sequence[int], keep: int = 0) -> None:
+        """Blocks from column `keep` on go to the host."""
+        self._note("swap_out", list(rows), keep)
+        moves, copies = self._both(
+            lambda: self.manager.swap_out(list(rows), keep), lambda: self.naive.swap_out(rows, keep)
+        )
+        if copies is None:
+            return
+        self.events["swap out"] += 1
+        self._fail_on(self._match(moves.device_to_host, copies, self.ids, self.host_ids))
+        self._fail_on(self.shadow.move(moves))
+        self._compare()
+
+    def swap_in(self, rows: Sequence[int]) -> None:
+        """Host tails return."""
+        self._note("swap_in", list(rows))
+        moves, copies = self._both(lambda: self.manager.swap_in(list(rows)), lambda: self.naive.swap_in(rows))
+        if copies is None:
+            return
+        self.events["swap in"] += 1
+        self._fail_on(self._match(moves.host_to_device, copies, self.host_ids, self.ids))
+        self._fail_on(self.shadow.move(moves))
+        self._compare()
+
+    def reset_cache(self) -> None:
+        """Forget all content, if nothing is used."""
+        self._note("reset_cache")
+        before = self.manager.snapshot()
+        done, expected = self.manager.reset_cache(), self.naive.reset_cache()
+        self._fail_on([f"reset_cache returned {done}, expected {expected}"] if done is not expected else [])
+        self._fail_on(["a refused reset changed something"] if not done and self.manager.snapshot() != before else [])
+        self._compare()
+
+    def misuse(self, verb: str, *arguments: Any) -> None:
+        """A call that no caller may make: a typed error, and nothing has changed."""
+        from paged import PagedError
+
+        self._note("misuse", verb, *arguments)
+        before = self.manager.snapshot()
+        try:
+            getattr(self.manager, verb)(*arguments)
+        except PagedError as error:
+            self.events[f"misuse: {type(error).__name__}"] += 1
+        else:
+            self._fail_on([f"{verb}{arguments} was not refused"])
+        self._fail_on(["7: a refused call changed something"] if self.manager.snapshot() != before else [])
+
+    def drain(self) -> None:
+        """End every batch and every row: nothing may be left but cached content."""
+        while any(rows for _, rows in self.batches):
+            self.confirm()
+        if self.rows:
+            self.free(self.rows)
+        self._fail_on(invariants.memory_at_rest(self.manager))
+
+    def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
+        """One operation on both. Where the model has no room the real one has to say so and change nothing: (None, None)."""
+        from paged import OutOfBlocks
+
+        before = self.manager.snapshot()
+        try:
+            expected = naive()
+        except NoRoom:
+            try:
+                real()
+            except OutOfBlocks:
+                self.events["no room"] += 1
+                self._fail_on(
+                    ["7: an operation without room changed something"] if self.manager.snapshot() != before else []
+                )
+                return None, None
+            self._fail_on(["an operation succeeded for which there is no room"])
+        try:
+            return real(), expected
+        except OutOfBlocks as error:
+            self._fail_on([f"there is room, and yet: {error}"])
+            raise
+
+    def _leader(self, node: Node, candidates: list[Block]) -> Block:
+        """Which of several rows that compute the same content the manager shows to others; the first, if it shows none."""
+        namespace, tokens = node
+        shown = self.manager.lookup([*tokens, 0], self.namespaces[namespace]).blocks.tolist()
+        column = len(tokens) // self.world.block_size - 1
+        return next((b for b in candidates if len(shown) > column and self.ids[b] == shown[column]), candidates[0])
+
+    def _match(
+        self, pairs: Any, copies: Sequence[tuple[Block, Block]], sources: dict[Block, int], targets: dict[Block, int]
+    ) -> list[str]:
+        """The real copies have to be the model's, source by source; learns where the destinations lie."""
+        real = dict(np.asarray(pairs).tolist())
+        expected = sorted(sources[source] for source, _ in copies)
+        if sorted(real) != expected or len(real) != len(pairs):
+            return [f"blocks {sorted(real)} are copied, expected {expected}"]
+        targets.update({target: real[sources[source]] for source, target in copies})
+        return []
+
+    def _leave(self, index: int) -> None:
+        """Batch `index` ends; composition goes on in another one."""
+        if index == -1 or len(self.batches) == 1:
+            self._next_batch()
+            index = -2 if index == -1 else 0
+        del self.batches[index]
+
+    def _next_batch(self) -> None:
+        self.batches.append((int(self.manager.next_batch()), []))
+        self.naive.next_batch()
+
+    def _forget_sharers(self, number: int) -> None:
+        self.manager.forget_sharers(number)
+
+    def _compare(self) -> None:
+        """The whole public state against the model, every computed token against the shadow, and the manager's own check."""
+        found = invariants.memory(self.manager)
+        found += self._tallies()
+        for number in self.rows:
+            found += self._row_differences(number, self.naive.rows[number])
+        found += [f"check(): {violation}" for violation in self.manager.check()]
+        if not found:
+            found += self._content_differences()
+            for number in self.rows:
+                row = self.naive.rows[number]
+                found += self._misplaced(number, min(row.computed, len(row.table) * self.world.block_size))
+        self._fail_on(found)
+        self._poison_free()
+
+    def _tallies(self) -> list[str]:
+        manager, found = self.manager, []
+        for tier, pool, shown in (
+            ("device", self.naive.device, (manager.num_free, manager.num_cached, manager.num_used)),
+            ("host", self.naive.host, (manager.host_free, manager.host_cached, manager.host_used)),
+        ):
+            expected = (pool.free, len(pool.cached), pool.used)
+            if tuple(map(int, shown)) != expected:
+                found.append(f"{tier} free, cached, used: {tuple(map(int, shown))}, expected {expected}")
+        self.events["evict"] += self.naive.device.evicted > 0
+        self.naive.device.evicted = 0
+        return found
+
+    def _row_differences(self, number: int, row: Row) -> list[str]:
+        manager, table = self.manager, self.manager.table(number).tolist()
+        shown = tuple(
+            int(column[number]) for column in (manager.num_tokens, manager.num_computed, manager.num_scheduled)
+        )
+        expected = (len(row.tokens), row.computed, row.scheduled)
+        found = [f"row {number}: tokens, computed, scheduled {shown}, expected {expected}"] if shown != expected else []
+        if len(table) != len(row.table):
+            return [*found, f"row {number}: {len(table)} blocks, expected {len(row.table)}"]
+        for column, (id, block) in enumerate(zip(table, row.table, strict=True)):
+            if self.ids.setdefault(block, id) != id:
+                found.append(f"row {number}: block {id} at column {column}, expected {self.ids[block]}")
+            refs = int(manager.ref_counts[id])
+            if refs != block.refs:
+                found.append(f"block {id}: ref count {refs}, expected {block.refs}")
+        return found
+
+    def _content_differences(self) -> list[str]:
+        """Which content survives, whether two blocks of the model are one real block, and whether content lies where it should."""
+        naive, found = self.naive, []
+        expected = {self._path(node) for node in naive.device.resident}
+        shown = self.manager.cached_contents()
+        found += [f"content forgotten: {path}" for path in expected - shown]
+        found += [f"content that should be gone: {path}" for path in shown - expected]
+        for pool, ids, tier in (
+            (naive.device, self.ids, self.shadow.device),
+            (naive.host, self.host_ids, self.shadow.host),
+        ):
+            held = {block for row in naive.rows.values() for block in (row.table if pool is naive.device else row.tail)}
+            blocks = held | set(pool.resident.values())
+            for block in [block for block in ids if block not in blocks]:
+                del ids[block]
+            if len(set(ids.values())) < len(ids):
+                found.append("one block holds two contents")
+            for (namespace, tokens), block in pool.resident.items():
+                held_slots = tier[ids[block]].tolist()
+                if held_slots != self.shadow.contents.path(namespace, tokens)[-self.world.block_size :].tolist():
+                    found.append(
+                        f"4: the block of node {tokens} holds {[self.shadow.contents.describe(c) for c in held_slots]}"
+                    )
+        return found
+
+    def _misplaced(self, number: int, length: int) -> list[str]:
+        row = self.naive.rows[number]
+        expected = self.shadow.contents.path(row.namespace, row.tokens[:length])
+        return self.shadow.mismatches(self.manager.table(number), expected, f"row {number}")
+
+    def _path(self, node: Node) -> tuple[bytes, ...]:
+        """A node as `cached_contents` spells it; how a namespace is encoded is learned from a manager of one block."""
+        namespace, tokens = node
+        if namespace not in self.roots:
+            probe = self.build(ManagerWorld(1, 1))
+            row = probe.add([0], namespace=self.namespaces[namespace])
+            probe.allocate([row], [1])
+            probe.confirm([row])
+            self.roots[namespace] = next(iter(probe.cached_contents()))[0]
+        data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
+        return (self.roots[namespace], *(data[i : i + size] for i in range(0, len(data), size)))
+
+    def _poison_free(self) -> None:
+        self.shadow.poison(set(range(self.world.num_blocks)) - set(self.ids.values()))
+        self.shadow.poison(set(range(self.world.host_blocks)) - set(self.host_ids.values()), "host")
+
+    def _note(self, verb: str, *arguments: Any) -> None:
+        self.program.append(f"rig.{verb}({', '.join(map(repr, arguments))})")
+
+    def _fail_on(self, found: list[str]) -> None:
+        if found:
+            self.has_failed = True
+            raise Violation(found, [f"rig = ManagerRig({self.world})", *self.program])

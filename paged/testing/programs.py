@@ -1,0 +1,160 @@
+"""Random programs for a scheduler, without Hypothesis: for a soak of thousands of requests, and to replay what a rig has done.
+
+All chance comes from one seeded generator, so a seed is a program. Knows what an engine may do and how often it does it. Does
+not know what is right: the rig says so after every call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from paged.testing.scheduler_rig import Call, SchedulerRig
+from paged.testing.violation import Violation
+from paged.testing.world import Builder, World, build_scheduler
+
+PATTERNS = ([0], [0, 1], [0, 0, 1], [1])
+"""Prompts are stretches of these, so that most of them share a prefix with another."""
+COUNTS: tuple[tuple[int, ...], ...] = ((), (), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0))
+"""How many tokens the sampling rows of a batch get; empty: one each."""
+
+
+def random_world(chance: random.Random) -> World:
+    """A tiny world in which sharing, eviction and preemption are hard to avoid."""
+    return World(
+        num_blocks=chance.randint(2, 12),
+        block_size=chance.choice([1, 2, 4]),
+        host_blocks=chance.choice([0, 0, 2, 4, 8]),
+        prefix_caching=chance.random() < 0.85,
+        policy=chance.choice(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        max_tokens_per_step=chance.choice([2, 4, 8, 32]),
+        max_sequences=chance.choice([1, 2, 4, 8]),
+        max_chunk=chance.choice([None, 1, 2, 3, 4]),
+        max_model_len=chance.choice([None, None, None, 10]),
+        max_waiting=chance.choice([None, None, None, 4]),
+        async_moves=chance.random() < 0.25,
+        vocabulary=chance.choice([2, 3]),
+    )
+
+
+class RandomEngine:
+    """An engine and its clients, driven by chance: what happens next is drawn from what can happen now."""
+
+    def __init__(
+        self, rig: SchedulerRig, chance: random.Random, *, trouble: float | None = None, max_live: int = 8
+    ) -> None:
+        """`trouble`: the share of calls that are neither a new request nor a whole step; drawn, if None, for this program."""
+        self.rig = rig
+        self.chance = chance
+        self.trouble = chance.choice([0.05, 0.3, 0.8]) if trouble is None else trouble
+        self.max_live = max_live
+        # Prompts that fill much of the pool, or so many small ones that they outgrow it together.
+        self.share = chance.choice([0.2, 0.4, 1.0])
+        self.goes_wild = chance.random() < 0.3
+        # Requests of one burst arrive in a row, mostly with the same beginning.
+        self.burst = 0
+        self.prompt: list[int] = []
+
+    def do(self) -> None:
+        """Make one call."""
+        verb, arguments = self.next_call()
+        getattr(self.rig, verb)(*arguments)
+
+    def next_call(self) -> Call:
+        """One call that makes sense now."""
+        rig, chance = self.rig, self.chance
+        if not rig.has_work or self.burst or (len(rig.live) < self.max_live and chance.random() < 0.2):
+            self.burst = self.burst - 1 if self.burst else chance.choice([0, 0, 1, 2])
+            return "add", (self.request(),)
+        if rig.loads and chance.random() < 0.2:
+            return "loaded", (chance.choice(sorted(rig.loads)), chance.randint(0, 8))
+        if rig.transfers and chance.random() < 0.2:
+            return "moved", ()
+        counts = chance.choice(COUNTS) if self.goes_wild else ()
+        if chance.random() >= self.trouble:
+            return "step", (counts,)
+        verb = chance.choices(["schedule", "run", "update", "cancel", "abort", "append"], [6, 2, 5, 3, 1, 1])[0]
+        if verb == "schedule" and len(rig.flights) < 3:
+            return "schedule", ()
+        if verb == "abort":
+            return "abort", (
+                chance.choice(rig.live)
+                if rig.live and chance.random() < 0.8
+                else f"r{chance.randrange(rig.num_added + 1)}",
+            )
+        if verb == "append" and rig.live:
+            id = chance.choice(rig.live)
+            tokens = [chance.randrange(2) for _ in range(chance.randint(1, 3))]
+            return "append", (id, tokens, chance.randrange(len(rig.books[id].sequences)))
+        if verb == "run" and rig.flights:
+            return "run", (chance.randrange(len(rig.flights)),)
+        if verb == "cancel" and rig.flights:
+            return "cancel", (chance.random() < 0.5,)
+        return "update", (counts,)
+
+    def request(self) -> object:
+        """A request that mostly fits the world, with a prompt that others begin with, too."""
+        from paged import Request
+
+        rig, chance = self.rig, self.chance
+        number = rig.num_added if chance.random() < 0.9 or not rig.num_added else chance.randrange(rig.num_added)
+        longest = rig.world.longest
+        length = chance.randint(1, max(1, int((longest - 1) * self.share))) if chance.random() < 0.96 else longest + 1
+        pattern = chance.choice(PATTERNS)
+        prompt = (pattern * length)[: max(0, length - chance.randint(0, 3))]
+        prompt += [chance.randrange(2) for _ in range(length - len(prompt))]
+        if self.prompt and chance.random() < 0.5:
+            prompt = self.prompt[: longest - 1 if chance.random() < 0.8 else chance.randint(1, longest)]
+        self.prompt = prompt
+        num_sequences = min(chance.choice([1, 1, 1, 1, 1, 1, 2, 3]), rig.world.max_sequences)
+        max_tokens = chance.choice([1, 2, 4, max(1, longest // 3), max(1, longest // 2), longest])
+        has_stops = chance.random() < 0.4
+        return Request(
+            id=f"r{number}",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            min_tokens=min(max_tokens, chance.choice([0, 0, 0, 2, 5])),
+            eos_token_id=chance.choice([None, 0]) if has_stops else None,
+            stop_token_ids=chance.choice([(), (1,)]) if has_stops else (),
+            priority=chance.choice([0, 0, 0, 1, -1]),
+            num_sequences=num_sequences,
+            num_computed=chance.choice([0] * 14 + [3, 7]) if num_sequences == 1 else 0,
+            salt=chance.choice([None] * 7 + ["a"]),
+        )
+
+
+def replay(world: World, calls: Sequence[Call], build: Builder = build_scheduler) -> SchedulerRig:
+    """Run a program again from the start; calls that no longer make sense (an id that was never added) are left out."""
+    rig = SchedulerRig(world, build)
+    for verb, arguments in calls:
+        if verb == "append" and not (
+            arguments[0] in rig.books and arguments[2] < len(rig.books[arguments[0]].sequences)
+        ):
+            continue
+        if verb == "run" and not arguments[0] < len(rig.flights):
+            continue
+        getattr(rig, verb)(*arguments)
+    return rig
+
+
+def shrink(world: World, calls: Sequence[Call], build: Builder = build_scheduler) -> list[Call]:
+    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, as long as it fails."""
+
+    def fails(program: Sequence[Call]) -> bool:
+        try:
+            replay(world, program, build).drain()
+        except Violation:
+            return True
+        return False
+
+    kept, size = list(calls), max(1, len(calls) // 2)
+    while size:
+        start = 0
+        while start < len(kept):
+            shorter = kept[:start] + kept[start + size :]
+            if fails(shorter):
+                kept = shorter
+            else:
+                start += size
+        size //= 2
+    return kept

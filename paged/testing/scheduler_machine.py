@@ -1,0 +1,151 @@
+"""The state machine of a scheduler: Hypothesis is the engine and the clients, the rig compares, a failure shrinks to a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hypothesis import event, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from paged.testing.protocol import Capabilities
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.strategies import Wish, picks, tails, wishes
+from paged.testing.world import World, build_scheduler
+
+worlds = st.builds(
+    World,
+    num_blocks=st.integers(3, 12),
+    block_size=st.sampled_from([1, 2, 4]),
+    host_blocks=st.sampled_from([0, 0, 2, 8]),
+    prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+    policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+    max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
+    max_sequences=st.sampled_from([1, 2, 4, 8]),
+    max_chunk=st.sampled_from([None, 1, 2, 3, 4]),
+    max_model_len=st.sampled_from([None, None, None, 10]),
+    max_waiting=st.sampled_from([None, None, None, 4]),
+    async_moves=st.sampled_from([False, False, True]),
+    vocabulary=st.sampled_from([2, 3]),
+)
+COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
+"""How many tokens the sampling rows of a batch get, over and over; empty: one each."""
+MAX_LIVE = 8
+
+
+def where(holds: Callable[[SchedulerMachine], object]) -> Any:
+    """A precondition: a rule with nothing to do is not tried."""
+    return precondition(lambda machine: bool(holds(machine)))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Subclass it and override `build` and `capabilities` to test another scheduler."""
+
+    build: ClassVar[Any] = staticmethod(build_scheduler)
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    rig: SchedulerRig
+
+    @initialize(world=worlds, opening=st.lists(wishes(), min_size=1, max_size=4))
+    def begin(self, world: World, opening: list[Wish]) -> None:
+        """Requests that are there from the start, together."""
+        able = self.capabilities
+        self.rig = SchedulerRig(
+            replace(
+                world,
+                host_blocks=world.host_blocks if able.host_tier else 0,
+                prefix_caching=world.prefix_caching and able.prefix_cache,
+                async_moves=world.async_moves and able.async_moves,
+            ),
+            type(self).build,
+        )
+        for wish in opening:
+            self.add(wish, again=False)
+
+    @where(lambda self: len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), again=st.sampled_from([False, False, False, True]))
+    def add(self, wish: Wish, again: bool) -> None:
+        number = max(0, self.rig.num_added - 1) if again else self.rig.num_added
+        self.rig.add(wish.request(f"r{number}", self.rig.world, self.capabilities))
+
+    @where(lambda self: len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), more=tails())
+    def arrive_together(self, wish: Wish, more: list[int]) -> None:
+        """Two requests whose prompts begin alike, at once: the second shares or follows."""
+        self.add(wish, again=False)
+        self.add(replace(wish, prompt=wish.prompt + more), again=False)
+
+    @where(lambda self: len(self.rig.flights) < 3)
+    @rule()
+    def schedule(self) -> None:
+        self.rig.schedule()
+
+    @where(lambda self: self.rig.live and not self.rig.flights)
+    @rule(ahead=st.integers(2, 3))
+    def schedule_ahead(self, ahead: int) -> None:
+        """Several batches before the first one ends."""
+        for _ in range(ahead):
+            self.rig.schedule()
+
+    @where(lambda self: self.rig.has_work)
+    @rule(steps=st.integers(1, 8), counts=COUNTS)
+    def serve(self, steps: int, counts: tuple[int, ...]) -> None:
+        """A few whole steps, as an engine without surprises makes them."""
+        for _ in range(steps):
+            if self.rig.has_work:
+                self.rig.step(counts)
+
+    @where(lambda self: self.rig.flights)
+    @rule(pick=picks)
+    def run(self, pick: int) -> None:
+        self.rig.run(pick % len(self.rig.flights))
+
+    @where(lambda self: self.rig.flights)
+    @rule(counts=COUNTS)
+    def update(self, counts: tuple[int, ...]) -> None:
+        self.rig.update(counts)
+
+    @where(lambda self: self.capabilities.cancel and self.rig.flights)
+    @rule(moved=st.booleans())
+    def cancel(self, moved: bool) -> None:
+        self.rig.cancel(moved)
+
+    @where(lambda self: self.capabilities.cancel and not self.rig.flights)
+    @rule(moved=st.booleans())
+    def take_back(self, moved: bool) -> None:
+        """A step that fails in the engine."""
+        self.rig.schedule()
+        self.rig.cancel(moved)
+
+    @where(lambda self: self.rig.live)
+    @rule(pick=picks)
+    def abort(self, pick: int) -> None:
+        self.rig.abort(self.rig.live[pick % len(self.rig.live)])
+
+    @rule(pick=picks)
+    def abort_anyone(self, pick: int) -> None:
+        self.rig.abort(f"r{pick}")
+
+    @where(lambda self: self.rig.live)
+    @rule(pick=picks, tokens=tails(longest=3), sequence=st.integers(0, 2))
+    def append(self, pick: int, tokens: list[int], sequence: int) -> None:
+        id = self.rig.live[pick % len(self.rig.live)]
+        self.rig.append(id, tokens, sequence % len(self.rig.books[id].sequences))
+
+    @where(lambda self: self.rig.loads)
+    @rule(pick=picks, num_tokens=st.integers(0, 8))
+    def loaded(self, pick: int, num_tokens: int) -> None:
+        self.rig.loaded(sorted(self.rig.loads)[pick % len(self.rig.loads)], num_tokens)
+
+    @where(lambda self: self.rig.transfers)
+    @rule()
+    def moved(self) -> None:
+        self.rig.moved()
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig") and not self.rig.has_failed:
+            self.rig.drain()
+            for name in sorted(self.rig.events):
+                if self.rig.events[name]:
+                    event(name)

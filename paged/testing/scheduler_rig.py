@@ -1,0 +1,486 @@
+"""A serving engine around a scheduler, with a stand-in for the model and every oracle of the kit watching.
+
+Each public method is one thing that an engine does: add, schedule, run, update, cancel, abort, append, loaded, moved. It runs at
+once, compares what came back with the books, the shadow KV and the invariants, and raises `Violation` with the program that led
+there. Knows the public interface of a scheduler. Does not know which policy decides, and reads no private state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from traceback import extract_tb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.testing import batch_oracles, life_oracles
+from paged.testing.books import ExpectedRequest
+from paged.testing.content import POISON
+from paged.testing.shadow_kv import ShadowKV, Slots
+from paged.testing.violation import Violation
+from paged.testing.world import Builder, World, build_scheduler
+
+Key = tuple[str, int]
+"""One sequence: the request's id and its number in the request."""
+Call = tuple[str, tuple[Any, ...]]
+"""One method of the rig and its arguments."""
+Delivery = tuple[list[int], str | None]
+"""What an output says of a sequence: its new tokens, and why it ended."""
+
+
+@dataclass
+class Loading:
+    """What a request waits for from elsewhere: so many tokens, into blocks that are listed with their first token each."""
+
+    num_tokens: int
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Flight:
+    """A batch between `schedule` and its end, with the block tables that it was scheduled on."""
+
+    batch: Any
+    keys: list[Key]
+    tables: dict[int, NDArray[np.int64]]
+    loading: list[str]
+    has_moved: bool = False
+    has_run: bool = False
+    attended: dict[int, Slots] = field(default_factory=dict)
+
+
+class SchedulerRig:
+    """Drives one scheduler in one `World`; every method checks before it returns."""
+
+    def __init__(self, world: World, build: Builder = build_scheduler) -> None:
+        self.world = world
+        self.scheduler: Any = build(world)
+        self.manager: Any = self.scheduler.manager
+        self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.books: dict[str, ExpectedRequest] = {}
+        self.flights: list[Flight] = []
+        self.transfers: list[Any] = []
+        self.loads: dict[str, Loading] = {}
+        self.mirror: dict[tuple[int, int], int] = {}
+        self.computed: dict[Key, int] = {}
+        self.statuses: dict[str, str] = {}
+        self.past: set[str] = set()
+        self.num_added = 0
+        self.carries_moves = False
+        self.has_failed = False
+        self.now = 0.0
+        self.calls: list[Call] = []
+        self.decisions: list[Any] = []
+        self.events: Counter[str] = Counter()
+        self._roots: dict[object, bytes] = {}
+
+    @property
+    def live(self) -> list[str]:
+        """Ids of the requests that have not ended, in the order in which they were added."""
+        return [id for id, book in self.books.items() if book.is_live]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do or to report."""
+        return bool(self.live or self.flights or self.transfers or self.scheduler.has_unfinished)
+
+    @property
+    def program(self) -> list[str]:
+        """The lines that led here, ready to paste."""
+        lines = [f"rig.{verb}({', '.join(map(repr, arguments))})" for verb, arguments in self.calls]
+        return [f"rig = SchedulerRig({self.world})", *lines]
+
+    def in_flight(self, id: str) -> bool:
+        """Whether an outstanding batch computes for this request."""
+        return any(key[0] == id for flight in self.flights for key in flight.keys)
+
+    def is_held(self, id: str) -> bool:
+        """Whether an outstanding batch computes or loads for this request: until it ends, an abort waits."""
+        return self.in_flight(id) or any(id in flight.loading for flight in self.flights)
+
+    def known(self, id: str, sequence: int) -> tuple[object, list[int]]:
+        """Namespace and all tokens of a sequence, from the books."""
+        book = self.books[id]
+        return book.namespace, book.sequences[sequence].tokens
+
+    def add(self, request: Any) -> None:
+        """Submit a request. What no empty pool could hold has to be refused by `NeverFits`, and nothing else may be."""
+        from paged import DuplicateRequest, NeverFits, WaitingFull
+
+        self._note("add", request)
+        is_known = request.id in self.books and (self.books[request.id].is_live or self.is_held(request.id))
+        waiting = len(self.scheduler.waiting_ids())
+        try:
+            with self._blaming(DuplicateRequest, NeverFits, WaitingFull):
+                self.scheduler.add(request, now=self.now)
+        except NeverFits:
+            self._fail_on(life_oracles.refusal(self.world, request))
+            # The id now stands for the refused request, whoever had it before.
+            self.books.pop(request.id, None)
+            self.num_added += 1
+            self.events["refused"] += 1
+        except DuplicateRequest:
+            self._fail_on([] if is_known else [f"{request.id} is free again, and yet refused as a duplicate"])
+            self.events["duplicate refused"] += 1
+        except WaitingFull:
+            is_full = self.world.max_waiting is not None and waiting >= self.world.max_waiting
+            self._fail_on([] if is_full else [f"{waiting} wait, limit {self.world.max_waiting}: not full"])
+            self.events["waiting full"] += 1
+        else:
+            self._fail_on([f"{request.id} was taken twice"] if is_known else [])
+            self._fail_on(life_oracles.acceptance(self.world, request))
+            # A used id comes last again: the order of the books is the order of arrival.
+            self.books.pop(request.id, None)
+            self.statuses.pop(request.id, None)
+            self.books[request.id] = ExpectedRequest(request, self.world.limit_of(request))
+            self._forget_progress(request.id)
+            self.past.discard(request.id)
+            self.num_added += 1
+        self._check()
+
+    def schedule(self) -> Any:
+        """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding."""
+        self._note("schedule")
+        before = batch_oracles.observe(self)
+        with self._blaming():
+            batch = self.scheduler.schedule(now=self.now)
+        self._record(batch)
+        for id, kind in batch.preempted:
+            self.events[f"preempted by {kind}"] += 1
+            self._forget_progress(id)
+        self._fail_on(batch_oracles.violations(self, before, batch))
+        loading: list[str] = []
+        for row, first, block in batch.loads.tolist():
+            id = self.scheduler.id_of(row)
+            loading.append(id)
+            most = min(self.books[id].request.num_computed, len(self.known(id, 0)[1]) - 1)
+            self.loads.setdefault(id, Loading(most - first)).blocks.append((first, block))
+            self.events["load"] += 1
+        self.events["follow"] += bool(
+            set(batch.admitted) - {id for id, _ in batch_oracles.keys_of(batch)} - self.loads.keys()
+        )
+        self.carries_moves = False
+        if not batch.is_empty:
+            tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
+            self.flights.append(Flight(batch, batch_oracles.keys_of(batch), tables, loading))
+        self.events["several outstanding"] += len(self.flights) > 1
+        self._check()
+        return batch
+
+    def run(self, index: int = 0) -> None:
+        """The engine reaches outstanding batch `index`, after those before it: moves, then the forward pass, of each."""
+        self._note("run", index)
+        for flight in self.flights[: index + 1]:
+            self._move(flight)
+            if not flight.has_run:
+                found, flight.attended = self.shadow.run(flight.batch, flight.tables, self.known)
+                self._fail_on(found)
+                flight.has_run = True
+        self._poison_free()
+
+    def update(self, counts: Sequence[int] = ()) -> dict[Key, Delivery]:
+        """End the oldest batch: `counts[i % len]` sampled tokens for its i-th sampling row, one each without `counts`."""
+        if not self.flights:
+            return {}
+        if not self.flights[0].has_run:
+            self.run(0)
+        self._note("update", tuple(counts))
+        flight = self.flights.pop(0)
+        tokens, given, expected = self._sampled(flight, counts)
+        before = {row: self.manager.table(row) for row in flight.tables}
+        with self._blaming():
+            sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts else None
+            outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
+        for index, key in enumerate(flight.keys):
+            self.computed[key] = int(flight.batch.context_lens[index])
+            row = int(flight.batch.rows[index])
+            if self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
+                self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])
+        delivered = self._receive(list(outputs), expected)
+        self._check()
+        return delivered
+
+    def cancel(self, moved: bool) -> None:
+        """Take back the latest batch. `moved` says that its moves ran; its forward pass then stopped half way."""
+        if not self.flights:
+            return
+        moved = moved or self.flights[-1].has_moved
+        if moved and len(self.flights) > 1 and not self.flights[-2].has_run:
+            self.run(len(self.flights) - 2)
+        self._note("cancel", moved)
+        flight = self.flights.pop()
+        if moved:
+            self._move(flight)
+            # Half a forward pass has written anything to the slots that it was given.
+            self.shadow.device.reshape(-1)[flight.batch.slot_mapping] = POISON
+        self.events["cancel with full blocks"] += bool((flight.batch.context_lens >= self.world.block_size).any())
+        with self._blaming():
+            self.scheduler.cancel(flight.batch, moved=moved)
+        if not moved:
+            self.carries_moves = self.carries_moves or len(flight.batch.moves) > 0
+            for row in flight.batch.loads[:, 0].tolist():
+                self.loads.pop(self.scheduler.id_of(row) or "", None)
+        for index, key in enumerate(flight.keys):
+            start = int(flight.batch.context_lens[index] - flight.batch.num_tokens[index])
+            if start > self.computed.get(key, 0):
+                self.computed.pop(key, None)
+        self._check()
+
+    def abort(self, id: str) -> None:
+        """The client is gone. Idempotent in every state; one last output, and nothing of that id after it."""
+        from paged import UnknownRequest
+
+        self._note("abort", id)
+        book = self.books.get(id)
+        # Ended by a step whose outputs have not been delivered yet.
+        is_over = book is not None and self.scheduler.status(id) in life_oracles.ENDED
+        try:
+            with self._blaming(UnknownRequest):
+                output = self.scheduler.abort(id)
+        except UnknownRequest:
+            was_submitted = book is not None or id in self.past
+            self._fail_on([f"{id} was submitted, and yet is unknown to abort"] if was_submitted else [])
+            return
+        if book is not None and book.is_live and not is_over:
+            self.events["abort in flight" if self.is_held(id) else f"abort {self.statuses.get(id)}"] += 1
+            is_last = output is not None and output.id == id and output.finish_reason == "abort"
+            self._fail_on([] if is_last else [f"abort of live {id} returned {output}"])
+            book.end("abort")
+            book.is_aborted = True
+            self.loads.pop(id, None)
+        elif output is not None:
+            self._fail_on([f"abort of ended {id} returned {output}"])
+        self._check()
+
+    def append(self, id: str, tokens: list[int], sequence: int = 0) -> None:
+        """More known tokens for a live sequence: refused by type while the request is in flight."""
+        from paged import PagedError, RequestInFlight
+
+        self._note("append", id, tokens, sequence)
+        state = self.books[id].sequences[sequence]
+        try:
+            with self._blaming(PagedError):
+                self.scheduler.append(id, tokens, sequence)
+        except RequestInFlight:
+            self._fail_on([] if self.in_flight(id) else [f"{id} is not in flight, and yet append says so"])
+        except PagedError as error:
+            has_ended = state.reason is not None or self.scheduler.status(id) in life_oracles.ENDED
+            self._fail_on([] if has_ended else [f"append to live {id}: {error}"])
+        else:
+            refuses = self.in_flight(id) or state.reason is not None
+            self._fail_on([f"append to {id}/{sequence}, in flight or ended, was taken"] if refuses else [])
+            book = self.books[id]
+            book.append(sequence, tokens, self.world.limit_of(book.request))
+            self.events["append"] += 1
+        self._check()
+
+    def loaded(self, id: str, num_tokens: int) -> None:
+        """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""
+        if id not in self.loads:
+            return
+        if self.scheduler.status(id) != "loading":
+            # It ended meanwhile; what arrives is for nobody.
+            del self.loads[id]
+            return
+        # Whoever brings KV waits for the moves of the batch that named the blocks.
+        if any(not flight.has_run for flight in self.flights):
+            self.run(len(self.flights) - 1)
+        namespace, tokens = self.known(id, 0)
+        load = self.loads.pop(id)
+        first, num_tokens = load.blocks[0][0], min(num_tokens, load.num_tokens)
+        self._note("loaded", id, num_tokens)
+        contents, size = self.shadow.contents.path(namespace, tokens), self.world.block_size
+        for start, block in load.blocks:
+            arrived = contents[start : max(start, min(start + size, first + num_tokens))]
+            self.shadow.device[block, : len(arrived)] = arrived
+        with self._blaming():
+            self.scheduler.loaded(id, num_tokens)
+        if num_tokens:
+            self.computed[id, 0] = first + num_tokens
+        self._check()
+
+    def moved(self) -> None:
+        """The oldest transfer in the background has ended (`async_moves`)."""
+        if not self.transfers:
+            return
+        self._note("moved")
+        batch = self.transfers.pop(0)
+        self._fail_on(self.shadow.copy("device_to_host", batch.moves.device_to_host))
+        self._fail_on(self.shadow.copy("host_to_device", batch.moves.host_to_device))
+        with self._blaming():
+            self.scheduler.moved(batch)
+        self.events["moved"] += 1
+        self._check()
+
+    def drain(self) -> None:
+        """No more requests: everything has to end within a bounded number of steps, and leave the pools as they were."""
+        bound = life_oracles.drain_bound(self)
+        for _ in range(bound):
+            if not self.has_work:
+                break
+            self.step()
+        self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
+        self._fail_on(life_oracles.at_rest(self))
+
+    def step(self, counts: Sequence[int] = ()) -> None:
+        """One whole step of a patient engine: all transfers reported, all starving sequences fed, one batch begun and ended."""
+        while self.transfers:
+            self.moved()
+        for id in list(self.loads):
+            self.loaded(id, self.loads[id].num_tokens)
+        for id in self.live:
+            for number, sequence in enumerate(self.books[id].sequences):
+                if sequence.starves and sequence.reason is None and not self.in_flight(id):
+                    self.append(id, [0], number)
+        if self.flights:
+            self.update(counts)
+            return
+        batch = self.schedule()
+        if batch.is_empty:
+            with self._blaming():
+                outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
+            self._receive(outputs, {})
+            self._check()
+        else:
+            self.update(counts)
+
+    def root(self, namespace: object) -> bytes:
+        """How the manager spells a request's namespace in `cached_contents`, learned from a manager of one block."""
+        if namespace not in self._roots:
+            probe = type(self.manager)(1, 1)
+            row = probe.add([0], namespace=content_namespace(namespace))
+            probe.allocate([row], [1])
+            probe.confirm([row])
+            self._roots[namespace] = next(iter(probe.cached_contents()))[0]
+        return self._roots[namespace]
+
+    def _move(self, flight: Flight) -> None:
+        """The moves of a batch, once. In the background, a transfer's destination holds nothing until it is reported."""
+        if flight.has_moved:
+            return
+        flight.has_moved = True
+        moves = flight.batch.moves
+        self.events["copy on write"] += len(moves.device_to_device)
+        self.events["swapped out"] += len(moves.device_to_host)
+        self.events["swapped in"] += len(moves.host_to_device)
+        if not self.world.async_moves:
+            self._fail_on(self.shadow.move(moves))
+            return
+        self.shadow.poison(moves.device_to_host[:, 1].tolist(), "host")
+        self.shadow.poison(moves.host_to_device[:, 1].tolist())
+        self._fail_on(self.shadow.copy("device_to_device", moves.device_to_device))
+        if len(moves.device_to_host) + len(moves.host_to_device):
+            self.transfers.append(flight.batch)
+
+    def _sampled(self, flight: Flight, counts: Sequence[int]) -> tuple[list[int], list[int], dict[Key, Delivery]]:
+        """What the model returns for a batch (tokens, how many a row), and what has to be delivered of it."""
+        tokens: list[int] = []
+        given: list[int] = []
+        expected: dict[Key, Delivery] = {}
+        num_sampling = 0
+        for index, (id, sequence) in enumerate(flight.keys):
+            if not flight.batch.samples[index]:
+                given.append(0)
+                continue
+            count = counts[num_sampling % len(counts)] if counts else 1
+            num_sampling += 1
+            held = flight.attended[index].tolist()
+            sampled: list[int] = []
+            for _ in range(count):
+                sampled.append(self.shadow.contents.next_token(held, sequence, self.world.vocabulary))
+                held.append(self.shadow.contents.extend(held[-1], sampled[-1]))
+            self.events["none sampled" if count == 0 else "several sampled"] += count != 1
+            tokens += sampled
+            given.append(count)
+            if not self.books[id].is_aborted:
+                expected[id, sequence] = self.books[id].accept(sequence, sampled)
+        return tokens, given, expected
+
+    def _receive(self, outputs: list[Any], expected: dict[Key, Delivery]) -> dict[Key, Delivery]:
+        """Hold what `update` returned against the expectation: every token exactly once, and the right end."""
+        delivered: dict[Key, Delivery] = {}
+        found: list[str] = []
+        for output in outputs:
+            key = (output.id, output.sequence)
+            if key in delivered:
+                found.append(f"{key} is reported twice by one update")
+            delivered[key] = (list(output.token_ids), output.finish_reason)
+        self.decisions.append(sorted(delivered.items()))
+        for key, want in expected.items():
+            got = delivered.get(key, ([], None))
+            if got != want:
+                found.append(f"{key}: delivered {got}, expected {want}")
+        outside: dict[str, dict[int, Delivery]] = {}
+        for id, sequence in sorted(delivered.keys() - expected.keys()):
+            outside.setdefault(id, {})[sequence] = delivered[id, sequence]
+        for id, outputs_of_id in outside.items():
+            found += life_oracles.ended_outside(self, id, outputs_of_id)
+        self._fail_on(found)
+        return delivered
+
+    def _poison_free(self) -> None:
+        """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
+        if all(flight.has_run for flight in self.flights) and not self.transfers and not self.loads:
+            self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
+
+    def _forget_progress(self, id: str) -> None:
+        for sequence in range(len(self.books[id].sequences)):
+            self.computed.pop((id, sequence), None)
+
+    def _record(self, batch: Any) -> None:
+        columns = (batch.rows, batch.num_tokens, batch.token_ids, batch.slot_mapping, batch.table_blocks)
+        moves = (batch.moves.device_to_host, batch.moves.host_to_device, batch.moves.device_to_device)
+        self.decisions.append(b"|".join(column.tobytes() for column in (*columns, *moves)))
+
+    def _note(self, verb: str, *arguments: Any) -> None:
+        self.now += 1.0
+        self.calls.append((verb, arguments))
+
+    def _check(self) -> None:
+        with self._blaming(Violation):
+            found = life_oracles.violations(self)
+            found += [violation for id in self.books for violation in self._received(id)]
+        self._fail_on(found)
+        self._retire()
+
+    def _received(self, id: str) -> list[str]:
+        return life_oracles.received(self, self.books[id]) if self._is_settled(id) else []
+
+    def _is_settled(self, id: str) -> bool:
+        return not self.books[id].is_live and not self.is_held(id)
+
+    def _retire(self) -> None:
+        """Forget requests that have ended, so that thousands can pass through."""
+        for id in [id for id in self.books if self._is_settled(id)]:
+            self._forget_progress(id)
+            del self.books[id], self.statuses[id]
+            self.past.add(id)
+
+    def _fail_on(self, found: list[str]) -> None:
+        if found:
+            self.has_failed = True
+            raise Violation(found, self.program)
+
+    @contextmanager
+    def _blaming(self, *expected: type[Exception]) -> Iterator[None]:
+        """What the subject raises in here, other than `expected`, is a violation with its program."""
+        try:
+            yield
+        except expected:
+            raise
+        except Exception as error:
+            self.has_failed = True
+            way = " < ".join(
+                f"{frame.name} line {frame.lineno}" for frame in reversed(extract_tb(error.__traceback__)[-4:])
+            )
+            raise Violation([f"raised {type(error).__name__}: {error} ({way})"], self.program) from error
+
+
+def content_namespace(namespace: Any) -> Any:
+    """The namespace that our scheduler gives to the manager for a request's (salt, adapter, extra key)."""
+    _, *parts = namespace
+    return None if parts == [None, None, None] else tuple(parts)

@@ -1,0 +1,143 @@
+"""KV memory without tensors: each slot of each block holds the content that a real slot would have been computed from.
+
+Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A read of a slot that holds
+anything but this sequence's own prefix is reported. Knows block ids, slots and contents. Does not know ref counts, nodes, requests
+or why a block moved, so it cannot agree with a manager's mistake.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paged.testing.content import POISON, Contents
+
+Slots = NDArray[np.int64]
+
+
+class ShadowKV:
+    """Two tiers of blocks, device and host, int64 [blocks, block_size] each: the content of every slot, POISON where none is."""
+
+    def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
+        self.block_size = block_size
+        self.contents = Contents()
+        self.device: Slots = np.full((num_blocks, block_size), POISON, np.int64)
+        self.host: Slots = np.full((host_blocks, block_size), POISON, np.int64)
+
+    def move(self, moves: Any) -> list[str]:
+        """Do a batch's moves in their order: device to host, host to device, device to device; each kind at once.
+
+        Returns violations: ids outside a tier, a destination named twice, a block that one kind both reads and writes.
+        """
+        found = self.copy("device_to_host", pairs_of(moves, "device_to_host"))
+        found += self.copy("host_to_device", pairs_of(moves, "host_to_device"))
+        return found + self.copy("device_to_device", pairs_of(moves, "device_to_device"))
+
+    def copy(self, kind: str, pairs: ArrayLike) -> list[str]:
+        """Copy whole blocks, (source, destination) a row of `pairs`. The copies of one call run at the same time."""
+        source_tier, target_tier = self._tiers(kind)
+        pairs = np.asarray(pairs, np.int64).reshape(-1, 2)
+        sources, targets = pairs[:, 0], pairs[:, 1]
+        found = [f"{kind}: no such source block {b}" for b in outside(sources, len(source_tier))]
+        found += [f"{kind}: no such destination block {b}" for b in outside(targets, len(target_tier))]
+        if found:
+            return found
+        if len(set(targets.tolist())) < len(targets):
+            found.append(f"{kind}: a destination is written twice: {targets.tolist()}")
+        if kind == "device_to_device" and set(sources.tolist()) & set(targets.tolist()):
+            found.append(f"{kind}: a block is source and destination: {pairs.tolist()}")
+        target_tier[targets] = source_tier[sources]
+        return found
+
+    def write(self, slots: Slots, contents: Slots) -> list[str]:
+        """Write K and V of one batch. Returns violations: slots outside the pool, or one slot written twice in the batch."""
+        found = [f"write outside the pool: slot {s}" for s in outside(slots, self.device.size)]
+        if not found:
+            if len(set(slots.tolist())) < len(slots):
+                found.append(f"two tokens of one batch are written to the same slot: {sorted(slots.tolist())}")
+            self.device.reshape(-1)[slots] = contents
+        return found
+
+    def read(self, table: NDArray[np.integer], length: int) -> Slots:
+        """The slots of positions 0..length-1 through a block table, int64 [length]."""
+        positions = np.arange(length)
+        return self.device[table[positions // self.block_size], positions % self.block_size]
+
+    def mismatches(self, table: NDArray[np.integer], expected: Slots, who: str) -> list[str]:
+        """Every position whose slot does not hold what the sequence put there, in words."""
+        num_blocks = -(-len(expected) // self.block_size)
+        bad = outside(np.asarray(table[:num_blocks]), len(self.device))
+        if len(table) < num_blocks or bad:
+            return [f"{who}: block table {list(table[:num_blocks])} does not cover {len(expected)} tokens"]
+        held = self.read(table, len(expected))
+        return [
+            f"{who}: position {p} (block {table[p // self.block_size]}) should hold {self.contents.describe(int(expected[p]))}"
+            f" but holds {self.contents.describe(int(held[p]))}"
+            for p in (held != expected).nonzero()[0].tolist()
+        ]
+
+    def poison(self, blocks: Iterable[int], tier: str = "device") -> None:
+        """Blocks that hold nothing: whoever reads them now reads POISON, as NaN would show it in a real pool."""
+        (self.device if tier == "device" else self.host)[list(blocks)] = POISON
+
+    def run(
+        self,
+        batch: Any,
+        tables: Mapping[int, NDArray[np.integer]],
+        known: Callable[[str, int], tuple[object, Sequence[int]]],
+    ) -> tuple[list[str], dict[int, Slots]]:
+        """The forward pass of a scheduler's batch, its moves already done: write all, then let every row attend.
+
+        `tables` are the rows' block tables as they were when the batch was scheduled. `known(id, sequence)` is the namespace and all tokens of that sequence, from the caller's own books. Returns the
+        violations, and for each row index of the batch the contents that it attended to, in order of position.
+        """
+        found: list[str] = []
+        slots, contents = batch.slot_mapping, np.full(len(batch.slot_mapping), POISON, np.int64)
+        attended: dict[int, Any] = {}
+        expectations: list[Slots] = []
+        for index, row in enumerate(batch.rows.tolist()):
+            start, stop = int(batch.starts[index]), int(batch.starts[index + 1])
+            length = int(batch.context_lens[index])
+            who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
+            namespace, tokens = known(batch.ids[index], int(batch.sequences[index]))
+            expected = self.contents.path(namespace, tokens[:length])
+            expectations.append(expected)
+            if batch.positions[start:stop].tolist() != list(range(length - (stop - start), length)):
+                found.append(
+                    f"{who}: positions {batch.positions[start:stop].tolist()} do not end at context length {length}"
+                )
+            if batch.token_ids[start:stop].tolist() != list(tokens[length - (stop - start) : length]):
+                found.append(
+                    f"{who}: token ids {batch.token_ids[start:stop].tolist()} are not its tokens {list(tokens[:length])}"
+                )
+            positions = batch.positions[start:stop]
+            through_table = tables[row][positions // self.block_size] * self.block_size
+            if (through_table + positions % self.block_size).tolist() != slots[start:stop].tolist():
+                found.append(f"{who}: slot mapping {slots[start:stop].tolist()} is not what its block table says")
+            contents[start:stop] = expected[length - (stop - start) :]
+        found += self.write(slots, contents)
+        if found:
+            return found, attended
+        for index, row in enumerate(batch.rows.tolist()):
+            table, expected = tables[row], expectations[index]
+            who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
+            found += self.mismatches(table, expected, who)
+            if not found:
+                attended[index] = self.read(table, len(expected))
+        return found, attended
+
+    def _tiers(self, kind: str) -> tuple[Slots, Slots]:
+        tiers = {"device": self.device, "host": self.host}
+        source, target = kind.split("_to_")
+        return tiers[source], tiers[target]
+
+
+def pairs_of(moves: Any, kind: str) -> NDArray[np.int64]:
+    """The moves of one kind, int64 [n, 2]."""
+    return np.asarray(getattr(moves, kind), np.int64).reshape(-1, 2)
+
+
+def outside(ids: NDArray[np.integer], limit: int) -> list[int]:
+    """Ids that are not in 0..limit-1."""
+    return [i for i in ids.tolist() if not 0 <= i < limit]

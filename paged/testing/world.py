@@ -1,0 +1,82 @@
+"""One small world for a scheduler: the sizes of the pools and every limit, as data that prints as the line to type again.
+
+Knows how to build our own manager and scheduler from it; a tester of another engine passes another builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from paged.testing.protocol import StepScheduler
+
+
+@dataclass(frozen=True)
+class World:
+    """Sizes in blocks, tokens and sequences, as the constructors of manager and scheduler take them."""
+
+    num_blocks: int = 8
+    block_size: int = 2
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    policy: str = "paged"
+    max_tokens_per_step: int = 8
+    max_sequences: int = 4
+    max_chunk: int | None = None
+    max_model_len: int | None = None
+    max_waiting: int | None = None
+    async_moves: bool = False
+    vocabulary: int = 3
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one sequence can have here, prompt and outputs."""
+        pool = self.num_blocks * self.block_size
+        return pool if self.max_model_len is None else min(pool, self.max_model_len)
+
+    def limit_of(self, request: Any) -> int:
+        """The most tokens that each sequence of a request can have, as far as that is known before it runs."""
+        if not self.preallocates:
+            return self.longest
+        return min(self.longest, self.num_blocks // request.num_sequences * self.block_size)
+
+    def can_hold(self, request: Any) -> bool:
+        """Whether an empty pool holds the prompt and one output of each sequence; a group shares full blocks of the prompt."""
+        num_tokens = len(request.prompt)
+        shares = self.prefix_caching and not self.preallocates
+        shared = (num_tokens - 1) // self.block_size if shares else 0
+        each = -(-(num_tokens + 1) // self.block_size)
+        blocks = request.num_sequences * (each - shared) + shared
+        return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
+
+    @property
+    def preallocates(self) -> bool:
+        """Whether a row gets all the blocks that it can ever need when it is admitted."""
+        return self.policy == "static"
+
+
+Builder = Callable[[World], StepScheduler]
+
+
+def build_scheduler(world: World) -> StepScheduler:
+    """Our own scheduler over our own manager."""
+    from paged import BlockManager, Scheduler
+
+    manager = BlockManager(
+        world.num_blocks,
+        world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+    )
+    limits: dict[str, Any] = {
+        "max_tokens_per_step": world.max_tokens_per_step,
+        "max_sequences": world.max_sequences,
+        "max_chunk": world.max_chunk,
+        "max_model_len": world.max_model_len,
+        "max_waiting": world.max_waiting,
+        "vocabulary_size": world.vocabulary,
+        "async_moves": world.async_moves,
+    }
+    subject: Any = Scheduler(manager, policy=world.policy, **limits)
+    return cast(StepScheduler, subject)

@@ -1,0 +1,16 @@
+"""Thousands of random requests with aborts and cancels on a tiny pool: the free count ends where it began."""
+
+import os
+
+import pytest
+
+from paged.testing import soak
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_free_count_ends_where_it_began(seed):
+    num_requests = int(os.environ.get("PAGED_SOAK", "150"))
+    report = soak(num_requests, seed=seed)
+    assert report.num_requests >= num_requests
+    assert report.num_free == 12
