@@ -49,7 +49,8 @@ def _rows(state: State) -> list[str]:
         for sequence, row in enumerate(request.rows):
             if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] + request.appended[sequence]:
+            is_refused = request in state.to_reject
+            if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] and not is_refused:
                 found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
@@ -62,13 +63,10 @@ def _rows(state: State) -> list[str]:
     running = [row for request in state.running for row in request.live_rows]
     if state.running_rows.array(state.running).tolist() != running:
         found.append("9: the array of running rows differs from the running requests.")
-    worst = sum(
-        state.blocks_for(request.max_total[i])
-        for request in state.bounded
-        for i, row in enumerate(request.rows)
-        if row >= 0
-    )
-    if worst > manager.num_blocks and len(state.bounded) > 1:
+    # What several of them share counts once.
+    held = {block for request in state.bounded for row in request.live_rows for block in manager.table(row).tolist()}
+    worst = len(held) + state.blocks_owed_bounded()
+    if worst > manager.num_blocks:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found
 

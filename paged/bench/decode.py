@@ -11,8 +11,7 @@ import time
 import msgspec
 import numpy as np
 
-from block_manager import BlockManager, InvalidConfig
-from scheduler import Request, Scheduler
+from paged import BlockManager, InvalidConfig, Request, Scheduler
 
 BLOCK_SIZE = 16
 BUDGET = 8192

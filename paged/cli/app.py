@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from block_manager import PagedError
-from paged import __version__
+from paged import PagedError, __version__
 from paged.cli.bench import bench_app
 from paged.cli.demo import demo
 from paged.cli.policies import policies

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from block_manager import InvalidConfig
+from paged import InvalidConfig
 from paged.bench import DecodeStep, decode_step
 from paged.cli.options import Json
 from paged.cli.show import print_json, table

@@ -10,10 +10,9 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from block_manager import BlockManager
+from paged import POLICIES, BlockManager, Scheduler
 from paged.replay import StepTime
 from paged.traces import EXCERPTS, Trace, excerpt_path, read_trace
-from scheduler import POLICIES, Scheduler
 
 _TRACE, _POOL, _STEP, _TIME = "The trace", "The pool", "A step", "What a step takes"
 

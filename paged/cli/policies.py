@@ -1,8 +1,8 @@
 """`paged policies`: the named policies, a line each. Knows how they are listed, not what they do."""
 
+from paged import POLICIES
 from paged.cli.options import Json
 from paged.cli.show import print_json, table
-from scheduler import POLICIES
 
 
 def policies(json: Json = False) -> None:

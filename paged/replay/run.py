@@ -10,13 +10,12 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from block_manager import PagedError
+from paged import Batch, NeverFits, PagedError, Request, Scheduler
 from paged.replay.latencies import Latencies
 from paged.replay.result import Preemptions, ReplayResult
 from paged.replay.stand_in import stand_in_tokens
 from paged.replay.step_time import StepTime
 from paged.traces import Trace
-from scheduler import Batch, NeverFits, Request, Scheduler
 
 MAX_MESSAGES = 10
 

@@ -8,8 +8,7 @@ import math
 
 import msgspec
 
-from block_manager import InvalidConfig
-from scheduler import Costs
+from paged import Costs, InvalidConfig
 
 
 class StepTime(msgspec.Struct, frozen=True):

@@ -280,6 +280,8 @@ class SchedulerRig:
 
     def loaded(self, id: str, num_tokens: int) -> None:
         """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""
+        from paged import RequestInFlight
+
         if id not in self.loads:
             return
         if self.scheduler.status(id) != "loading":
@@ -289,16 +291,22 @@ class SchedulerRig:
         # Whoever brings KV waits for the moves of the batch that named the blocks.
         if any(not flight.has_run for flight in self.flights):
             self.run(len(self.flights) - 1)
-        namespace, tokens = self.known(id, 0)
-        load = self.loads.pop(id)
+        load = self.loads[id]
         first, num_tokens = load.blocks[0][0], min(num_tokens, load.num_tokens)
         self._note("loaded", id, num_tokens)
+        namespace, tokens = self.known(id, 0)
         contents, size = self.shadow.contents.path(namespace, tokens), self.world.block_size
         for start, block in load.blocks:
             arrived = contents[start : max(start, min(start + size, first + num_tokens))]
             self.shadow.device[block, : len(arrived)] = arrived
-        with self._blaming():
-            self.scheduler.loaded(id, num_tokens)
+        try:
+            with self._blaming(RequestInFlight):
+                self.scheduler.loaded(id, num_tokens)
+        except RequestInFlight:
+            # What it shares with the batch that asked for the load is still being computed; it is told again later.
+            self._fail_on([] if self.is_held(id) else [f"{id} is in no batch, and yet loaded says so"])
+            return
+        del self.loads[id]
         if num_tokens:
             self.computed[id, 0] = first + num_tokens
         self._check()

@@ -3,7 +3,7 @@
 Knows paths, lines and columns. Does not know any format.
 """
 
-from block_manager import PagedError
+from paged import PagedError
 
 
 class TraceError(PagedError, ValueError):

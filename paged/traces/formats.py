@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from block_manager import InvalidConfig
+from paged import InvalidConfig
 from paged.traces.content import UNSHARED
 from paged.traces.errors import TraceError
 from paged.traces.records import Line, Record, collect, csv_lines, json_lines, json_object, text_lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidConfig
+from paged import InvalidConfig
 from paged.traces.content import content_ids, segment_tokens
 
 
