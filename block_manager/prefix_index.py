@@ -159,14 +159,24 @@ class PrefixIndex:
                 break
             run, at = found
             if self._confirmed_length(run) <= at:
-                # Pending in a later batch: whoever ends first published nothing under this key, so look again next time.
-                break
+                # Pending in a later batch. What is confirmed goes first, unless somebody stands on the pending one already:
+                # then this row looks again when its next block is full.
+                if not self._give_way(run):
+                    break
+                continue
             if run.row < 0 and at >= run.num_device:
                 self.reside(run, at, int(self._tables.blocks[0, row, column]))
             elif self._segment_blocks(run, at, 1)[0] != self._tables.blocks[0, row, column]:
                 switches.append((column, run, at))
             path.run, path.at, path.published = run, at, column + 1
         return switches
+
+    def _give_way(self, pending: Run) -> bool:
+        """Withdraw a run of which nothing is confirmed, if no other run and no row stands on it; whether it was."""
+        if pending.children or any(path.run is pending for path in self.paths.values()):
+            return False
+        self.withdraw(pending.row)
+        return True
 
     def withdraw(self, row: int) -> None:
         """The row's pending nodes were not computed: its open run shrinks to what is confirmed, or goes if nothing is."""
