@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paged import Policy, Request, Scheduler
+
 
 def test_a_batch_in_flight_is_counted_apart_from_what_is_confirmed(make_scheduler, request_of):
     scheduler = make_scheduler(8, 4)
@@ -222,3 +224,44 @@ def test_an_engine_that_does_not_end_empty_batches_still_hears_of_every_end(make
     reasons = [output.finish_reason for _ in range(3) for output in step(scheduler).outputs.values()]
     assert reasons == ["rejected"]
     assert not scheduler.has_unfinished
+
+
+def test_what_is_confirmed_goes_before_what_a_later_batch_has_pending(make_manager):
+    manager = make_manager(4, 2)
+    first = manager.add([0, 1, 0, 1, 0, 1])
+    manager.allocate(first, 6)
+    manager.confirm(first)
+    # Its content stays cached, so that it makes no pending node when it computes the same again ...
+    manager.truncate(first, 0)
+    manager.allocate(first, 6)
+    manager.next_batch()
+    # ... and then is evicted, and a row of the next batch has it pending.
+    second = manager.add([0, 1])
+    manager.allocate(second, 2)
+    manager.confirm(first)
+    assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
+    manager.confirm(second)
+    assert manager.table(second).tolist() == manager.table(first).tolist()[:1]
+
+
+def test_while_two_cancelled_batches_have_moves_to_run_nothing_is_written(make_manager):
+    policy = Policy(name="swaps", take="tail", preemption="swap")
+    scheduler = Scheduler(make_manager(7, 1, host_blocks=20, prefix_caching=False), policy=policy)
+    for name, length in {"z": 1, "a": 1, "b": 1, "e": 4}.items():
+        scheduler.add(Request(id=name, prompt=[1] * length, max_tokens=20))
+    scheduler.update(scheduler.schedule(), [], [0, 0, 0, 0])
+    scheduler.append("e", [9])
+    scheduler.append("a", [6])
+    first = scheduler.schedule()
+    scheduler.append("b", [6])
+    second = scheduler.schedule()
+    moves = [batch.moves.device_to_host.tolist() for batch in (first, second)]
+    assert all(moves)
+    scheduler.append("z", [6])
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    again = scheduler.schedule()
+    # The source of the second copy may be written only once it has been copied.
+    assert again.moves.device_to_host.tolist() == moves[0]
+    assert len(again.slot_mapping) == 0
+    assert scheduler.schedule().moves.device_to_host.tolist() == moves[1]
