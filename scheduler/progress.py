@@ -6,6 +6,8 @@ fit has outgrown it. Is asked only when nothing is in flight and nothing in tran
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scheduler.admission import admit, blocks_to_enter, blocks_to_return, bring_back
 from scheduler.composition import allowance, place_chunk
 from scheduler.ending import end_request
@@ -32,7 +34,7 @@ def force_progress(state: State, step: Step) -> None:
     if len(state.waiting):
         request = state.waiting.head()
         # Whoever is still in the way waits for tokens from the caller.
-        fits = _clear(state, step, request, blocks_to_enter(state, request))
+        fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
         may_try = state.policy.reservation != "max" and not len(state.running) and not len(state.away)
         if (fits or may_try) and not step.admitted:
@@ -70,7 +72,7 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
     if not _could_ever(state, request):
         # Nobody gives anything up for what does not fit even so.
         return False
-    return _clear(state, step, request, _needed(state, request)) or _clear_for_one(state, request)
+    return _clear(state, step, request, _needed) or _clear_for_one(state, request)
 
 
 def _could_ever(state: State, request: RequestState) -> bool:
@@ -109,17 +111,21 @@ def _needed_for_one(state: State, request: RequestState) -> int:
     return needed
 
 
-def _clear(state: State, step: Step, request: RequestState, needed: int) -> bool:
-    """Take from everyone else, last in order first, until `needed` blocks are available."""
+def _clear(state: State, step: Step, request: RequestState, needed: Callable[[State, RequestState], int]) -> bool:
+    """Take from everyone else, last in order first, until what the request needs is available.
+
+    Asked afresh each time: a block that it shares with a victim is there for nothing until that victim gives it up.
+    """
     others = sorted((*state.running, *state.away), key=lambda other: other.order, reverse=True)
     may_move, step.may_move = step.may_move, False
     for other in others:
-        if allowance(state, request) >= needed:
+        missing = needed(state, request) - allowance(state, request)
+        if missing <= 0:
             break
         if other is not request and _may_take_from(state, other):
-            preempt(state, step, other, needed - allowance(state, request), whole=state.policy.take == "whole")
+            preempt(state, step, other, missing, whole=state.policy.take == "whole")
     step.may_move = may_move
-    return allowance(state, request) >= needed
+    return allowance(state, request) >= needed(state, request)
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:

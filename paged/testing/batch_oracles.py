@@ -103,9 +103,11 @@ def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     ahead = [id for id in before.waiting if id in entered or id in still_waits]
     if set(ahead[: len(entered)]) != set(entered):
         found.append(f"11: {entered} were admitted; in order wait {ahead}")
-    # Only who waits for tokens from the caller may have to make room, when nobody else could go on.
+    # Where nobody else could go on, those who wait for tokens from the caller make room, and those who gave way in vain to
+    # a request that this very step ended stay out.
     at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle]
-    if entered and at_work:
+    others_run = any(id not in entered for id, _ in keys_of(batch))
+    if entered and at_work and others_run:
         found.append(f"11: {entered} were admitted in a step that preempted {at_work}")
     if entered and not rig.world.async_moves:
         left_out = [id for id in rig.live if rig.scheduler.status(id) in ("paused", "swapped")]

@@ -203,3 +203,10 @@ def test_P13_with_the_checks_on_every_step_is_checked_and_nothing_is_found(
         scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=6))
     run(scheduler)
     assert scheduler.counts()["finished"] == 8
+
+
+def test_a_soak_that_shares_with_its_victims_ends_nothing_that_fits():
+    from paged.testing import soak
+
+    # What the first request shares with a victim costs nothing until that victim gives it up, and a block afterwards.
+    assert soak(150, seed=466).num_free == 12
