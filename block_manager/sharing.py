@@ -153,9 +153,10 @@ class Sharing:
 
     def share_fork(self, row: int, child: int) -> None:
         """The child shares what the row shares, confirmed or not."""
-        uid = int(self._tables.uid[child])
+        ours, uid = int(self._tables.uid[row]), int(self._tables.uid[child])
         for sharers in self._sharers.values():
-            sharers.extend([Sharer(child, uid, sharer.column, False) for sharer in sharers if sharer.row == row])
+            columns = [sharer.column for sharer in sharers if sharer.row == row and sharer.uid == ours]
+            sharers.extend([Sharer(child, uid, column, False) for column in columns])
 
     def forget_sharers(self, batch: int) -> None:
         """The batch has ended as computed: what its rows shared of one another is confirmed."""

@@ -218,3 +218,16 @@ def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_pa
     for row in (sharer, child):
         assert (manager.num_computed[row], manager.table(row).tolist()) == (0, [])
     assert manager.num_available == 10
+
+
+def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_manager):
+    manager = make_manager(num_blocks=8, block_size=1, host_blocks=8)
+    leader = manager.add([0, 1, 2, 3])
+    manager.allocate([leader], [4])
+    follower = manager.add([0, 1, 2, 3, 4])
+    manager.free([follower])
+    manager.next_batch()
+    row = manager.add([7])
+    assert row == follower
+    child = manager.fork(row)
+    manager.swap_out([child])
