@@ -126,11 +126,11 @@ class ManagerMachine(RuleBasedStateMachine):
     def fork(self, pick: int) -> None:
         self.rig.fork(chosen(self.rig.device_rows, pick))
 
-    @where(lambda self: self.capabilities.fork and self.rig.device_rows and len(self.rig.rows) < MAX_ROWS)
+    @where(lambda self: self.capabilities.fork and self.rig.partial_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, ours=tails(longest=2), theirs=tails(longest=2))
     def branch(self, pick: int, ours: list[int], theirs: list[int]) -> None:
         """A fork at work: both go on in one batch, each by tokens of its own."""
-        row = chosen(self.rig.device_rows, pick)
+        row = chosen(self.rig.partial_rows, pick)
         child = self.rig.fork(row)
         self.rig.append(row, ours)
         self.rig.append(child, theirs)
@@ -146,6 +146,18 @@ class ManagerMachine(RuleBasedStateMachine):
     def swap_out(self, pick: int, keep: int, both: bool) -> None:
         rows = rotated(self.rig.swappable_rows, pick)[: 1 + both]
         self.rig.swap_out(rows, min(keep, *(self.rig.blocks_to_keep(row) for row in rows)))
+
+    @where(lambda self: self.capabilities.host_tier and self.rig.swappable_rows and len(self.rig.rows) < MAX_ROWS)
+    @rule(pick=picks, salt=st.integers(0, 2), both=st.booleans())
+    def swap_under_pressure(self, pick: int, salt: int, both: bool) -> None:
+        """Rows go to the host, somebody else's content takes all the room that there is, and they are copied back."""
+        rows = rotated(self.rig.swappable_rows, pick)[: 1 + both]
+        self.rig.swap_out(rows)
+        room = self.rig.naive.device.available * self.rig.world.block_size
+        if room:
+            self.serve([0] * room, ("filler", salt), "free")
+        if all(self.rig.naive.rows[row].is_swapped for row in rows):
+            self.rig.swap_in(rows)
 
     @where(lambda self: self.rig.swapped_rows)
     @rule(pick=picks, both=st.booleans())

@@ -91,6 +91,11 @@ class ManagerRig:
         """Rows that could compute something now."""
         return [r for r in self.device_rows if self.left(r)]
 
+    @property
+    def partial_rows(self) -> list[int]:
+        """Rows on the device whose last block is begun and not full: a fork of one shares a block that both will write."""
+        return [r for r in self.device_rows if self.naive.rows[r].computed % self.world.block_size]
+
     def left(self, row: int) -> int:
         """Tokens that the row knows and has not computed."""
         return len(self.naive.rows[row].tokens) - self.naive.rows[row].computed
@@ -267,6 +272,7 @@ class ManagerRig:
         if copies is None:
             return
         self.events["swap in"] += 1
+        self.events["several copied in"] += len(copies) > 1
         self._fail_on(self._match(moves.host_to_device, copies, self.host_ids, self.ids))
         self._fail_on(self.shadow.move(moves))
         self._compare()

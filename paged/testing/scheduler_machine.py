@@ -18,7 +18,7 @@ worlds = st.builds(
     World,
     num_blocks=st.integers(3, 12),
     block_size=st.sampled_from([1, 2, 4]),
-    host_blocks=st.sampled_from([0, 0, 2, 8]),
+    host_blocks=st.sampled_from([0, 2, 4, 8, 8]),
     prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
     policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
     max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
@@ -75,6 +75,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Two requests whose prompts begin alike, at once: the second shares or follows."""
         self.add(wish, again=False)
         self.add(replace(wish, prompt=wish.prompt + more), again=False)
+
+    @where(lambda self: len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), steps=st.integers(4, 16))
+    def crowd(self, wish: Wish, steps: int) -> None:
+        """Three short prompts that grow until they are in each other's way."""
+        for salt in (None, "a", "b"):
+            self.add(replace(wish, share=0.2, output=1.0, num_sequences=1, num_computed=0, salt=salt), again=False)
+        self.serve(steps, ())
 
     @where(lambda self: len(self.rig.flights) < 3)
     @rule()

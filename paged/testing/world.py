@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from paged.testing.protocol import StepScheduler
 
@@ -59,15 +59,12 @@ class World:
 Builder = Callable[[World], StepScheduler]
 
 
-def build_scheduler(world: World) -> StepScheduler:
-    """Our own scheduler over our own manager."""
+def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
+    """Our own scheduler over our own manager, or another one with the same arguments."""
     from paged import BlockManager, Scheduler
 
     manager = BlockManager(
-        world.num_blocks,
-        world.block_size,
-        host_blocks=world.host_blocks,
-        prefix_caching=world.prefix_caching,
+        world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching
     )
     limits: dict[str, Any] = {
         "max_tokens_per_step": world.max_tokens_per_step,
@@ -78,5 +75,5 @@ def build_scheduler(world: World) -> StepScheduler:
         "vocabulary_size": world.vocabulary,
         "async_moves": world.async_moves,
     }
-    subject: Any = Scheduler(manager, policy=world.policy, **limits)
-    return cast(StepScheduler, subject)
+    build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
+    return build(manager, policy=world.policy, **limits)

@@ -1,0 +1,137 @@
+"""The kit's own parts, by hand-made cases: an oracle that nobody has tried is no oracle."""
+
+import random
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, Moves, Request, Scheduler
+from paged.testing import (
+    Capabilities,
+    KVManager,
+    ManagerRig,
+    ManagerWorld,
+    NaiveManager,
+    RandomEngine,
+    SchedulerRig,
+    ShadowKV,
+    StepScheduler,
+    Violation,
+    World,
+    capabilities_of,
+    random_world,
+    replay,
+    shrink,
+)
+from paged.testing.books import stop_reason
+from paged.testing.world import build_scheduler
+
+
+def test_ours_satisfy_the_protocols():
+    manager = BlockManager(4, 2)
+    assert isinstance(manager, KVManager)
+    assert isinstance(Scheduler(manager), StepScheduler)
+
+
+def test_capabilities_are_read_off_sizes_and_flags():
+    assert capabilities_of(BlockManager(4, 2)) == Capabilities(host_tier=False)
+    assert capabilities_of(BlockManager(4, 2, host_blocks=1, prefix_caching=False)) == Capabilities(prefix_cache=False)
+
+
+def test_the_shadow_reports_a_slot_that_holds_another_context():
+    shadow = ShadowKV(num_blocks=2, block_size=2)
+    shadow.write(np.array([0, 1, 2]), shadow.contents.path("us", [5, 6, 7]))
+    table = np.array([0, 1])
+    assert shadow.mismatches(table, shadow.contents.path("us", [5, 6, 7]), "row 0") == []
+    assert len(shadow.mismatches(table, shadow.contents.path("them", [5, 6, 7]), "row 0")) == 3
+    assert len(shadow.mismatches(table, shadow.contents.path("us", [5, 9, 7]), "row 0")) == 2
+
+
+def test_the_shadow_runs_the_kinds_of_moves_in_their_order():
+    shadow = ShadowKV(num_blocks=3, block_size=1, host_blocks=2)
+    shadow.device[:, 0], shadow.host[:, 0] = [10, 11, 12], [20, 21]
+    pairs = [np.array([pair], np.int32) for pair in ((0, 0), (1, 0), (0, 2))]
+    assert shadow.move(Moves(*pairs)) == []
+    assert shadow.host[:, 0].tolist() == [10, 21]
+    assert shadow.device[:, 0].tolist() == [21, 11, 21]
+
+
+def test_two_writes_to_one_slot_are_reported():
+    shadow = ShadowKV(num_blocks=1, block_size=2)
+    assert "same slot" in shadow.write(np.array([1, 1]), np.array([0, 1]))[0]
+
+
+def test_the_naive_model_evicts_the_oldest_content_child_first():
+    naive = NaiveManager(num_blocks=3, block_size=1)
+    naive.add(0, [1, 2, 3], None)
+    naive.allocate([0], [3])
+    naive.confirm([0])
+    naive.free([0])
+    assert naive.add(1, [1, 2, 3, 4], None) == 3
+    naive.free([1])
+    naive.add(2, [9], None)
+    naive.allocate([2], [1])
+    assert [tokens for _, tokens in naive.device.resident] == [(1,), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "num_tokens", "reason"),
+    [([7], 4, None), ([3], 4, None), ([7, 3], 5, "stop"), ([7, 7, 7], 6, "length"), ([7, 7], 9, "length")],
+)
+def test_stopping_is_expected_as_the_rules_say(outputs, num_tokens, reason):
+    request = Request(id="a", prompt=[1, 2, 3], max_tokens=3, min_tokens=2, eos_token_id=3)
+    assert stop_reason(request, outputs, num_tokens, limit=9) == reason
+
+
+def test_a_violation_prints_a_program_that_can_be_pasted():
+    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1))
+    rig.add([0, 1], None)
+    rig.manager.reserve([0], [1])
+    with pytest.raises(Violation) as caught:
+        rig.append(0, [1])
+    assert caught.value.program == [
+        "rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1, host_blocks=0, prefix_caching=True))",
+        "rig.add([0, 1], None)",
+        "rig.append(0, [1])",
+    ]
+
+
+class RejectsTheThird(Scheduler):
+    """Loses every third request."""
+
+    num_taken = 0
+
+    def add(self, request, now=0.0):
+        self.num_taken += 1
+        if self.num_taken % 3:
+            super().add(request, now)
+
+
+def run_on(engine):
+    while True:
+        engine.do()
+
+
+def test_a_failing_program_shrinks_to_what_it_takes():
+    def build(world):
+        return build_scheduler(world, RejectsTheThird)
+
+    rig = SchedulerRig(World(), build)
+    engine = RandomEngine(rig, random.Random(1))
+    with pytest.raises(Violation):
+        run_on(engine)
+    shorter = shrink(World(), rig.calls, build)
+    assert [verb for verb, _ in shorter] == ["add", "add", "add"]
+
+
+def test_the_same_program_gives_the_same_decisions_byte_for_byte():
+    for seed in range(40):
+        chance = random.Random(seed)
+        rig = SchedulerRig(random_world(chance))
+        engine = RandomEngine(rig, chance)
+        for _ in range(40):
+            engine.do()
+        rig.drain()
+        again = replay(rig.world, rig.calls)
+        assert again.decisions == rig.decisions, seed
+        assert again.program == rig.program
