@@ -76,9 +76,10 @@ class OurPool:
             for row in rows:
                 self.index.open_path(row, self.root)
                 self.index.publish(row)
-                self.index.close_path(row)
+                self.index.close_run(row)
             seconds += clock() - start
             for row in rows:
+                self.index.end_path(row)
                 self.tables.close(row)
         return seconds
 

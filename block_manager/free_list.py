@@ -7,11 +7,19 @@ int64 in here and wherever they index a column: numpy gathers by int32 five time
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from block_manager.runs import Run
+
 Blocks = NDArray[np.int64]
+# Number, blocks in the order of their eviction, and the run whose nodes they carry, last node first, where they were all of it.
+Segment = tuple[int, Blocks, "Run | None"]
+# Blocks in the order of their eviction, that run, and how many of its nodes are left.
+Taken = tuple[Blocks, "Run | None", int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
@@ -35,8 +43,8 @@ class FreeList:
         self._stack = np.arange(len(state) - 1, -1, -1, dtype=np.int64)
         self.num_plain = len(state)
         self.num_cached = 0
-        self._swept: deque[tuple[int, Blocks]] = deque()
-        self._segments: deque[tuple[int, Blocks]] = deque()
+        self._swept: deque[Segment] = deque()
+        self._segments: deque[Segment] = deque()
         self._next_segment = 1
         self._num_entries = 0
 
@@ -46,25 +54,29 @@ class FreeList:
         self.num_plain = top - count
         return self._stack[top - count : top][::-1].copy()
 
-    def take_cached(self, count: int) -> Blocks:
-        """Remove the `count` least recently used cached blocks, oldest first, int64 [count]; the caller has seen that they are there."""
-        parts: list[Blocks] = []
+    def take_cached(self, count: int) -> list[Taken]:
+        """Remove the `count` least recently used cached blocks, oldest first, a part for each segment that they stand in; the
+        caller has seen that they are there."""
+        taken: list[Taken] = []
         wanted = count
         while wanted:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks = self._swept.popleft()
+            number, blocks, run = self._swept.popleft()
             live = self._live(number, blocks)
             self._num_entries -= len(blocks)
-            self.num_cached -= min(len(live), wanted)
-            if len(live) > wanted:
-                rest = live[wanted:]
-                self._swept.appendleft((number, rest))
-                self._num_entries += len(rest)
+            if len(live) < len(blocks):
+                # Some have left in the middle, so what is left of the run cannot be told from how many there are.
+                run = None
+            rest = len(live) - wanted
+            if rest > 0:
+                self._swept.appendleft((number, live[wanted:], run))
+                self._num_entries += rest
                 live = live[:wanted]
-            parts.append(live)
+            taken.append((live, run, max(rest, 0)))
+            self.num_cached -= len(live)
             wanted -= len(live)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else _NO_BLOCKS
+        return taken
 
     def take_out(self, count: int) -> None:
         """So many cached blocks have left by a change of their state: a prefix hit uses them again."""
@@ -76,12 +88,18 @@ class FreeList:
         self.num_plain = top + len(blocks)
         self._stack[top : self.num_plain] = blocks
 
-    def put_cached(self, blocks: Blocks) -> None:
-        """Add blocks with content, the first to be evicted first. The array belongs to the list from now on."""
+    def put_one(self, block: int) -> None:
+        """Add one block without content; it is the next to be taken."""
+        self._stack[self.num_plain] = block
+        self.num_plain += 1
+
+    def put_cached(self, blocks: Blocks, run: Run | None = None) -> None:
+        """Add blocks with content, the first to be evicted first: all nodes of `run`, last one first, if it is given. The array
+        belongs to the list from now on."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
-        self._segments.append((number, blocks))
+        self._segments.append((number, blocks, run))
         self.num_cached += len(blocks)
         self._num_entries += len(blocks)
         if self._num_entries > 2 * self.num_cached + 64:
@@ -93,7 +111,7 @@ class FreeList:
 
     def cached(self) -> Blocks:
         """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
-        parts = [self._live(number, blocks) for queue in (self._swept, self._segments) for number, blocks in queue]
+        parts = [self._live(number, blocks) for queue in (self._swept, self._segments) for number, blocks, _ in queue]
         return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
 
     def _live(self, number: int, blocks: Blocks) -> Blocks:
@@ -108,9 +126,9 @@ class FreeList:
             if not self._segments:
                 # Everything has been looked at once: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks = self._segments.popleft()
+            number, blocks, run = self._segments.popleft()
             live = self._live(number, blocks)
             self._num_entries += len(live) - len(blocks)
             work -= len(blocks)
             if len(live):
-                self._swept.append((number, live))
+                self._swept.append((number, live, run if len(live) == len(blocks) else None))

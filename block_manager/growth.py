@@ -101,8 +101,15 @@ class Growth:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
+            self.release(row, keep, num_blocks)
             tables.set_num_blocks(row, keep)
+
+    def release(self, row: int, first: int, stop: int) -> None:
+        """The pool gets the blocks at the row's columns `first` to `stop` - 1 back, tail first; the table still names them."""
+        if stop - first == 1:
+            self._device.release_one(int(self._tables.blocks[0, row, first]))
+        elif first < stop:
+            self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.

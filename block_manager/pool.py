@@ -45,6 +45,8 @@ class Pool:
         self.free_list = FreeList(self.state)
         # Called with evicted blocks, oldest first, before they are handed out: their nodes lose this residence.
         self.forget = forget
+        # Called instead, where they are the last nodes that a whole run still had here, with it and how many are left.
+        self.forget_last: Callable[[Run, int], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -105,12 +107,18 @@ class Pool:
             blocks = free_list.take_plain(count)
         else:
             self.require(count)
-            blocks = free_list.take_cached(count - num_plain)
-            if self.forget is not None:
-                self.forget(blocks)
+            parts = [self._evict(*part) for part in free_list.take_cached(count - num_plain)]
             if num_plain:
-                blocks = np.concatenate([free_list.take_plain(num_plain), blocks])
+                parts.insert(0, free_list.take_plain(num_plain))
+            blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.state[blocks] = 1
+        return blocks
+
+    def _evict(self, blocks: Blocks, run: Run | None, num_left: int) -> Blocks:
+        if run is not None and self.forget_last is not None:
+            self.forget_last(run, num_left)
+        elif self.forget is not None:
+            self.forget(blocks)
         return blocks
 
     def hold(self, blocks: Blocks) -> None:
@@ -149,6 +157,28 @@ class Pool:
         if len(cached):
             self.free_list.put_cached(cached)
 
+    def release_one(self, block: int) -> None:
+        """`release` of one block."""
+        if self.state[block] != 1:
+            self.release(np.array([block]))
+            return
+        self.state[block] = 0
+        self.free_list.put_one(block)
+
+    def retire(self, blocks: Blocks, run: Run) -> bool:
+        """Whether nobody but a row that ends holds any of these blocks, which carry nothing yet and are all of `run` from now on.
+
+        If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in
+        half as many operations.
+        """
+        count = len(blocks)
+        if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
+            return False
+        self.run[blocks] = run
+        self.offset[blocks] = _RISING[:count]
+        self.free_list.put_cached(blocks[::-1].copy(), run)
+        return True
+
     def carry(self, blocks: Blocks, run: Run, first: int) -> None:
         """These used blocks carry the nodes of `run` from offset `first` on."""
         count = len(blocks)
@@ -160,7 +190,8 @@ class Pool:
 
     def forget_all(self) -> None:
         """No block carries a node any more; the caller has seen that none is used."""
-        cached = self.free_list.take_cached(self.num_cached)
+        cached = self.free_list.cached()
+        self.free_list.take_cached(self.num_cached)
         self.state[cached] = 0
         self.free_list.put_plain(cached)
         self.run[:] = None

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from block_manager.content_key import node_prefix
 from block_manager.free_list import Blocks
@@ -49,6 +50,7 @@ class PrefixIndex:
         self.batch = 1
         self._next_run = 0
         device.forget = self._forget_device
+        device.forget_last = self._keep_first
         host.forget = self._forget_host
 
     def open_path(self, row: int, root: bytes) -> Path:
@@ -60,11 +62,41 @@ class PrefixIndex:
         self.num_attentive += 1
         return path
 
-    def close_path(self, row: int) -> int:
-        """Forget the path of a row that ends; its open run stays as content. Returns how many of its blocks are nodes."""
-        self.close_run(row)
-        self.num_attentive -= 1
-        return self.paths.pop(row).published
+    def end_path(self, row: int) -> tuple[int, int]:
+        """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before
+        `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
+        path = self.paths[row]
+        run = path.open
+        length = 0 if run is None else self._confirmed_length(run)
+        if run is None or length == 0 or not self._retire(row, path, run, length):
+            self.close_run(row)
+            self.num_attentive -= 1
+            del self.paths[row]
+            return path.published, path.published
+        if path.guard < 0:
+            self.is_lazy[row] = False
+        else:
+            self.num_attentive -= 1
+        del self.paths[row]
+        return path.published, path.published + length
+
+    def _retire(self, row: int, path: Path, run: Run, length: int) -> bool:
+        """Close the open run of a row that ends and give its blocks back, if nobody else holds them; whether that was so."""
+        start, tables = path.published, self._tables
+        blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
+        if not self._device.retire(blocks[0], run):
+            return False
+        self._keep(run, row, start, blocks)
+        return True
+
+    def _keep(self, run: Run, row: int, start: int, blocks: NDArray[np.int64]) -> None:
+        """The run keeps its tokens, the row's from block `start` on, and these blocks, [groups, n], by itself from now on."""
+        length = blocks.shape[1]
+        first, stop = start * self._block_size, (start + length) * self._block_size
+        run.tokens = self._tables.tokens[row, first:stop].tobytes()
+        run.blocks = blocks
+        run.length = run.num_device = length
+        run.row = -1
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, confirmed ones only."""
@@ -198,12 +230,9 @@ class PrefixIndex:
         if length == 0:
             self.withdraw(row)
             return
-        start, tables = path.published, self._tables
-        first, stop = start * self._block_size, (start + length) * self._block_size
-        run.tokens = tables.tokens[row, first:stop].tobytes()
-        run.blocks = blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
-        run.length = run.num_device = length
-        run.row = -1
+        start = path.published
+        blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
+        self._keep(run, row, start, blocks)
         self._device.carry(blocks[0], run, 0)
         if path.guard < 0:
             self.is_lazy[row] = False
@@ -367,15 +396,15 @@ class PrefixIndex:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
         runs = self._device.run[blocks].tolist()
         offsets = self._device.offset[blocks].tolist()
-        if runs.count(runs[0]) == len(runs):
-            runs[0].num_device = offsets[-1]
-            self._trim(runs[0])
-            return
         last = len(runs) - 1
         for i, run in enumerate(runs):
             if i == last or runs[i + 1] is not run:
-                run.num_device = offsets[i]
-                self._trim(run)
+                self._keep_first(run, offsets[i])
+
+    def _keep_first(self, run: Run, count: int) -> None:
+        """All nodes of the run but the first `count` are on the device no more."""
+        run.num_device = count
+        self._trim(run)
 
     def _forget_host(self, blocks: Blocks) -> None:
         runs = self._host.run[blocks].tolist()

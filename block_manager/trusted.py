@@ -192,16 +192,12 @@ class TrustedCalls(Views):
         """`free` of one row that the caller vouches for."""
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
-        num_nodes = 0 if self._index is None else min(self._index.close_path(row), num_blocks)
+        first, stop = (0, 0) if self._index is None else self._index.end_path(row)
         if tables.is_swapped[row]:
             self._tiers.drop(row)
-        if num_blocks:
-            blocks = tables.blocks[0, row, :num_blocks][::-1].astype(np.int64)
-            # Apart, because a release of blocks that look alike is one read and one write.
-            if num_nodes < num_blocks:
-                self._device.release(blocks[: num_blocks - num_nodes])
-            if num_nodes:
-                self._device.release(blocks[num_blocks - num_nodes :])
+        # Apart, because a release of blocks that look alike is one read and one write.
+        self._growth.release(row, stop, num_blocks)
+        self._growth.release(row, 0, min(first, num_blocks))
         tables.close(row)
 
     def hold(self, blocks: Blocks) -> None:

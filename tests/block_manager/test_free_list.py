@@ -24,7 +24,8 @@ class Desk:
         return blocks.tolist()
 
     def evict(self, count: int) -> list[int]:
-        blocks = self.free_list.take_cached(count)
+        parts = [blocks for blocks, _, _ in self.free_list.take_cached(count)]
+        blocks = np.concatenate([np.empty(0, np.int64), *parts])
         self.state[blocks] = HELD
         return blocks.tolist()
 
@@ -41,7 +42,7 @@ class Desk:
 
     @property
     def num_entries(self) -> int:
-        return sum(len(blocks) for queue in (self.free_list._swept, self.free_list._segments) for _, blocks in queue)
+        return sum(len(blocks) for queue in (self.free_list._swept, self.free_list._segments) for _, blocks, _ in queue)
 
 
 @pytest.fixture
