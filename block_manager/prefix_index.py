@@ -152,6 +152,11 @@ class PrefixIndex:
         path.run, path.at = run, offset + count - 1
         path.published += match.num_blocks
 
+    def begin_first(self, row: int, key: bytes) -> None:
+        """`begin_pending` for a row without nodes, whose first full block would be found under `key`: root and tokens."""
+        if key not in self.runs:
+            self._open_run(row, self.paths[row], key)
+
     def begin_pending(self, row: int, end: int) -> None:
         """A closed row was put in flight up to `end` tokens: the full blocks that it computes become a run of pending nodes, if
         nobody has them."""
@@ -160,7 +165,7 @@ class PrefixIndex:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:
-            self._open_run(row, path, block)
+            self._open_run(row, path, self._prefix_after(path) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
         """Make nodes of the row's confirmed full blocks, one by one where they have to be looked up.
@@ -187,7 +192,7 @@ class PrefixIndex:
             block = self._tables.block_bytes(row, column)
             found = self._child(path, block, self._confirmed_length)
             if found is None:
-                self._open_run(row, path, block)
+                self._open_run(row, path, self._prefix_after(path) + block)
                 break
             run, at = found
             if self._confirmed_length(run) <= at:
@@ -322,18 +327,17 @@ class PrefixIndex:
     def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:
         """The node after the path's last one with these tokens: inside the same run, or the first of a run that hangs there."""
         run, at = path.run, path.at
-        if run is None:
-            prefix = path.root
-        else:
-            if at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
-                return run, at + 1
-            prefix = node_prefix(run.id, at)
-        child = self.runs.get(prefix + block)
+        if run is not None and at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
+            return run, at + 1
+        child = self.runs.get(self._prefix_after(path) + block)
         return None if child is None else (child, 0)
 
-    def _open_run(self, row: int, path: Path, block: bytes) -> None:
+    def _prefix_after(self, path: Path) -> bytes:
+        """What the key of a run that hangs off the end of the path begins with."""
+        return path.root if path.run is None else node_prefix(path.run.id, path.at)
+
+    def _open_run(self, row: int, path: Path, key: bytes) -> None:
         parent, at = path.run, path.at
-        key = (path.root if parent is None else node_prefix(parent.id, at)) + block
         run = Run(self._next_run, key, parent, at, row)
         self._next_run += 1
         self.runs[key] = run

@@ -67,6 +67,35 @@ class TrustedCalls(Views):
         self._sharing.extend_hit(row, count=count)
         return row
 
+    def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
+        """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
+
+        The caller has seen that the blocks are there. Returns (row, tokens found, tokens placed).
+        """
+        tables, index, size = self._tables, self._index, self.block_size
+        row, num_tokens = tables.open(tokens), len(tokens)
+        self._longest = max(self._longest, num_tokens)
+        key, computed = b"", 0
+        if index is not None and self._sharing is not None:
+            index.open_path(row, root)
+            self._queries += 1
+            self._query_tokens += num_tokens
+            key = root + tokens[:size].tobytes()
+            if num_tokens > size and key in index.runs:
+                computed = self._sharing.extend_hit(row)
+        have, end = computed // size, min(num_tokens, computed + most)
+        wanted = -(-end // size)
+        if wanted > have:
+            self._growth.write(row, have, self._device.draw(wanted - have))
+        tables.num_scheduled[row] = end - computed
+        tables.batch[row] = self._batch
+        if index is not None and end >= size:
+            if computed:
+                index.begin_pending(row, end)
+            else:
+                index.begin_first(row, key)
+        return row, computed, end - computed
+
     def extend_hit(self, row: int, *, count: bool = True) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
 

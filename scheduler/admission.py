@@ -33,7 +33,11 @@ def let_in(state: State, step: Step) -> None:
         return
     while len(state.waiting) and step.budget > 0:
         request = state.waiting.head()
-        if not _has_seats(state, step, request) or not _fits(state, step, request):
+        if not _has_seats(state, step, request):
+            return
+        if request.is_plain and _admit_plain(state, step, request):
+            continue
+        if not _fits(state, step, request):
             return
         admit(state, step, request)
 
@@ -65,6 +69,37 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     _start(state, step, request)
 
 
+def _admit_plain(state: State, step: Step, request: RequestState) -> bool:
+    """`admit` for the ordinary case, in one call of the memory layer: one sequence, never admitted before, nothing to load,
+    reserve or wait for, nobody to follow. Returns whether it came in; if not, nothing has changed."""
+    if step.leaders or state.bounded or state.transfers or not state.admits_plainly:
+        return False
+    manager, tokens = state.manager, request.tokens[0]
+    assert tokens is not None, "a waiting request keeps its tokens"
+    num_tokens, size = len(tokens), manager.block_size
+    if -(-num_tokens // size) + _owed(state, step) + _watermark(state) > manager.num_available:
+        return False
+    state.waiting.remove(request)
+    step.admitted.append(request.id)
+    row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
+    request.tokens[0] = None
+    request.rows[0] = row
+    request.hit_tokens = found
+    request.is_plain = request.is_new = False
+    state.columns.bind(row, request, 0)
+    state.stats.prompt_tokens += num_tokens
+    state.stats.admitted += 1
+    state.start_running(request)
+    is_whole = found + count == num_tokens
+    step.chunks.append((row, found, count, is_whole))
+    step.budget -= count
+    step.seats -= 1
+    if not is_whole:
+        step.leaders.append(row)
+        _add_debt(state, step, request)
+    return True
+
+
 def admit(state: State, step: Step, request: RequestState) -> None:
     """A waiting request, for which there is room, gets its rows."""
     manager = state.manager
@@ -86,7 +121,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             _place_early(state, step, request, row)
     if request.is_new:
         state.stats.admitted += 1
-        request.is_new = False
+        request.is_plain = request.is_new = False
     if request.status is Status.LOADING:
         state.away.add(request)
         _add_debt(state, step, request)

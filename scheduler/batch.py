@@ -19,6 +19,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth.
+    With covers_running these are all rows that run, in their order.
     """
 
     owner: object
@@ -26,6 +27,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     ends: NDArray[np.int64]
     samples: NDArray[np.bool_]
     all_sample: bool
+    covers_running: bool
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):

@@ -52,7 +52,7 @@ def compose_running(state: State, step: Step) -> None:
     if len(rows) <= min(step.budget, step.seats) and not state.bounded:
         try:
             if steady is not None and steady[0] is rows:
-                _place_decodes(state, step, rows, steady[1], counts_stand=True)
+                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2])
                 _owe_nothing(state, step)
                 return
             computed = manager.num_computed[rows]

@@ -95,13 +95,20 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     codes = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
     done = codes.nonzero()[0]
+    may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
+    usage = {}
     if len(done):
+        goes_on = codes == 0
+        left = rows[goes_on]
+        if may_be_steady and state.running_rows.replace(rows, left):
+            state.steady = (left, ends[goes_on], False)
+        else:
+            state.running_rows.leave(rows[done].tolist())
         usage = _end_rows(state, rows, codes, done)
-    else:
-        usage = {}
-        if rows is ticket.rows and not state.outstanding:
-            state.steady = (rows, ends)
-    _end_doomed(state)
+    elif may_be_steady:
+        state.steady = (rows, ends, len(rows) == batch.num_scheduled_tokens)
+    if doomed:
+        _end_doomed(state)
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
 
 
@@ -128,7 +135,9 @@ def _update_ragged(
     packed = np.concatenate(kept) if kept else _NO_TOKENS
     state.stats.output_tokens += len(packed)
     ended = np.array(codes, np.int8)
-    usage = _end_rows(state, batch.ticket.rows[places], ended, ended.nonzero()[0])
+    rows, done = batch.ticket.rows[places], ended.nonzero()[0]
+    state.running_rows.leave(rows[done].tolist())
+    usage = _end_rows(state, rows, ended, done)
     _end_doomed(state)
     lengths = np.array([len(part) for part in kept], np.int64)
     return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state))
@@ -246,12 +255,12 @@ def _end_doomed(state: State) -> None:
 
 
 def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
-    """End the sequences at places `done`. Returns, by place, what each request that ended with them took."""
+    """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
+    with them took."""
     usage: dict[int, RequestUsage] = {}
     manager, columns = state.manager, state.columns
     ended = rows[done]
     ended_rows = ended.tolist()
-    state.running_rows.leave(ended_rows)
     totals, sequences = manager.num_tokens[ended].tolist(), columns.sequence[ended].tolist()
     for i, row, total, sequence in zip(done.tolist(), ended_rows, totals, sequences, strict=True):
         request: RequestState = columns.owner[row]

@@ -34,6 +34,7 @@ class Packer:
         slots = manager.last_slots(decodes, computed)
         all_sample = True
         if step.chunks:
+            chunk_slots = self._chunk_slots(tables, size, step.chunks)
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
             rows, counts = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
@@ -47,13 +48,15 @@ class Packer:
             positions[:num_decodes] = computed
             slot_mapping[:num_decodes] = slots
             np.add(computed, 1, out=context_lens[:num_decodes])
-            start = num_decodes
+            start, rising, place = num_decodes, self._rising(tokens.shape[1]), 0
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
                 end, stop = first + count, start + count
                 rows[i], counts[i], context_lens[i], starts[i + 1] = row, count, end, stop
                 token_ids[start:stop] = tokens[row, first:end]
-                positions[start:stop] = self._rising(end)[first:]
-                slot_mapping[start:stop] = self._chunk_slots(tables[row], size, first, count)
+                positions[start:stop] = rising[first:end]
+                skipped = first % size
+                slot_mapping[start:stop] = chunk_slots[place + skipped : place + skipped + count]
+                place += -(-(skipped + count) // size) * size
                 if not is_last:
                     samples[i] = all_sample = False
                 start = stop
@@ -66,6 +69,7 @@ class Packer:
             samples = samples & ~np.isin(rows, list(state.silent))
             all_sample = bool(samples.all())
         samples.flags.writeable = counts.flags.writeable = starts.flags.writeable = False
+        covers_running = state.running_rows.adopt(decodes, [chunk[0] for chunk in step.chunks], rows)
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
@@ -97,7 +101,7 @@ class Packer:
             table_blocks=changes.blocks,
             moves=moves,
             loads=loads,
-            ticket=Ticket(owner, rows, context_lens, samples, all_sample),
+            ticket=Ticket(owner, rows, context_lens, samples, all_sample, covers_running),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
@@ -117,9 +121,11 @@ class Packer:
             self._starts.flags.writeable = False
         return self._starts[:stop]
 
-    def _chunk_slots(self, table: NDArray[np.int32], size: int, first: int, count: int) -> NDArray[np.int64]:
-        """Slots of positions `first` to `first + count` - 1 of a row with this table, int64."""
-        column, skipped = divmod(first, size)
-        blocks = table[column : -(-(first + count) // size)] * np.int64(size)
-        slots: NDArray[np.int64] = (blocks[:, None] + self._rising(size)).ravel()
-        return slots[skipped : skipped + count]
+    def _chunk_slots(
+        self, tables: NDArray[np.int32], size: int, chunks: list[tuple[int, int, int, bool]]
+    ) -> NDArray[np.int64]:
+        """All slots of the blocks that each chunk touches, one chunk after the other, int64."""
+        parts = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in chunks]
+        blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        slots: NDArray[np.int64] = blocks[:, None] * np.int64(size) + self._rising(size)
+        return slots.reshape(-1)

@@ -5,14 +5,12 @@ Knows the order. Does not know what a request is waiting for.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from scheduler.request import RequestState
 
-
-def _key(state: RequestState) -> tuple[int, float, int]:
-    return state.order
+Order = tuple[int, float, int]
 
 
 class OrderedQueue:
@@ -20,7 +18,9 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
-        # Heads are taken by moving this up; the list is cut when half of it is gone.
+        # The same orders by themselves: a search compares tuples, and calls no Python.
+        self._orders: list[Order] = []
+        # Heads are taken by moving this up; the lists are cut when half of them is gone.
         self._head = 0
 
     def __len__(self) -> int:
@@ -31,11 +31,14 @@ class OrderedQueue:
 
     def add(self, state: RequestState) -> bool:
         """Put a request in its place; returns whether that is the last one."""
-        states = self._states
-        if len(states) == self._head or states[-1].order < state.order:
+        states, orders, order = self._states, self._orders, state.order
+        if len(orders) == self._head or orders[-1] < order:
             states.append(state)
+            orders.append(order)
             return True
-        insort(states, state, lo=self._head, key=_key)
+        place = bisect_left(orders, order, lo=self._head)
+        states.insert(place, state)
+        orders.insert(place, order)
         return False
 
     def head(self) -> RequestState:
@@ -48,9 +51,9 @@ class OrderedQueue:
         if states[head] is state:
             self._head = head = head + 1
             if 2 * head > len(states):
-                del states[:head]
+                del states[:head], self._orders[:head]
                 self._head = 0
             return
-        place = bisect_left(states, state.order, lo=head, key=_key)
+        place = bisect_left(self._orders, state.order, lo=head)
         assert states[place] is state, "a request stands where its order says"
-        del states[place]
+        del states[place], self._orders[place]

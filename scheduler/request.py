@@ -5,8 +5,8 @@ Knows a request's fields and their limits. Does not know memory, batches or othe
 
 from __future__ import annotations
 
-import struct
 import sys
+from array import array
 from typing import Any
 
 import msgspec
@@ -94,21 +94,21 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
 def _prompt_array(prompt: Any, name: str) -> NDArray[np.int32]:
     if type(prompt) is list and prompt and type(prompt[0]) is int:
         try:
-            # Twice as fast as numpy's own conversion; refuses what is negative and what is no integer.
-            data = struct.pack(f"{len(prompt)}I", *prompt)
-        except struct.error:
+            # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
+            data = array("I", prompt).tobytes()
+        except (OverflowError, TypeError):
             data = b""
         # The highest byte of each is below 128: int32 holds it, too.
         if data and data[_HIGHEST_BYTE::4].isascii():
             return np.frombuffer(data, np.int32)
     try:
         # A copy: the array is the caller's.
-        array = token_array(prompt).copy()
+        tokens = token_array(prompt).copy()
     except InvalidTokens as error:
         raise InvalidRequest(f"{name}: {error}") from None
-    if not len(array):
+    if not len(tokens):
         raise InvalidRequest(f"{name}: the prompt is empty; at least one token is needed.")
-    return array
+    return tokens
 
 
 def namespace_root(request: Request) -> bytes:
@@ -138,6 +138,7 @@ class RequestState:
     is_quiet     per sequence, everything that it knew was computed and sampled when it lost its row
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
+    is_plain     new, one sequence, nothing to load: most are
     follows      id of the request whose blocks it waits to share (None: it does not)
     has_given    blocks were taken from it since it last ran: it counts as preempted
     is_bounded   its worst case is reserved and it is no victim
@@ -147,7 +148,7 @@ class RequestState:
     """
 
     __slots__ = (
-        "appended", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
+        "appended", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_plain", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
         "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status", "stops",
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
@@ -179,6 +180,7 @@ class RequestState:
         self.is_new = True
         self.has_given = False
         self.wants_load = request.num_computed > 0
+        self.is_plain = num == 1 and not self.wants_load
         self.transfers: set[int] = set()
         self.num_asked = 0
         self.load_batch = 0

@@ -117,6 +117,22 @@ class RunningRows:
             self._append()
         self._left += rows
 
+    def adopt(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
+        """Whether `rows`, a batch's decodes and then its chunks, are all rows that run, in their order. If so that array is kept."""
+        if rows is self._rows:
+            return not (self._joined or self._left or self._is_stale)
+        if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
+            return False
+        self._rows, self._joined = rows, []
+        return True
+
+    def replace(self, before: Rows, after: Rows) -> bool:
+        """Whether exactly `before`, an array that was adopted, are the rows that run; if so, they are `after` from now on."""
+        if before is not self._rows or self._joined or self._left or self._is_stale:
+            return False
+        self._rows = after
+        return True
+
     def array(self, states: Iterable[RequestState]) -> Rows:
         """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""
         if self._is_stale:

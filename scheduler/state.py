@@ -120,9 +120,9 @@ class State:
         self.to_reject: list[RequestState] = []
         # Requests that were aborted in flight and go when their batches end.
         self.doomed: list[RequestState] = []
-        # After an update that ended nobody: its rows, and the tokens that each has computed. While these are the running rows
-        # still, every one of them has just one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64]] | None = None
+        # After an update in which all running rows sampled a token: the rows that go on, the tokens that each has computed, and
+        # whether each had just one in flight. While these are the running rows still, each has just one token to go.
+        self.steady: tuple[Rows, NDArray[np.int64], bool] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
@@ -131,6 +131,8 @@ class State:
         self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
+        self.admits_plainly = policy.chunked and policy.reservation != "max"
 
     @property
     def max_total(self) -> int:
