@@ -65,6 +65,8 @@ class SchedulerRig:
         self.flights: list[Flight] = []
         self.transfers: list[Any] = []
         self.loads: dict[str, Loading] = {}
+        # Tokens asked for by loading requests whose batch was cancelled: appended tokens do not change what is listed again.
+        self.asked: dict[str, int] = {}
         self.mirror: dict[tuple[int, int], int] = {}
         self.computed: dict[Key, int] = {}
         self.statuses: dict[str, str] = {}
@@ -157,8 +159,10 @@ class SchedulerRig:
         for row, first, block in batch.loads.tolist():
             id = self.scheduler.id_of(row)
             loading.append(id)
-            most = min(self.books[id].request.num_computed, len(self.known(id, 0)[1]) - 1)
-            self.loads.setdefault(id, Loading(most - first)).blocks.append((first, block))
+            if id not in self.loads:
+                most = min(self.books[id].request.num_computed, len(self.known(id, 0)[1]) - 1)
+                self.loads[id] = Loading(self.asked.pop(id, most - first))
+            self.loads[id].blocks.append((first, block))
             self.events["load"] += 1
         self.events["follow"] += bool(
             set(batch.admitted) - {id for id, _ in batch_oracles.keys_of(batch)} - self.loads.keys()
@@ -223,7 +227,10 @@ class SchedulerRig:
         if not moved:
             self.carries_moves = self.carries_moves or len(flight.batch.moves) > 0
             for row in flight.batch.loads[:, 0].tolist():
-                self.loads.pop(self.scheduler.id_of(row) or "", None)
+                id = self.scheduler.id_of(row) or ""
+                load = self.loads.pop(id, None)
+                if load is not None and self.scheduler.status(id) == "loading":
+                    self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.context_lens[index] - flight.batch.num_tokens[index])
             if start > self.computed.get(key, 0):
@@ -252,6 +259,7 @@ class SchedulerRig:
             book.end("abort")
             book.is_aborted = True
             self.loads.pop(id, None)
+            self.asked.pop(id, None)
         elif output is not None:
             self._fail_on([f"abort of ended {id} returned {output}"])
         self._check()

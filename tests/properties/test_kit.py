@@ -96,6 +96,16 @@ def test_a_violation_prints_a_program_that_can_be_pasted():
     ]
 
 
+def test_tokens_appended_to_a_loading_request_do_not_change_what_a_cancelled_batch_lists_again():
+    rig = SchedulerRig(World(num_blocks=3, max_tokens_per_step=2, max_sequences=2))
+    rig.add(Request(id="r0", prompt=[0], max_tokens=1))
+    rig.add(Request(id="r1", prompt=[0, 0], max_tokens=1, num_computed=3))
+    rig.schedule()
+    rig.append("r1", [0], 0)
+    rig.cancel(False)
+    rig.drain()
+
+
 class RejectsTheThird(Scheduler):
     """Loses every third request."""
 
