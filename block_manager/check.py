@@ -138,7 +138,7 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
             found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
         on_host += len(run.host or ())
         for offset, block in (run.host or {}).items():
-            if host.run[block] is not run or host.offset[block] != offset:
+            if host.run[block] is not run or index.host_offsets(np.array([block])) != [offset]:
                 found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
         if run.row < 0:
             found += _closed_run(device, run, resident)
@@ -161,7 +161,7 @@ def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
         found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
     assert run.blocks is not None
     for offset, block in enumerate(run.blocks[0, : run.num_device].tolist()):
-        if device.run[block] is not run or device.offset[block] != offset:
+        if device.run[block] is not run or resident[block] >= 0:
             found.append(f"4: block {block} does not know that it holds node {run.id}:{offset}.")
         resident[block] = run.id
     parent = run.parent

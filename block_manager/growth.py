@@ -35,8 +35,9 @@ class Growth:
     def __init__(self, tables: Tables, device: Pool) -> None:
         self._tables = tables
         self._device = device
-        # Each (rows, columns, blocks), or (row, first column, blocks) for consecutive ones of a row.
-        self._changes: list[tuple[Any, Any, Blocks]] = []
+        # What has changed, in buffers that only grow; the first `_num_changes` entries of each.
+        self._changes = TableChanges(np.empty(256, np.int64), np.empty(256, np.int64), np.empty(256, np.int32))
+        self._num_changes = 0
         self._columns: NDArray[np.int64] = np.arange(64)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
@@ -52,7 +53,7 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.last_block[row] = blocks[-1]
         if self._is_watched:
-            self._changes.append((row, column, blocks))
+            self._note(row, self._rising(column, stop), blocks)
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
@@ -72,7 +73,7 @@ class Growth:
         tables.num_blocks[rows] = wanted
         tables.last_block[rows] = blocks[stops - 1]
         if self._is_watched:
-            self._changes.append((entry_rows, columns, blocks))
+            self._note(entry_rows, columns, blocks)
 
     def draw_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
         """Draw one block for each of these rows, whose tables end before `columns`. Raises OutOfBlocks, changing nothing."""
@@ -87,14 +88,14 @@ class Growth:
         tables.num_blocks[rows] = columns + 1
         tables.last_block[rows] = blocks
         if self._is_watched:
-            self._changes.append((rows, columns, blocks))
+            self._note(rows, columns, blocks)
 
     def note(self, row: int, first: int) -> None:
         """The row's table has grown from column `first` on."""
         tables = self._tables
         stop = int(tables.num_blocks[row])
         if self._is_watched:
-            self._changes.append((row, first, tables.blocks[0, row, first:stop].astype(np.int64)))
+            self._note(row, self._rising(first, stop), tables.blocks[0, row, first:stop])
 
     def give_back(self, row: int, keep: int) -> None:
         """The row's blocks from column `keep` on go back to the pool, tail first."""
@@ -144,22 +145,24 @@ class Growth:
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
-        changes, self._is_watched = self._changes, True
-        if not changes:
+        count, self._num_changes, self._is_watched = self._num_changes, 0, True
+        if not count:
             return NO_CHANGES
-        self._changes = []
-        if len(changes) == 1 and not isinstance(changes[0][0], int):
-            rows, columns, blocks = changes[0]
-            return TableChanges(rows, columns, blocks.astype(np.int32))
-        entries = np.concatenate([part[2] for part in changes]).astype(np.int32)
-        rows, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
-        start = 0
-        for row, first, blocks in changes:
-            stop = start + len(blocks)
-            rows[start:stop] = row
-            columns[start:stop] = self._rising(first, first + stop - start) if isinstance(first, int) else first
-            start = stop
-        return TableChanges(rows, columns, entries)
+        rows, columns, blocks = self._changes
+        return TableChanges(rows[:count].copy(), columns[:count].copy(), blocks[:count].copy())
+
+    def _note(self, rows: Rows | int, columns: NDArray[np.int64], blocks: NDArray[Any]) -> None:
+        start = self._num_changes
+        self._num_changes = stop = start + len(blocks)
+        if stop > len(self._changes.rows):
+            kept, more = self._changes, 2 * stop
+            self._changes = TableChanges(
+                np.resize(kept.rows, more), np.resize(kept.columns, more), np.resize(kept.blocks, more)
+            )
+        changes = self._changes
+        changes.rows[start:stop] = rows
+        changes.columns[start:stop] = columns
+        changes.blocks[start:stop] = blocks
 
     def _rising(self, first: int, stop: int) -> NDArray[np.int64]:
         """int64: first, first + 1, ..., stop - 1; a view of one array that only grows."""

@@ -1,7 +1,6 @@
-"""All blocks of one tier: who holds how many references, which are free, and which content node each one carries.
+"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries.
 
-Knows block ids, reference counts and, for a block with content, the run and the offset of its node. Does not know tables,
-rows or tokens.
+Knows block ids, reference counts and, for a block with content, the run of its node. Does not know tables, rows or tokens.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ _REFERENCES = _CONTENT - 1
 _PATTERN = 1024
 _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
-_RISING = np.arange(_PATTERN, dtype=np.int32)
 
 
 class Pool:
     """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
 
     Columns: `state` int64 [num_blocks], 0 for a free block, minus its segment in the free list for a cached one, the ref count
-    for a used one (plus one high bit if it carries a node), so that a release is one read and one write; `offset` int32
-    [num_blocks], the node's place in its run, and `run` object [num_blocks], the run itself, where there is a node.
+    for a used one (plus one high bit if it carries a node), so that a release is one read and one write; `run` object
+    [num_blocks], the run of its node, where there is one.
     """
 
     def __init__(self, num_blocks: int, tier: str, forget: Callable[[Blocks], None] | None = None) -> None:
         self.num_blocks = num_blocks
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
-        self.offset = np.zeros(num_blocks, np.int32)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
         self.free_list = FreeList(self.state)
         # Called with evicted blocks, oldest first, before they are handed out: their nodes lose this residence.
@@ -85,11 +82,6 @@ class Pool:
         """bool [n]: whether each of these blocks carries a node."""
         state = self.state[blocks]
         return (state < 0) | (state >= _CONTENT)
-
-    def offsets(self, blocks: Blocks) -> list[int]:
-        """The place of each block's node in its run, -1 where it carries none."""
-        found: list[int] = np.where(self.has_content(blocks), self.offset[blocks], -1).tolist()
-        return found
 
     def require(self, count: int) -> None:
         """Raise OutOfBlocks when fewer than `count` blocks can be drawn."""
@@ -175,18 +167,13 @@ class Pool:
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False
         self.run[blocks] = run
-        self.offset[blocks] = _RISING[:count]
         self.free_list.put_cached(blocks[::-1].copy(), run)
         return True
 
-    def carry(self, blocks: Blocks, run: Run, first: int) -> None:
-        """These used blocks carry the nodes of `run` from offset `first` on."""
-        count = len(blocks)
+    def carry(self, blocks: Blocks, run: Run) -> None:
+        """These used blocks carry nodes of `run`."""
         self.state[blocks] |= _CONTENT
         self.run[blocks] = run
-        self.offset[blocks] = (
-            _RISING[first : first + count] if first + count <= _PATTERN else np.arange(first, first + count)
-        )
 
     def forget_all(self) -> None:
         """No block carries a node any more; the caller has seen that none is used."""

@@ -49,6 +49,9 @@ class PrefixIndex:
         self.num_attentive = 0
         self.batch = 1
         self._next_run = 0
+        # By host block, the place of its node in its run, -1 where it carries none. On the device the nodes of a run go last one
+        # first, so how many are left says it all.
+        self._host_offset = np.full(host.num_blocks, -1, np.int32)
         device.forget = self._forget_device
         device.forget_last = self._keep_first
         host.forget = self._forget_host
@@ -238,7 +241,7 @@ class PrefixIndex:
         start = path.published
         blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
-        self._device.carry(blocks[0], run, 0)
+        self._device.carry(blocks[0], run)
         if path.guard < 0:
             self.is_lazy[row] = False
             self.num_attentive += 1
@@ -250,7 +253,7 @@ class PrefixIndex:
         assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
         run.blocks[0, at] = block
         run.num_device = at + 1
-        self._device.carry(np.array([block]), run, at)
+        self._device.carry(np.array([block]), run)
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -263,12 +266,19 @@ class PrefixIndex:
         if run.host is None:
             run.host = {}
         run.host[at] = block
-        self._host.carry(np.array([block]), run, at)
+        self._host.carry(np.array([block]), run)
+        self._host_offset[block] = at
+
+    def host_offsets(self, blocks: Blocks) -> list[int]:
+        """The place of each host block's node in its run, -1 where it carries none."""
+        found: list[int] = self._host_offset[blocks].tolist()
+        return found
 
     def clear(self) -> None:
         """Forget all content; the caller has seen that no block is used."""
         self._device.forget_all()
         self._host.forget_all()
+        self._host_offset[:] = -1
         self.runs.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
@@ -399,11 +409,12 @@ class PrefixIndex:
     def _forget_device(self, blocks: Blocks) -> None:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
         runs = self._device.run[blocks].tolist()
-        offsets = self._device.offset[blocks].tolist()
-        last = len(runs) - 1
+        last, count = len(runs) - 1, 0
         for i, run in enumerate(runs):
+            count += 1
             if i == last or runs[i + 1] is not run:
-                self._keep_first(run, offsets[i])
+                self._keep_first(run, run.num_device - count)
+                count = 0
 
     def _keep_first(self, run: Run, count: int) -> None:
         """All nodes of the run but the first `count` are on the device no more."""
@@ -411,8 +422,8 @@ class PrefixIndex:
         self._trim(run)
 
     def _forget_host(self, blocks: Blocks) -> None:
-        runs = self._host.run[blocks].tolist()
-        offsets = self._host.offset[blocks].tolist()
+        runs, offsets = self._host.run[blocks].tolist(), self.host_offsets(blocks)
+        self._host_offset[blocks] = -1
         for run, offset in zip(runs, offsets, strict=True):
             del run.host[offset]
             if run.row < 0:

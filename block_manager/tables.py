@@ -131,18 +131,10 @@ class Tables:
 
     def close(self, row: int) -> None:
         """Take the row back; its table is empty by now."""
-        for column in (
-            self.num_blocks,
-            self.reserved,
-            self.num_tokens,
-            self.num_computed,
-            self.num_scheduled,
-            self.batch,
-            self.uid,
-        ):
-            column[row] = 0
-        self.is_swapped[row] = False
-        self.shares_tail[row] = False
+        self.num_blocks[row] = self.reserved[row] = 0
+        self.num_tokens[row] = self.num_computed[row] = 0
+        self.batch[row] = self.uid[row] = 0
+        self.is_swapped[row] = self.shares_tail[row] = False
         heapq.heappush(self._free_rows, row)
 
     def extend(self, row: int, tokens: Tokens) -> None:

@@ -60,7 +60,7 @@ class Tiers:
             return 0
         blocks = np.unique(np.concatenate(tails))
         wanted = 0
-        for block, offset in zip(blocks.tolist(), self._host.offsets(blocks), strict=True):
+        for block, offset in zip(blocks.tolist(), self._offsets(blocks), strict=True):
             if self._index is not None and offset >= 0:
                 resident = self._index.device_block(self._host.run[block], offset)
                 # A cached one is available now and used afterwards, as a drawn one is.
@@ -118,6 +118,10 @@ class Tiers:
             room -= count
         return found
 
+    def _offsets(self, blocks: Blocks) -> list[int]:
+        """The place of each host block's node in its run, -1 where it carries none."""
+        return [-1] * len(blocks) if self._index is None else self._index.host_offsets(blocks)
+
     def _num_nodes(self, row: int) -> int:
         return 0 if self._index is None else self._index.paths[row].published
 
@@ -170,7 +174,7 @@ class Tiers:
         tail = self.tails.pop(row)
         column = int(tables.num_blocks[row])
         tables.ensure_columns(column + len(tail))
-        for source, offset in zip(tail.tolist(), host.offsets(tail), strict=True):
+        for source, offset in zip(tail.tolist(), self._offsets(tail), strict=True):
             run = host.run[source] if index is not None and offset >= 0 else None
             block = -1
             if run is not None and index is not None:

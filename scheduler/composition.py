@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import OutOfBlocks
+from block_manager import NO_MOVES, OutOfBlocks
 from scheduler.preemption import preempt, victims
 from scheduler.request import RequestState
 from scheduler.rows import Rows
@@ -105,12 +105,12 @@ def place_chunk(
 
 
 def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
-    moves = state.manager.place(rows, ones(len(rows)), computed + 1, is_decode=True, counts_stand=counts_stand)
-    step.decodes = rows
-    step.decode_computed = computed
-    step.budget -= len(rows)
-    step.seats -= len(rows)
-    if len(moves):
+    ends, count = computed + 1, len(rows)
+    moves = state.manager.place(rows, ones(count), ends, is_decode=True, counts_stand=counts_stand)
+    step.decodes, step.decode_computed, step.decode_ends = rows, computed, ends
+    step.budget -= count
+    step.seats -= count
+    if moves is not NO_MOVES and len(moves):
         step.moves.append(moves)
 
 

@@ -55,6 +55,10 @@ def validated_tokens(
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
+    # One for each row that samples, said explicitly, is told by its bytes: a reduction costs more.
+    is_usual = array.dtype == np.int64 and array.tobytes() == samples.astype(np.int64).tobytes()
+    if is_usual and len(tokens) == int(np.count_nonzero(samples)):
+        return tokens, None
     array = array.astype(np.int64)
     if (array < 0).any():
         raise WrongTokens(f"batch {batch.number}: a count is negative.")
@@ -63,7 +67,6 @@ def validated_tokens(
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    # One for each row that samples, said explicitly, is told by its bytes: a reduction costs more.
     return tokens, None if array.tobytes() == samples.astype(np.int64).tobytes() else array
 
 
@@ -92,9 +95,8 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
             tokens[is_kept],
         )
     totals = manager.extend(rows, tokens, ends)
-    codes = finish_codes(state.columns, rows, tokens, totals)
+    codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
-    done = codes.nonzero()[0]
     may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
     usage = {}
     if len(done):
@@ -258,12 +260,12 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
     with them took."""
     usage: dict[int, RequestUsage] = {}
-    manager, columns = state.manager, state.columns
+    columns = state.columns
     ended = rows[done]
-    ended_rows = ended.tolist()
-    totals, sequences = manager.num_tokens[ended].tolist(), columns.sequence[ended].tolist()
-    for i, row, total, sequence in zip(done.tolist(), ended_rows, totals, sequences, strict=True):
-        request: RequestState = columns.owner[row]
+    totals, sequences = state.manager.num_tokens[ended].tolist(), columns.sequence[ended].tolist()
+    for i, request, total, sequence in zip(
+        done.tolist(), columns.owner[ended].tolist(), totals, sequences, strict=True
+    ):
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
         state.close_row(request, sequence)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_CHANGES, joined
+from block_manager import NO_CHANGES, NO_MOVES, joined
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
 from scheduler.rows import Rows
 from scheduler.state import State, Step
 
 _NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
+_NO_LOADS.flags.writeable = False
 
 
 class Packer:
@@ -29,42 +30,39 @@ class Packer:
         manager, size = state.manager, state.manager.block_size
         tables, tokens = manager.block_tables, manager.tokens
         rows = decodes = step.decodes
-        computed = ones(0) if step.decode_computed is None else step.decode_computed
+        computed, context_lens = step.decode_computed, step.decode_ends
         num_decodes = len(decodes)
-        slots = manager.last_slots(decodes, computed)
-        all_sample = True
+        slots, last_tokens = manager.last_slots(decodes, computed), manager.last_tokens(decodes)
         if step.chunks:
-            chunk_slots = self._chunk_slots(tables, size, step.chunks)
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
-            rows, counts = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            starts, context_lens = np.empty(num_rows + 1, np.int64), np.empty(num_rows, np.int64)
+            rows, context_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+            counts, starts = ones(num_rows).copy(), self._rising(num_rows + 1).copy()
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
-            slot_mapping, samples = np.empty(num_tokens, np.int64), np.ones(num_rows, np.bool_)
-            rows[:num_decodes] = decodes
-            counts[:num_decodes] = 1
-            starts[: num_decodes + 1] = self._rising(num_decodes + 1)
-            token_ids[:num_decodes] = manager.last_tokens(decodes)
-            positions[:num_decodes] = computed
+            slot_mapping = np.empty(num_tokens, np.int64)
+            rows[:num_decodes], context_lens[:num_decodes] = decodes, step.decode_ends
+            token_ids[:num_decodes], positions[:num_decodes] = last_tokens, computed
             slot_mapping[:num_decodes] = slots
-            np.add(computed, 1, out=context_lens[:num_decodes])
-            start, rising, place = num_decodes, self._rising(tokens.shape[1]), 0
+            chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
+            start, rising, partial = num_decodes, self._rising(tokens.shape[1]), []
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
-                end, stop = first + count, start + count
+                end, stop, skipped = first + count, start + count, first % size
                 rows[i], counts[i], context_lens[i], starts[i + 1] = row, count, end, stop
                 token_ids[start:stop] = tokens[row, first:end]
                 positions[start:stop] = rising[first:end]
-                skipped = first % size
                 slot_mapping[start:stop] = chunk_slots[place + skipped : place + skipped + count]
                 place += -(-(skipped + count) // size) * size
-                if not is_last:
-                    samples[i] = all_sample = False
                 start = stop
+                if not is_last:
+                    partial.append(i)
+            all_sample = not partial
+            samples = self._all_true(num_rows)
+            if partial:
+                samples = samples.copy()
+                samples[partial] = False
         else:
-            counts, starts = ones(num_decodes), self._rising(num_decodes + 1)
-            token_ids, positions, slot_mapping = manager.last_tokens(decodes), computed.copy(), slots
-            context_lens = computed + 1
-            samples = self._all_true(num_decodes)
+            counts, starts, samples = ones(num_decodes), self._rising(num_decodes + 1), self._all_true(num_decodes)
+            token_ids, positions, slot_mapping, all_sample = last_tokens, computed.copy(), slots, True
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             all_sample = bool(samples.all())
@@ -78,11 +76,12 @@ class Packer:
         # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
         is_empty = not (len(rows) or step.moves or step.loads or state.pending_outputs)
         changes = NO_CHANGES if is_empty else manager.take_changes()
-        loads = np.array(step.loads, np.int32).reshape(-1, 3) if step.loads else _NO_LOADS
-        moves = joined(step.moves)
-        for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
-            # A cancel carries them over as they are.
-            carried.flags.writeable = False
+        loads, moves = _NO_LOADS, NO_MOVES
+        if step.loads or step.moves:
+            loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
+            for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
+                # A cancel carries them over as they are.
+                carried.flags.writeable = False
         return Batch(
             number=manager.batch,
             rows=rows.copy(),

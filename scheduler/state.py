@@ -21,6 +21,7 @@ from scheduler.request import RequestState
 from scheduler.rows import RowColumns, Rows, RunningRows
 from scheduler.status import Status
 
+_NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
 # Ended requests that `explain` and `status` still answer for.
 _REMEMBERED = 10_000
 
@@ -44,8 +45,9 @@ class Step:
     budget: int
     seats: int
     decodes: Rows
-    # Tokens that each of `decodes` has computed, where that is known already.
-    decode_computed: NDArray[np.int64] | None = None
+    # Tokens that each of `decodes` has computed, and one more.
+    decode_computed: NDArray[np.int64] = field(default_factory=lambda: _NO_COUNTS)
+    decode_ends: NDArray[np.int64] = field(default_factory=lambda: _NO_COUNTS)
     # Row, tokens computed before, tokens in flight, and whether these are all that it knows.
     chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     # Rows of this batch whose prompt goes on past it: others may follow them.
@@ -200,8 +202,10 @@ class State:
         """The sequence gives its row back and forgets its tokens."""
         row = state.rows[sequence]
         state.rows[sequence] = -1
-        self.recovering.pop(row, None)
-        self.silent.discard(row)
+        if self.recovering:
+            self.recovering.pop(row, None)
+        if self.silent:
+            self.silent.discard(row)
         self.manager.close(row)
         self.columns.release(row)
 
@@ -216,11 +220,14 @@ class State:
     def end(self, state: RequestState, status: Status, sentence: str) -> None:
         """The request, which holds nothing any more, has ended."""
         state.status = status
-        del self.requests[state.id]
-        self.ended.pop(state.id, None)
-        if len(self.ended) >= _REMEMBERED:
-            self.ended.popitem(last=False)
-        self.ended[state.id] = (status, sentence)
+        request_id, ended = state.request.id, self.ended
+        del self.requests[request_id]
+        if request_id in ended:
+            # An id that was used before: this end is the latest.
+            del ended[request_id]
+        elif len(ended) >= _REMEMBERED:
+            ended.popitem(last=False)
+        ended[request_id] = (status, sentence)
         if status is Status.FINISHED:
             self.stats.finished += 1
         elif status is Status.ABORTED:

@@ -11,14 +11,18 @@ from scheduler.status import LENGTH, NOT_FINISHED, STOP
 
 def finish_codes(
     columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
-) -> NDArray[np.int8]:
-    """int8 [n]: why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long; 0 if it goes on."""
+) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long, int8 [n], 0 if it goes on; and the
+    places of those that end, int64 [k]."""
     codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-    codes[totals >= columns.max_total[rows]] = LENGTH
+    done = (totals >= columns.max_total[rows]).nonzero()[0]
+    if len(done):
+        codes[done] = LENGTH
     if columns.num_with_stops:
         is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
         codes[is_stop] = STOP
-    return codes
+        done = codes.nonzero()[0]
+    return codes, done
 
 
 def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:

@@ -186,8 +186,9 @@ def mistake_the_run_of_a_block(manager):
     manager._device.run[6] = runs_of(manager)[0]
 
 
-def mistake_the_offset_of_a_block(manager):
-    manager._device.offset[0] = 1
+def name_one_block_for_two_nodes(manager):
+    run = runs_of(manager)[0]
+    run.blocks[0, 1] = run.blocks[0, 0]
 
 
 def evict_a_parent_before_its_child(manager):
@@ -266,7 +267,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, 2 on the device."),
     (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
     (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
-    (mistake_the_offset_of_a_block, "4: block 0 does not know that it holds node 0:0."),
+    (name_one_block_for_two_nodes, "4: block 0 does not know that it holds node 0:1."),
     (evict_a_parent_before_its_child, "5: run 1 is on the device and its parent node is not."),
     (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
     (lose_a_path, "4: row 0 has no path."),

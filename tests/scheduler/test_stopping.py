@@ -23,7 +23,9 @@ def bound(columns: RowColumns, row: int, *, max_tokens: int = 5, **options) -> N
 
 
 def codes(columns: RowColumns, rows: list[int], tokens: list[int], totals: list[int]) -> list[int]:
-    return finish_codes(columns, np.array(rows), np.array(tokens, np.int32), np.array(totals)).tolist()
+    found, done = finish_codes(columns, np.array(rows), np.array(tokens, np.int32), np.array(totals))
+    assert done.tolist() == found.nonzero()[0].tolist()
+    return found.tolist()
 
 
 @pytest.fixture
