@@ -161,10 +161,14 @@ class PrefixIndex:
             self._open_run(row, self.paths[row], key)
 
     def begin_pending(self, row: int, end: int) -> None:
-        """A closed row was put in flight up to `end` tokens: the full blocks that it computes become a run of pending nodes, if
-        nobody has them."""
-        path = self.paths[row]
-        if path.open is not None or end // self._block_size <= path.published:
+        """A row that is not lazy was put in flight up to `end` tokens: the full blocks that it computes become pending nodes, if
+        nobody has them: a run of their own, or what follows in its open one."""
+        path, full = self.paths[row], end // self._block_size
+        if path.open is not None:
+            if full > path.published + path.guard and self._child_at_guard(row, path) is None:
+                self._drop_guard(row, path)
+            return
+        if full <= path.published:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:
@@ -182,14 +186,10 @@ class PrefixIndex:
         if path.open is not None:
             if path.guard < 0 or full <= path.published + path.guard:
                 return switches
-            if self.runs.get(
-                node_prefix(path.open.id, path.guard - 1) + self._tables.block_bytes(row, path.published + path.guard)
-            ):
-                self.close_run(row, path.guard)
-            else:
-                path.guard = -1
-                self._set_lazy(row, True)
+            if self._child_at_guard(row, path) is None:
+                self._drop_guard(row, path)
                 return switches
+            self.close_run(row, path.guard)
         while path.published < full:
             column = path.published
             block = self._tables.block_bytes(row, column)
@@ -342,6 +342,17 @@ class PrefixIndex:
         child = self.runs.get(self._prefix_after(path) + block)
         return None if child is None else (child, 0)
 
+    def _child_at_guard(self, row: int, path: Path) -> Run | None:
+        """The run that hangs off the end of the row's guarded one and begins with the row's next block."""
+        assert path.open is not None, "only an open run is guarded"
+        block = self._tables.block_bytes(row, path.published + path.guard)
+        return self.runs.get(node_prefix(path.open.id, path.guard - 1) + block)
+
+    def _drop_guard(self, row: int, path: Path) -> None:
+        """What the row computes next is nobody's: its open run goes on past the runs that hang off its end."""
+        path.guard = -1
+        self._set_lazy(row, True)
+
     def _prefix_after(self, path: Path) -> bytes:
         """What the key of a run that hangs off the end of the path begins with."""
         return path.root if path.run is None else node_prefix(path.run.id, path.at)
@@ -384,8 +395,7 @@ class PrefixIndex:
             if parent.row < 0:
                 self._trim(parent)
             elif self.paths[parent.row].guard == at + 1:
-                self.paths[parent.row].guard = -1
-                self._set_lazy(parent.row, True)
+                self._drop_guard(parent.row, self.paths[parent.row])
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""

@@ -32,9 +32,9 @@ INVARIANTS: dict[int, tuple[str, str]] = {
 """Number → the statement, and the place that checks it."""
 
 
-def memory(manager: Any, held: int = 0) -> list[str]:
-    """Invariants 1, 2, 3, 5 and 6 of a manager. `held`: references that transfers may have beyond the tables, at most."""
-    found = tiers_add_up(manager) + references(manager, held) + used_means_referenced(manager)
+def memory(manager: Any, *, may_hold: bool = False) -> list[str]:
+    """Invariants 1, 2, 3, 5 and 6 of a manager. `may_hold`: transfers may have references beyond the tables."""
+    found = tiers_add_up(manager) + references(manager, may_hold=may_hold) + used_means_referenced(manager)
     return found + table_lengths(manager) + parents_of_contents(manager)
 
 
@@ -50,8 +50,8 @@ def tiers_add_up(manager: Any) -> list[str]:
     return found
 
 
-def references(manager: Any, held: int = 0) -> list[str]:
-    """2, on the device: each block is referenced as often as tables name it, but for `held` references of transfers."""
+def references(manager: Any, *, may_hold: bool = False) -> list[str]:
+    """2, on the device: each block is referenced as often as tables name it, and not more often unless transfers `may_hold` it."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
     for row in manager.live_rows.tolist():
@@ -60,7 +60,7 @@ def references(manager: Any, held: int = 0) -> list[str]:
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
     beyond = manager.ref_counts - named
-    if (beyond < 0).any() or int(beyond.sum()) > held:
+    if (beyond < 0).any() or (not may_hold and beyond.any()):
         wrong = (beyond != 0).nonzero()[0].tolist()
         found.append(
             f"2: blocks {wrong} have ref counts {manager.ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"

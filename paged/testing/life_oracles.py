@@ -39,9 +39,9 @@ def acceptance(world: World, request: Any) -> list[str]:
 def violations(rig: SchedulerRig) -> list[str]:
     """The subject's own check, the invariants of memory recomputed, and 9: one state each, conserved and legal."""
     found = [f"check(): {violation}" for violation in rig.scheduler.check()]
-    # Transfers and the moves of a cancelled batch may hold blocks beyond the tables.
-    may_hold = rig.world.num_blocks if rig.world.async_moves or rig.carries_moves else 0
-    found += invariants.memory(rig.manager, may_hold)
+    # Transfers and the moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them.
+    moves = rig.carries_moves or rig.transfers or any(len(flight.batch.moves) for flight in rig.flights)
+    found += invariants.memory(rig.manager, may_hold=bool(moves))
     return found + states(rig)
 
 

@@ -428,3 +428,18 @@ def test_E30_content_under_a_truncated_row_may_go_on_differently(make_manager, f
     assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
     assert manager.lookup([*range(8), *range(200, 204), 0]).num_tokens == 12
     assert manager.num_used == 4
+
+
+def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(make_manager, fill, compute):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(4))
+    fill(manager, [*range(4), *range(100, 104)])
+    manager.append(row, range(200, 204))
+    manager.next_batch()
+    manager.allocate([row], [4])
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
+    manager.cancel([row])
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 4
+    compute(manager, row)
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
+    assert manager.lookup([*range(4), *range(100, 104), 0]).num_tokens == 8

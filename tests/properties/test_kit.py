@@ -106,6 +106,27 @@ def test_tokens_appended_to_a_loading_request_do_not_change_what_a_cancelled_bat
     rig.drain()
 
 
+def test_a_transfer_may_hold_a_shared_block_once_for_each_row():
+    rig = SchedulerRig(
+        World(num_blocks=8, block_size=1, host_blocks=8, max_tokens_per_step=4, max_sequences=4, async_moves=True)
+    )
+    for name in ("r1", "r2"):
+        rig.add(Request(id=name, prompt=[0], max_tokens=3, priority=1, num_sequences=3))
+    rig.append("r1", [0, 0, 0], 0)
+    rig.schedule()
+    rig.schedule()
+    for name, salt in (("r3", None), ("r4", "a"), ("r5", "b")):
+        rig.add(Request(id=name, prompt=[0], max_tokens=8, salt=salt))
+    for _ in range(2):
+        rig.run(0)
+        rig.update(())
+    rig.schedule()
+    rig.run(0)
+    rig.update(())
+    rig.schedule()
+    rig.drain()
+
+
 class RejectsTheThird(Scheduler):
     """Loses every third request."""
 
