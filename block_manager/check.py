@@ -104,9 +104,9 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
             found.append(
                 f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
             )
-        if num_blocks and tables.last_block[row] != tables.blocks[0, row, num_blocks - 1]:
+        if num_blocks and tables.slot_base[row] != tables.slot_base_of(row):
             found.append(
-                f"6: row {row} ends with block {tables.blocks[0, row, num_blocks - 1]}, not {tables.last_block[row]}."
+                f"6: the slots of row {row}'s last block begin at {tables.slot_base_of(row)}, not {tables.slot_base[row]}."
             )
         if tables.last_token[row] != tables.tokens[row, tables.num_tokens[row] - 1]:
             found.append(f"6: the last token of row {row} is not {tables.last_token[row]}.")

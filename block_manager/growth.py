@@ -51,7 +51,7 @@ class Growth:
         tables.blocks[0, row, column:stop] = blocks
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
-            tables.last_block[row] = blocks[-1]
+            tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._is_watched:
             self._note(row, self._rising(column, stop), blocks)
 
@@ -71,7 +71,7 @@ class Growth:
         entry_rows = np.repeat(rows, counts)
         tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
-        tables.last_block[rows] = blocks[stops - 1]
+        tables.slot_base[rows] = (blocks[stops - 1] - wanted + 1) * tables.block_size
         if self._is_watched:
             self._note(entry_rows, columns, blocks)
 
@@ -86,7 +86,7 @@ class Growth:
             tables.ensure_columns(int(columns.max()) + 1)
             tables.blocks[0, rows, columns] = blocks
         tables.num_blocks[rows] = columns + 1
-        tables.last_block[rows] = blocks
+        tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._is_watched:
             self._note(rows, columns, blocks)
 

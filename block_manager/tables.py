@@ -76,7 +76,8 @@ class Tables:
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     last_token    int32 [rows]                   tokens[row, num_tokens - 1], so that a decode step reads one cache line and not
                                                  one of each row
-    last_block    int64 [rows]                   blocks[0, row, num_blocks - 1], for the same reason
+    slot_base     int64 [rows]                   what, added to a position in the row's last block, is its slot:
+                                                 (blocks[0, row, c] - c) * block_size, c the last column; for the same reason
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """
@@ -92,7 +93,7 @@ class Tables:
         for name in ("is_swapped", "shares_tail"):
             setattr(self, name, np.zeros(num_rows, np.bool_))
         self.last_token = np.zeros(num_rows, np.int32)
-        self.last_block = np.zeros(num_rows, np.int64)
+        self.slot_base = np.zeros(num_rows, np.int64)
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
@@ -107,7 +108,7 @@ class Tables:
     is_swapped: NDArray[np.bool_]
     shares_tail: NDArray[np.bool_]
     last_token: NDArray[np.int32]
-    last_block: NDArray[np.int64]
+    slot_base: NDArray[np.int64]
 
     @property
     def num_rows(self) -> int:
@@ -152,7 +153,12 @@ class Tables:
         """The row's table ends before column `num_blocks` from now on."""
         self.num_blocks[row] = num_blocks
         if num_blocks:
-            self.last_block[row] = self.blocks[0, row, num_blocks - 1]
+            self.slot_base[row] = self.slot_base_of(row)
+
+    def slot_base_of(self, row: int) -> int:
+        """What slot_base has to be for a row with blocks."""
+        column = int(self.num_blocks[row]) - 1
+        return (int(self.blocks[0, row, column]) - column) * self.block_size
 
     def ensure_tokens(self, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens a row."""
@@ -252,7 +258,7 @@ class Tables:
             "is_swapped",
             "shares_tail",
             "last_token",
-            "last_block",
+            "slot_base",
         ):
             column = getattr(self, name)
             grown = np.zeros(new, column.dtype)

@@ -196,8 +196,10 @@ class TrustedCalls(Views):
     def last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
         tables = self._tables
+        if not self._any_reserved:
+            return tables.slot_base[rows] + positions
         columns = positions // self.block_size
-        blocks = tables.blocks[0, rows, columns] if self._any_reserved else tables.last_block[rows]
+        blocks = tables.blocks[0, rows, columns]
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
         return slots
 

@@ -151,7 +151,8 @@ class Scheduler:
             raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
         prompt = validated_prompt(request, state.limits.vocabulary_size)
         root = namespace_root(request)
-        if request.id in state.requests or any(output.id == request.id for output in state.pending_outputs):
+        undelivered = state.pending_outputs
+        if request.id in state.requests or (undelivered and any(output.id == request.id for output in undelivered)):
             raise DuplicateRequest(request.id)
         if request.num_sequences > state.limits.max_sequences:
             raise InvalidRequest(
@@ -453,7 +454,7 @@ class Scheduler:
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
         outstanding = self._state.outstanding
-        if not any(other is batch for other in outstanding):
+        if batch not in outstanding:
             raise BatchEnded(batch.number)
         if outstanding[place] is not batch:
             raise BatchOutOfOrder(batch.number, outstanding[place].number, verb)

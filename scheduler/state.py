@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,25 +39,24 @@ class Limits:
     vocabulary_size: int | None
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """One step while it is made: what is left of its budget, and what has been decided."""
 
     budget: int
     seats: int
     decodes: Rows
     # Tokens that each of `decodes` has computed, and one more.
-    decode_computed: NDArray[np.int64] = field(default_factory=lambda: _NO_COUNTS)
-    decode_ends: NDArray[np.int64] = field(default_factory=lambda: _NO_COUNTS)
+    decode_computed: NDArray[np.int64] = _NO_COUNTS
+    decode_ends: NDArray[np.int64] = _NO_COUNTS
     # Row, tokens computed before, tokens in flight, and whether these are all that it knows.
-    chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    chunks: list[tuple[int, int, int, bool]] = []
     # Rows of this batch whose prompt goes on past it: others may follow them.
-    leaders: list[int] = field(default_factory=list)
-    moves: list[Moves] = field(default_factory=list)
-    loads: list[tuple[int, int, int]] = field(default_factory=list)
-    asked: list[RequestState] = field(default_factory=list)
-    preempted: list[tuple[str, str]] = field(default_factory=list)
-    admitted: list[str] = field(default_factory=list)
+    leaders: list[int] = []
+    moves: list[Moves] = []
+    loads: list[tuple[int, int, int]] = []
+    asked: list[RequestState] = []
+    preempted: list[tuple[str, str]] = []
+    admitted: list[str] = []
     # Somebody lacked memory: nobody comes in.
     is_short: bool = False
     # Blocks owed to those who were admitted, once somebody asked; kept up to date by admissions.

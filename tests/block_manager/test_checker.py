@@ -119,8 +119,8 @@ def shorten_a_host_tail(manager):
     manager._tiers.tails[AWAY] = manager._tiers.tails[AWAY][:1]
 
 
-def mistake_the_last_block(manager):
-    manager._tables.last_block[OWNER] = 9
+def mistake_the_slots_of_the_last_block(manager):
+    manager._tables.slot_base[OWNER] = 9
 
 
 def mistake_the_last_token(manager):
@@ -251,7 +251,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (shorten_a_table, "6: row 0 has 2 blocks for 5 tokens of 2 a block, 0 reserved."),
     (lengthen_a_table, "6: row 0 has 4 blocks for 5 tokens of 2 a block, 0 reserved."),
     (shorten_a_host_tail, "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
-    (mistake_the_last_block, "6: row 0 ends with block 2, not 9."),
+    (mistake_the_slots_of_the_last_block, "6: the slots of row 0's last block begin at 0, not 9."),
     (mistake_the_last_token, "6: the last token of row 0 is not 77."),
     (compute_unknown_tokens, "6: row 0 has computed or scheduled 6 tokens and knows 5."),
     (put_nothing_in_flight, "6: row 0 is in batch 1 with 0 tokens."),
