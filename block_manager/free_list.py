@@ -63,19 +63,23 @@ class FreeList:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, run = self._swept.popleft()
-            live = self._live(number, blocks)
-            self._num_entries -= len(blocks)
-            if len(live) < len(blocks):
-                # Some have left in the middle, so what is left of the run cannot be told from how many there are.
-                run = None
-            rest = len(live) - wanted
-            if rest > 0:
-                self._swept.appendleft((number, live[wanted:], run))
-                self._num_entries += rest
-                live = live[:wanted]
-            taken.append((live, run, max(rest, 0)))
-            self.num_cached -= len(live)
-            wanted -= len(live)
+            num_entries, num_live = len(blocks), len(blocks)
+            if self._num_entries != self.num_cached:
+                blocks = self._live(number, blocks)
+                num_live = len(blocks)
+                if num_live < num_entries:
+                    # Some have left in the middle, so what is left of the run cannot be told from how many there are.
+                    run = None
+            if num_live > wanted:
+                self._swept.appendleft((number, blocks[wanted:], run))
+                taken.append((blocks[:wanted], run, num_live - wanted))
+                self._num_entries -= num_entries - num_live + wanted
+                self.num_cached -= wanted
+                break
+            taken.append((blocks, run, 0))
+            self._num_entries -= num_entries
+            self.num_cached -= num_live
+            wanted -= num_live
         return taken
 
     def take_out(self, count: int) -> None:

@@ -41,6 +41,9 @@ class Growth:
         self._columns: NDArray[np.int64] = np.arange(64)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
+        # Blocks that tables are to get in one draw: each (rows, columns), or (row, first column, how many). In all `num_promised`.
+        self._promised: list[tuple[Any, Any, int]] = []
+        self.num_promised = 0
         # Changes are noted once somebody has asked for them.
         self._is_watched = False
 
@@ -75,10 +78,36 @@ class Growth:
         if self._is_watched:
             self._note(entry_rows, columns, blocks)
 
-    def draw_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
-        """Draw one block for each of these rows, whose tables end before `columns`. Raises OutOfBlocks, changing nothing."""
+    def promise_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
+        """Each of these rows, whose tables end before `columns`, gets a block by the next `draw_promised`.
+
+        Raises OutOfBlocks, changing nothing.
+        """
+        count = len(rows)
+        self._device.require(self.num_promised + count)
+        self._promised.append((rows, columns, count))
+        self.num_promised += count
+
+    def promise(self, row: int, column: int, count: int) -> None:
+        """The row, whose table ends before `column`, gets so many blocks by the next `draw_promised`; they are there."""
+        self._promised.append((row, column, count))
+        self.num_promised += count
+
+    def draw_promised(self) -> None:
+        """One draw, and with it one eviction, for all that was promised."""
+        promised, blocks = self._promised, self._device.draw(self.num_promised)
+        self._promised, self.num_promised = [], 0
+        start = 0
+        for rows, columns, count in promised:
+            stop = start + count
+            if isinstance(rows, int):
+                self.write(rows, columns, blocks[start:stop])
+            else:
+                self._write_one_each(rows, columns, blocks[start:stop])
+            start = stop
+
+    def _write_one_each(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
         tables = self._tables
-        blocks = self._device.draw(len(rows))
         try:
             tables.blocks[0, rows, columns] = blocks
         except IndexError:

@@ -99,18 +99,15 @@ class Pool:
             blocks = free_list.take_plain(count)
         else:
             self.require(count)
-            parts = [self._evict(*part) for part in free_list.take_cached(count - num_plain)]
-            if num_plain:
-                parts.insert(0, free_list.take_plain(num_plain))
+            parts = [free_list.take_plain(num_plain)] if num_plain else []
+            for evicted, run, num_left in free_list.take_cached(count - num_plain):
+                if run is not None and self.forget_last is not None:
+                    self.forget_last(run, num_left)
+                elif self.forget is not None:
+                    self.forget(evicted)
+                parts.append(evicted)
             blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.state[blocks] = 1
-        return blocks
-
-    def _evict(self, blocks: Blocks, run: Run | None, num_left: int) -> Blocks:
-        if run is not None and self.forget_last is not None:
-            self.forget_last(run, num_left)
-        elif self.forget is not None:
-            self.forget(blocks)
         return blocks
 
     def hold(self, blocks: Blocks) -> None:

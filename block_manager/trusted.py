@@ -70,7 +70,8 @@ class TrustedCalls(Views):
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
 
-        The caller has seen that the blocks are there. Returns (row, tokens found, tokens placed).
+        The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before anybody reads a table,
+        or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
         tables, index, size = self._tables, self._index, self.block_size
         row, num_tokens = tables.open(tokens), len(tokens)
@@ -82,11 +83,13 @@ class TrustedCalls(Views):
             self._query_tokens += num_tokens
             key = root + tokens[:size].tobytes()
             if num_tokens > size and key in index.runs:
+                # It may find what was promised a moment ago.
+                self.draw_promised()
                 computed = self._sharing.extend_hit(row)
         have, end = computed // size, min(num_tokens, computed + most)
         wanted = -(-end // size)
         if wanted > have:
-            self._growth.write(row, have, self._device.draw(wanted - have))
+            self._growth.promise(row, have, wanted - have)
         tables.num_scheduled[row] = end - computed
         tables.batch[row] = self._batch
         if index is not None and end >= size:
@@ -95,6 +98,16 @@ class TrustedCalls(Views):
             else:
                 index.begin_first(row, key)
         return row, computed, end - computed
+
+    def draw_promised(self) -> None:
+        """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
+        if self._growth.num_promised:
+            self._growth.draw_promised()
+
+    @property
+    def num_unpromised(self) -> int:
+        """Blocks that can be drawn beyond those that are promised."""
+        return self._device.num_available - self._growth.num_promised
 
     def extend_hit(self, row: int, *, count: bool = True) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
@@ -142,11 +155,13 @@ class TrustedCalls(Views):
         *,
         is_decode: bool = False,
         counts_stand: bool = False,
+        draw_later: bool = False,
     ) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
 
         A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; `is_decode` if every count is 1; and
-        `counts_stand` if these rows had these counts in flight when they were last placed.
+        `counts_stand` if these rows had these counts in flight when they were last placed. With `draw_later` the blocks of decodes
+        are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`.
         """
         tables, growth = self._tables, self._growth
         if ends is None:
@@ -159,7 +174,9 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, grown)
         if len(short):
             if is_decode:
-                growth.draw_one_each(rows[short], have[short])
+                growth.promise_one_each(rows[short], have[short])
+                if not draw_later:
+                    growth.draw_promised()
             else:
                 growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
         if not counts_stand:

@@ -21,6 +21,8 @@ def let_in(state: State, step: Step) -> None:
         # Memory was short a moment ago: whoever came in now would be the next victim.
         return
     was_empty = not len(state.running) and not len(state.away)
+    if len(state.away):
+        state.manager.draw_promised()
     for request in list(state.away):
         if request.status is Status.LOADING or request.transfers:
             continue
@@ -37,6 +39,7 @@ def let_in(state: State, step: Step) -> None:
             return
         if request.is_plain and _admit_plain(state, step, request):
             continue
+        state.manager.draw_promised()
         if not _fits(state, step, request):
             return
         admit(state, step, request)
@@ -77,7 +80,7 @@ def _admit_plain(state: State, step: Step, request: RequestState) -> bool:
     manager, tokens = state.manager, request.tokens[0]
     assert tokens is not None, "a waiting request keeps its tokens"
     num_tokens, size = len(tokens), manager.block_size
-    if -(-num_tokens // size) + _owed(state, step) + _watermark(state) > manager.num_available:
+    if -(-num_tokens // size) + _owed(state, step) + _watermark(state) > manager.num_unpromised:
         return False
     state.waiting.remove(request)
     step.admitted.append(request.id)
@@ -96,6 +99,7 @@ def _admit_plain(state: State, step: Step, request: RequestState) -> bool:
     step.seats -= 1
     if not is_whole:
         step.leaders.append(row)
+        manager.draw_promised()
         _add_debt(state, step, request)
     return True
 
@@ -235,6 +239,7 @@ def _can_return(state: State, step: Step, request: RequestState) -> bool:
 
 def _owed(state: State, step: Step) -> int:
     if step.owed is None:
+        state.manager.draw_promised()
         step.owed = state.blocks_owed()
     return step.owed
 

@@ -56,7 +56,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     admitted      ids of this step, returning ones among them
     ticket        the scheduler's own
 
-    Some of the arrays are shared between batches and read-only: num_tokens, starts, samples, ids and sequences; so are moves and loads.
+    Arrays that batches share are read-only: samples, ids, sequences, moves and loads; num_tokens and starts where all rows decode.
     """
 
     number: int

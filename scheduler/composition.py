@@ -36,7 +36,7 @@ def ones(count: int) -> Counts:
 
 
 def compose_running(state: State, step: Step) -> None:
-    """Place the running requests' rows, decodes first, as budget, seats and memory allow."""
+    """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
     manager = state.manager
     rows = state.running_rows.array(state.running)
     if state.outstanding and len(rows):
@@ -52,12 +52,12 @@ def compose_running(state: State, step: Step) -> None:
     if len(rows) <= min(step.budget, step.seats) and not state.bounded:
         try:
             if steady is not None and steady[0] is rows:
-                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2])
+                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2], draw_later=True)
                 _owe_nothing(state, step)
                 return
             computed = manager.num_computed[rows]
             if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
-                _place_decodes(state, step, rows, computed)
+                _place_decodes(state, step, rows, computed, draw_later=True)
                 _owe_nothing(state, step)
                 return
         except OutOfBlocks:
@@ -104,9 +104,13 @@ def place_chunk(
     return count
 
 
-def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
+def _place_decodes(
+    state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False, draw_later: bool = False
+) -> None:
     ends, count = computed + 1, len(rows)
-    moves = state.manager.place(rows, ones(count), ends, is_decode=True, counts_stand=counts_stand)
+    moves = state.manager.place(
+        rows, ones(count), ends, is_decode=True, counts_stand=counts_stand, draw_later=draw_later
+    )
     step.decodes, step.decode_computed, step.decode_ends = rows, computed, ends
     step.budget -= count
     step.seats -= count

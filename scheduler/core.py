@@ -189,6 +189,7 @@ class Scheduler:
                 compose_running(state, step)
             if len(state.waiting) or len(state.away):
                 let_in(state, step)
+            manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if state.carried:

@@ -60,13 +60,14 @@ class Packer:
             if partial:
                 samples = samples.copy()
                 samples[partial] = False
+                samples.flags.writeable = False
         else:
             counts, starts, samples = ones(num_decodes), self._rising(num_decodes + 1), self._all_true(num_decodes)
             token_ids, positions, slot_mapping, all_sample = last_tokens, computed.copy(), slots, True
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             all_sample = bool(samples.all())
-        samples.flags.writeable = counts.flags.writeable = starts.flags.writeable = False
+            samples.flags.writeable = False
         covers_running = state.running_rows.adopt(decodes, [chunk[0] for chunk in step.chunks], rows)
         if rows is not self._rows:
             self._rows = rows
