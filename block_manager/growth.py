@@ -50,7 +50,8 @@ class Growth:
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
         tables, stop = self._tables, column + len(blocks)
-        tables.ensure_columns(stop)
+        if stop > tables.blocks.shape[2]:
+            tables.ensure_columns(stop)
         tables.blocks[0, row, column:stop] = blocks
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop

@@ -116,13 +116,17 @@ class TrustedCalls(Views):
         """
         return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count)
 
+    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
+        return self._index is not None and self._index.has_first(root, tokens[: self.block_size].tobytes())
+
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
 
         With `confirmed`, only those that no batch is still computing. Changes nothing.
         """
         index, size = self._index, self.block_size
-        if index is None or not index.has_first(root, tokens[:size].tobytes()):
+        if index is None or not self.has_first(tokens, root):
             return 0
         match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // size)
         blocks = index.blocks_of(match)
@@ -244,8 +248,10 @@ class TrustedCalls(Views):
         if tables.is_swapped[row]:
             self._tiers.drop(row)
         # Apart, because a release of blocks that look alike is one read and one write.
-        self._growth.release(row, stop, num_blocks)
-        self._growth.release(row, 0, min(first, num_blocks))
+        if stop < num_blocks:
+            self._growth.release(row, stop, num_blocks)
+        if first:
+            self._growth.release(row, 0, min(first, num_blocks))
         tables.close(row)
 
     def hold(self, blocks: Blocks) -> None:

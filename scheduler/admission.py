@@ -37,8 +37,10 @@ def let_in(state: State, step: Step) -> None:
         request = state.waiting.head()
         if not _has_seats(state, step, request):
             return
-        if request.is_plain and _admit_plain(state, step, request):
-            continue
+        if request.is_plain and (came_in := _admit_plain(state, step, request)) is not None:
+            if came_in:
+                continue
+            return
         state.manager.draw_promised()
         if not _fits(state, step, request):
             return
@@ -72,16 +74,19 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     _start(state, step, request)
 
 
-def _admit_plain(state: State, step: Step, request: RequestState) -> bool:
-    """`admit` for the ordinary case, in one call of the memory layer: one sequence, never admitted before, nothing to load,
-    reserve or wait for, nobody to follow. Returns whether it came in; if not, nothing has changed."""
+def _admit_plain(state: State, step: Step, request: RequestState) -> bool | None:
+    """`_fits` and `admit` for the ordinary case, in one call of the memory layer: one sequence, never admitted before, nothing to
+    load, reserve or wait for, nobody to follow. Returns whether it came in, None when the case is not that simple; unless it
+    came in, nothing has changed."""
     if step.leaders or state.bounded or state.transfers or not state.admits_plainly:
-        return False
+        return None
     manager, tokens = state.manager, request.tokens[0]
     assert tokens is not None, "a waiting request keeps its tokens"
     num_tokens, size = len(tokens), manager.block_size
-    if -(-num_tokens // size) + _owed(state, step) + _watermark(state) > manager.num_unpromised:
-        return False
+    free = manager.num_unpromised - _owed(state, step) - _watermark(state)
+    if -(-num_tokens // size) > free:
+        # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
+        return None if free > 0 and manager.has_first(tokens, request.root) else False
     state.waiting.remove(request)
     step.admitted.append(request.id)
     row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))

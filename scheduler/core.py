@@ -462,6 +462,8 @@ class Scheduler:
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         state, request_id = self._state, new.id
+        if num_tokens < state.max_total and new.num_live == 1:
+            return
         manager, model = state.manager, state.limits.max_model_len
         if model is not None and num_tokens + 1 > model:
             message = (

@@ -263,9 +263,8 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     columns = state.columns
     ended = rows[done]
     totals, sequences = state.manager.num_tokens[ended].tolist(), columns.sequence[ended].tolist()
-    for i, request, total, sequence in zip(
-        done.tolist(), columns.owner[ended].tolist(), totals, sequences, strict=True
-    ):
+    places, owners, reasons = done.tolist(), columns.owner[ended].tolist(), codes[done].tolist()
+    for i, request, total, sequence, code in zip(places, owners, totals, sequences, reasons, strict=True):
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
         state.close_row(request, sequence)
@@ -274,6 +273,6 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
             request.follows = None
             if request.is_bounded:
                 state.bounded.remove(request)
-            state.end(request, Status.FINISHED, _FINISHED[codes[i]])
+            state.end(request, Status.FINISHED, _FINISHED[code])
             usage[i] = state.usage_of(request)
     return usage

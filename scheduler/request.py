@@ -60,38 +60,46 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     """The prompt as int32 [n] once every field of the request is in its range. Raises InvalidRequest."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
-    name = f'request "{request.id}"'
-    if not (_is_int(request.max_tokens) and request.max_tokens >= 1):
-        raise InvalidRequest(f"{name}: max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    if request.min_tokens != 0 and not (_is_int(request.min_tokens) and 0 <= request.min_tokens <= request.max_tokens):
-        raise InvalidRequest(
-            f"{name}: min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
+    if not _is_at_least(1, request.max_tokens):
+        raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
+    if request.min_tokens != 0 and not (
+        _is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens
+    ):
+        raise _wrong(
+            request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
         )
     if request.priority != 0 and not _is_int(request.priority):
-        raise InvalidRequest(f"{name}: priority has to be an integer; got {request.priority!r}.")
-    if request.num_sequences != 1 and not (_is_int(request.num_sequences) and request.num_sequences >= 1):
-        raise InvalidRequest(
-            f"{name}: num_sequences has to be an integer of at least 1; got {request.num_sequences!r}."
-        )
-    if request.num_computed != 0 and not (_is_int(request.num_computed) and request.num_computed >= 0):
-        raise InvalidRequest(f"{name}: num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
+        raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
+    if request.num_sequences != 1 and not _is_at_least(1, request.num_sequences):
+        raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
+    if request.num_computed != 0 and not _is_at_least(0, request.num_computed):
+        raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
     if request.num_computed and request.num_sequences > 1:
-        raise InvalidRequest(f"{name}: num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
+        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
     if not isinstance(request.stop_token_ids, (tuple, list)):
-        raise InvalidRequest(f"{name}: stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
+        raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
         if not (_is_int(token) and 0 <= token < 2**31):
-            raise InvalidRequest(f"{name}: stop_token_ids have to be token ids; got {token!r}.")
+            raise _wrong(request, f"stop_token_ids have to be token ids; got {token!r}.")
     eos = request.eos_token_id
     if eos is not None and not (_is_int(eos) and 0 <= eos < 2**31):
-        raise InvalidRequest(f"{name}: eos_token_id has to be a token id or None; got {eos!r}.")
-    prompt = _prompt_array(request.prompt, name)
+        raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
+    prompt = _prompt_array(request)
     if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
-        raise InvalidRequest(f"{name}: token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
+        raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
     return prompt
 
 
-def _prompt_array(prompt: Any, name: str) -> NDArray[np.int32]:
+def _wrong(request: Request, what: str) -> InvalidRequest:
+    return InvalidRequest(f'request "{request.id}": {what}')
+
+
+def _is_at_least(least: int, value: Any) -> bool:
+    return _is_int(value) and value >= least
+
+
+def _prompt_array(request: Request) -> NDArray[np.int32]:
+    prompt = request.prompt
     if type(prompt) is list and prompt and type(prompt[0]) is int:
         try:
             # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
@@ -105,9 +113,9 @@ def _prompt_array(prompt: Any, name: str) -> NDArray[np.int32]:
         # A copy: the array is the caller's.
         tokens = token_array(prompt).copy()
     except InvalidTokens as error:
-        raise InvalidRequest(f"{name}: {error}") from None
+        raise _wrong(request, str(error)) from None
     if not len(tokens):
-        raise InvalidRequest(f"{name}: the prompt is empty; at least one token is needed.")
+        raise _wrong(request, "the prompt is empty; at least one token is needed.")
     return tokens
 
 
@@ -193,4 +201,7 @@ class RequestState:
     @property
     def live_rows(self) -> list[int]:
         """Rows that its sequences hold."""
-        return [row for row in self.rows if row >= 0]
+        rows = self.rows
+        if len(rows) == 1:
+            return rows[:] if rows[0] >= 0 else []
+        return [row for row in rows if row >= 0]

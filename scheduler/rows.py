@@ -102,9 +102,6 @@ class RunningRows:
         """These rows run from now on; `at_end`: after all others."""
         if self._left:
             self._mask_out()
-        top = max(rows)
-        if top >= len(self._mark):
-            self._mark = np.zeros(2 * top + 2, np.bool_)
         if at_end:
             self._joined += rows
         else:
@@ -150,7 +147,11 @@ class RunningRows:
         self._joined = []
 
     def _mask_out(self) -> None:
-        rows, mark = self._rows, self._mark
+        rows = self._rows
+        top = max(max(self._left), int(rows.max()) if len(rows) else 0)
+        if top >= len(self._mark):
+            self._mark = np.zeros(2 * top + 2, np.bool_)
+        mark = self._mark
         mark[self._left] = True
         self._rows = rows[~mark[rows]]
         mark[self._left] = False

@@ -132,16 +132,12 @@ class State:
         # Requests whose worst case is reserved.
         self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
+        capacity = manager.num_blocks * manager.block_size
+        # Tokens that a sequence alone in the pool can have, prompt and output.
+        self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
         self.admits_plainly = policy.chunked and policy.reservation != "max"
-
-    @property
-    def max_total(self) -> int:
-        """Tokens that a sequence alone in the pool can have, prompt and output."""
-        capacity = self.manager.num_blocks * self.manager.block_size
-        model = self.limits.max_model_len
-        return capacity if model is None else min(capacity, model)
 
     def blocks_shared(self, num_sequences: int, prompt_len: int) -> int:
         """Blocks that a group saves by sharing its prompt, against as many single sequences."""
@@ -162,8 +158,7 @@ class State:
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
         state.has_given = False
-        at_end = self.running.add(state)
-        self.running_rows.join([row for row in state.rows if row >= 0], at_end=at_end)
+        self.running_rows.join(state.live_rows, at_end=self.running.add(state))
         state.status = Status.RUNNING
 
     def stop_running(self, state: RequestState, rows: list[int]) -> None:

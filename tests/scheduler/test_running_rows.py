@@ -72,6 +72,29 @@ def test_a_row_that_comes_again_is_not_taken_for_one_that_left():
     assert rows.array([state]).tolist() == [3]
 
 
+def test_a_far_row_that_returned_can_leave_before_the_array_is_made():
+    rows, stays = RunningRows(), running(1, [3])
+    rows.join([3], at_end=True)
+    rows.join([900], at_end=False)
+    rows.leave([900])
+    rows.join([4], at_end=True)
+    assert rows.array([stays, running(2, [4])]).tolist() == [3, 4]
+
+
+def test_the_array_of_a_batch_that_had_all_rows_is_kept():
+    rows = RunningRows()
+    rows.join([3, 1], at_end=True)
+    decodes = rows.array([])
+    rows.join([2], at_end=True)
+    batch = np.array([3, 1, 2])
+    assert not rows.adopt(decodes, [9], batch)
+    assert rows.adopt(decodes, [2], batch)
+    assert rows.array([]) is batch
+    assert rows.replace(batch, batch[1:])
+    assert rows.array([]).tolist() == [1, 2]
+    assert (rows.count(), rows.replace(batch, batch)) == (2, False)
+
+
 CALLS = st.sampled_from(["come", "come", "come", "leave", "leave", "come back"])
 
 
