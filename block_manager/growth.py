@@ -95,19 +95,31 @@ class Growth:
         self.num_promised += count
 
     def draw_promised(self) -> None:
-        """One draw, and with it one eviction, for all that was promised."""
-        promised, blocks = self._promised, self._device.draw(self.num_promised)
+        """One draw, with it one eviction, and one write into the tables for all that was promised."""
+        tables, promised, total = self._tables, self._promised, self.num_promised
+        blocks = self._device.draw(total)
         self._promised, self.num_promised = [], 0
-        start = 0
+        start = stop = self._num_changes
+        changes = self._changes_with_room_for(total)
         for rows, columns, count in promised:
-            stop = start + count
+            first, stop = stop, stop + count
+            changes.rows[first:stop] = rows
+            changes.columns[first:stop] = self._rising(columns, columns + count) if isinstance(rows, int) else columns
+        changes.blocks[start:stop] = blocks
+        self._put(changes.rows[start:stop], changes.columns[start:stop], blocks)
+        if self._is_watched:
+            self._num_changes = stop
+        stop = 0
+        for rows, columns, count in promised:
+            first, stop = stop, stop + count
             if isinstance(rows, int):
-                self.write(rows, columns, blocks[start:stop])
+                tables.num_blocks[rows] = end = columns + count
+                tables.slot_base[rows] = (int(blocks[stop - 1]) - end + 1) * tables.block_size
             else:
-                self._write_one_each(rows, columns, blocks[start:stop])
-            start = stop
+                tables.num_blocks[rows] = columns + 1
+                tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
 
-    def _write_one_each(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
+    def _put(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
         tables = self._tables
         try:
             tables.blocks[0, rows, columns] = blocks
@@ -115,10 +127,6 @@ class Growth:
             # Dearer to ask each time than to be told once: numpy looks at every index before it writes.
             tables.ensure_columns(int(columns.max()) + 1)
             tables.blocks[0, rows, columns] = blocks
-        tables.num_blocks[rows] = columns + 1
-        tables.slot_base[rows] = (blocks - columns) * tables.block_size
-        if self._is_watched:
-            self._note(rows, columns, blocks)
 
     def note(self, row: int, first: int) -> None:
         """The row's table has grown from column `first` on."""
@@ -183,16 +191,19 @@ class Growth:
 
     def _note(self, rows: Rows | int, columns: NDArray[np.int64], blocks: NDArray[Any]) -> None:
         start = self._num_changes
+        changes = self._changes_with_room_for(len(blocks))
         self._num_changes = stop = start + len(blocks)
-        if stop > len(self._changes.rows):
-            kept, more = self._changes, 2 * stop
-            self._changes = TableChanges(
-                np.resize(kept.rows, more), np.resize(kept.columns, more), np.resize(kept.blocks, more)
-            )
-        changes = self._changes
         changes.rows[start:stop] = rows
         changes.columns[start:stop] = columns
         changes.blocks[start:stop] = blocks
+
+    def _changes_with_room_for(self, count: int) -> TableChanges:
+        changes, more = self._changes, 2 * (self._num_changes + count)
+        if more > 2 * len(changes.rows):
+            self._changes = changes = TableChanges(
+                np.resize(changes.rows, more), np.resize(changes.columns, more), np.resize(changes.blocks, more)
+            )
+        return changes
 
     def _rising(self, first: int, stop: int) -> NDArray[np.int64]:
         """int64: first, first + 1, ..., stop - 1; a view of one array that only grows."""

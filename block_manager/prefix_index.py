@@ -68,29 +68,22 @@ class PrefixIndex:
     def end_path(self, row: int) -> tuple[int, int]:
         """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before
         `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
-        path = self.paths[row]
-        run = path.open
-        length = 0 if run is None else self._confirmed_length(run)
-        if run is None or length == 0 or not self._retire(row, path, run, length):
-            self.close_run(row)
-            self.num_attentive -= 1
-            del self.paths[row]
-            return path.published, path.published
-        if path.guard < 0:
-            self.is_lazy[row] = False
-        else:
-            self.num_attentive -= 1
+        path, tables = self.paths[row], self._tables
+        run, start = path.open, path.published
+        if run is not None and (length := self._confirmed_length(run)) > 0:
+            blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
+            if self._device.retire(blocks[0], run):
+                self._keep(run, row, start, blocks)
+                if path.guard < 0:
+                    self.is_lazy[row] = False
+                else:
+                    self.num_attentive -= 1
+                del self.paths[row]
+                return start, start + length
+        self.close_run(row)
+        self.num_attentive -= 1
         del self.paths[row]
-        return path.published, path.published + length
-
-    def _retire(self, row: int, path: Path, run: Run, length: int) -> bool:
-        """Close the open run of a row that ends and give its blocks back, if nobody else holds them; whether that was so."""
-        start, tables = path.published, self._tables
-        blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
-        if not self._device.retire(blocks[0], run):
-            return False
-        self._keep(run, row, start, blocks)
-        return True
+        return path.published, path.published
 
     def _keep(self, run: Run, row: int, start: int, blocks: NDArray[np.int64]) -> None:
         """The run keeps its tokens, the row's from block `start` on, and these blocks, [groups, n], by itself from now on."""

@@ -166,7 +166,7 @@ class RequestState:
         self.root = root
         self.order = order
         eos = request.eos_token_id
-        self.stops = (*request.stop_token_ids, *(() if eos is None else (eos,)))
+        self.stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
         self.status = Status.WAITING
         num = request.num_sequences
         self.prompt_len = len(prompt)
