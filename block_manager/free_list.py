@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from block_manager.runs import Run
 
 Blocks = NDArray[np.int64]
-# Number, blocks in the order of their eviction, and the run whose nodes they carry, last node first, where they were all of it.
+# Number, blocks in the order of their eviction, None; or number, blocks of the first nodes of a run in their order, which are
+# evicted from the end, and that run.
 Segment = tuple[int, Blocks, "Run | None"]
 # Blocks in the order of their eviction, that run, and how many of its nodes are left.
 Taken = tuple[Blocks, "Run | None", int]
@@ -63,23 +64,17 @@ class FreeList:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, run = self._swept.popleft()
-            num_entries, num_live = len(blocks), len(blocks)
+            num_entries = num_live = len(blocks)
             if self._num_entries != self.num_cached:
-                blocks = self._live(number, blocks)
+                blocks, run = self._live(number, blocks, run)
                 num_live = len(blocks)
-                if num_live < num_entries:
-                    # Some have left in the middle, so what is left of the run cannot be told from how many there are.
-                    run = None
-            if num_live > wanted:
-                self._swept.appendleft((number, blocks[wanted:], run))
-                taken.append((blocks[:wanted], run, num_live - wanted))
-                self._num_entries -= num_entries - num_live + wanted
-                self.num_cached -= wanted
-                break
-            taken.append((blocks, run, 0))
-            self._num_entries -= num_entries
-            self.num_cached -= num_live
-            wanted -= num_live
+            left = max(0, num_live - wanted)
+            if left:
+                self._swept.appendleft((number, blocks[wanted:] if run is None else blocks[:left], run))
+            taken.append((blocks[: num_live - left] if run is None else blocks[left:][::-1], run, left))
+            self._num_entries -= num_entries - left
+            self.num_cached -= num_live - left
+            wanted -= num_live - left
         return taken
 
     def take_out(self, count: int) -> None:
@@ -98,8 +93,8 @@ class FreeList:
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, run: Run | None = None) -> None:
-        """Add blocks with content, the first to be evicted first: all nodes of `run`, last one first, if it is given. The array
-        belongs to the list from now on."""
+        """Add blocks with content, the first to be evicted first; or, with `run`, the blocks of all its nodes, the last to be evicted
+        first. Nobody changes the array from now on, as far as it is cached here."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
@@ -115,14 +110,21 @@ class FreeList:
 
     def cached(self) -> Blocks:
         """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
-        parts = [self._live(number, blocks) for queue in (self._swept, self._segments) for number, blocks, _ in queue]
+        parts = []
+        for queue in (self._swept, self._segments):
+            for segment in queue:
+                blocks, run = self._live(*segment)
+                parts.append(blocks if run is None else blocks[::-1])
         return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
 
-    def _live(self, number: int, blocks: Blocks) -> Blocks:
+    def _live(self, number: int, blocks: Blocks, run: Run | None) -> tuple[Blocks, Run | None]:
+        """What of a segment has not left; where some has, what is left of its run cannot be told from how many there are."""
         if self._num_entries == self.num_cached:
-            return blocks
+            return blocks, run
         is_live = self._state[blocks] == -number
-        return blocks if is_live.all() else blocks[is_live]
+        if is_live.all():
+            return blocks, run
+        return blocks[is_live] if run is None else blocks[is_live][::-1], None
 
     def _sweep(self, work: int) -> None:
         """Look at about `work` entries that have not been looked at this round, and forget the stale ones among them."""
@@ -131,8 +133,8 @@ class FreeList:
                 # Everything has been looked at once: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, run = self._segments.popleft()
-            live = self._live(number, blocks)
+            live, run = self._live(number, blocks, run)
             self._num_entries += len(live) - len(blocks)
             work -= len(blocks)
             if len(live):
-                self._swept.append((number, live, run if len(live) == len(blocks) else None))
+                self._swept.append((number, live, run))

@@ -38,6 +38,8 @@ class Growth:
         # What has changed, in buffers that only grow; the first `_num_changes` entries of each.
         self._changes = TableChanges(np.empty(256, np.int64), np.empty(256, np.int64), np.empty(256, np.int32))
         self._num_changes = 0
+        # Instead of these, where one draw is all that has changed.
+        self._drawn: TableChanges | None = None
         self._columns: NDArray[np.int64] = np.arange(64)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
@@ -99,16 +101,18 @@ class Growth:
         tables, promised, total = self._tables, self._promised, self.num_promised
         blocks = self._device.draw(total)
         self._promised, self.num_promised = [], 0
-        start = stop = self._num_changes
-        changes = self._changes_with_room_for(total)
+        entry_rows, entry_columns = np.empty(total, np.int64), np.empty(total, np.int64)
+        stop = 0
         for rows, columns, count in promised:
             first, stop = stop, stop + count
-            changes.rows[first:stop] = rows
-            changes.columns[first:stop] = self._rising(columns, columns + count) if isinstance(rows, int) else columns
-        changes.blocks[start:stop] = blocks
-        self._put(changes.rows[start:stop], changes.columns[start:stop], blocks)
+            entry_rows[first:stop] = rows
+            entry_columns[first:stop] = self._rising(columns, columns + count) if isinstance(rows, int) else columns
+        self._put(entry_rows, entry_columns, blocks)
         if self._is_watched:
-            self._num_changes = stop
+            if self._num_changes or self._drawn is not None:
+                self._note(entry_rows, entry_columns, blocks)
+            else:
+                self._drawn = TableChanges(entry_rows, entry_columns, blocks.astype(np.int32))
         stop = 0
         for rows, columns, count in promised:
             first, stop = stop, stop + count
@@ -184,26 +188,29 @@ class Growth:
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         count, self._num_changes, self._is_watched = self._num_changes, 0, True
+        if self._drawn is not None:
+            drawn, self._drawn = self._drawn, None
+            return drawn
         if not count:
             return NO_CHANGES
         rows, columns, blocks = self._changes
         return TableChanges(rows[:count].copy(), columns[:count].copy(), blocks[:count].copy())
 
     def _note(self, rows: Rows | int, columns: NDArray[np.int64], blocks: NDArray[Any]) -> None:
+        if self._drawn is not None:
+            drawn, self._drawn = self._drawn, None
+            self._note(*drawn)
         start = self._num_changes
-        changes = self._changes_with_room_for(len(blocks))
         self._num_changes = stop = start + len(blocks)
-        changes.rows[start:stop] = rows
-        changes.columns[start:stop] = columns
-        changes.blocks[start:stop] = blocks
-
-    def _changes_with_room_for(self, count: int) -> TableChanges:
-        changes, more = self._changes, 2 * (self._num_changes + count)
-        if more > 2 * len(changes.rows):
+        changes = self._changes
+        if stop > len(changes.rows):
+            more = 2 * stop
             self._changes = changes = TableChanges(
                 np.resize(changes.rows, more), np.resize(changes.columns, more), np.resize(changes.blocks, more)
             )
-        return changes
+        changes.rows[start:stop] = rows
+        changes.columns[start:stop] = columns
+        changes.blocks[start:stop] = blocks
 
     def _rising(self, first: int, stop: int) -> NDArray[np.int64]:
         """int64: first, first + 1, ..., stop - 1; a view of one array that only grows."""

@@ -27,6 +27,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     ends: NDArray[np.int64]
     samples: NDArray[np.bool_]
     all_sample: bool
+    num_samples: int
     covers_running: bool
 
 
@@ -89,7 +90,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Nothing to run, to move or to deliver: such a batch needs no end."""
-        return not (len(self.rows) or len(self.moves) or len(self.loads) or self.has_outputs)
+        return not (len(self.rows) or self.has_outputs or len(self.loads) or len(self.moves))
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):

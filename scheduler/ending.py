@@ -45,9 +45,10 @@ def validated_tokens(
             f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}."
         )
     if counts is None:
-        wanted = len(batch.ticket.rows) if batch.ticket.all_sample else int(np.count_nonzero(batch.ticket.samples))
-        if len(tokens) != wanted:
-            raise WrongTokens(f"batch {batch.number}: {wanted} rows sample; got {len(tokens)} tokens.")
+        if len(tokens) != batch.ticket.num_samples:
+            raise WrongTokens(
+                f"batch {batch.number}: {batch.ticket.num_samples} rows sample; got {len(tokens)} tokens."
+            )
         return tokens, None
     array = np.asarray(counts)
     rows, samples = batch.ticket.rows, batch.ticket.samples
@@ -56,8 +57,8 @@ def validated_tokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
     # One for each row that samples, said explicitly, is told by its bytes: a reduction costs more.
-    is_usual = array.dtype == np.int64 and array.tobytes() == samples.astype(np.int64).tobytes()
-    if is_usual and len(tokens) == int(np.count_nonzero(samples)):
+    usual = ones(len(rows)) if batch.ticket.all_sample else samples.astype(np.int64)
+    if array.dtype == np.int64 and array.tobytes() == usual.tobytes() and len(tokens) == batch.ticket.num_samples:
         return tokens, None
     array = array.astype(np.int64)
     if (array < 0).any():
@@ -67,7 +68,7 @@ def validated_tokens(
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return tokens, None if array.tobytes() == samples.astype(np.int64).tobytes() else array
+    return tokens, None if array.tobytes() == usual.tobytes() else array
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
@@ -260,11 +261,12 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
     with them took."""
     usage: dict[int, RequestUsage] = {}
-    columns = state.columns
-    ended = rows[done]
-    totals, sequences = state.manager.num_tokens[ended].tolist(), columns.sequence[ended].tolist()
-    places, owners, reasons = done.tolist(), columns.owner[ended].tolist(), codes[done].tolist()
-    for i, request, total, sequence, code in zip(places, owners, totals, sequences, reasons, strict=True):
+    columns, num_tokens = state.columns, state.manager.num_tokens
+    # Few end in one step: an entry at a time costs less than an array of them.
+    for i in done.tolist():
+        row, code = int(rows[i]), int(codes[i])
+        request: RequestState = columns.owner[row]
+        sequence, total = int(columns.sequence[row]), int(num_tokens[row])
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
         state.close_row(request, sequence)

@@ -55,7 +55,7 @@ class Packer:
                 start = stop
                 if not is_last:
                     partial.append(i)
-            all_sample = not partial
+            num_samples = num_rows - len(partial)
             samples = self._all_true(num_rows)
             if partial:
                 samples = samples.copy()
@@ -63,10 +63,10 @@ class Packer:
                 samples.flags.writeable = False
         else:
             counts, starts, samples = ones(num_decodes), self._rising(num_decodes + 1), self._all_true(num_decodes)
-            token_ids, positions, slot_mapping, all_sample = last_tokens, computed.copy(), slots, True
+            token_ids, positions, slot_mapping, num_samples = last_tokens, computed.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
-            all_sample = bool(samples.all())
+            num_samples = int(np.count_nonzero(samples))
             samples.flags.writeable = False
         covers_running = state.running_rows.adopt(decodes, [chunk[0] for chunk in step.chunks], rows)
         if rows is not self._rows:
@@ -101,7 +101,7 @@ class Packer:
             table_blocks=changes.blocks,
             moves=moves,
             loads=loads,
-            ticket=Ticket(owner, rows, context_lens, samples, all_sample, covers_running),
+            ticket=Ticket(owner, rows, context_lens, samples, num_samples == len(rows), num_samples, covers_running),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
