@@ -26,6 +26,7 @@ Tokens = NDArray[np.int32]
 
 # Rows whose stride in bytes is a power of two would share the same few cache sets.
 _STRIDE_PADDING = 16
+_INT32 = np.dtype(np.int32)
 _FEW = 1024
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 # Tokens a row that there is room for from the beginning.
@@ -39,11 +40,21 @@ def token_array(tokens: Any) -> Tokens:
 
     Raises InvalidTokens for anything that is not a flat sequence of integers from 0 to 2^31 - 1.
     """
+    if type(tokens) is np.ndarray and tokens.dtype == _INT32 and tokens.ndim == 1:
+        array = tokens
+    else:
+        array = _converted(tokens)
+    if len(array) and _has_negative(array):
+        raise InvalidTokens(f"token id {array.min()} is negative.")
+    return cast(Tokens, array)
+
+
+def _converted(tokens: Any) -> NDArray[Any]:
     try:
         if isinstance(tokens, np.ndarray):
             if tokens.dtype.kind not in "iu":
                 raise InvalidTokens(f"token ids have to be integers; got an array of {tokens.dtype}.")
-            array = tokens.astype(np.int32) if tokens.dtype != np.int32 else tokens
+            array = tokens.astype(np.int32) if tokens.dtype != _INT32 else tokens
             if array is not tokens and not np.array_equal(array, tokens):
                 raise InvalidTokens("a token id is larger than int32 holds.")
         else:
@@ -60,9 +71,7 @@ def token_array(tokens: Any) -> Tokens:
         raise InvalidTokens(f"token ids have to be a flat sequence of integers: {error}.") from None
     if array.ndim != 1:
         raise InvalidTokens(f"token ids have to be one flat sequence; got {array.ndim} dimensions.")
-    if array.size and _has_negative(array):
-        raise InvalidTokens(f"token id {array.min()} is negative.")
-    return cast(Tokens, array)
+    return array
 
 
 def _has_negative(tokens: Tokens) -> bool:

@@ -151,48 +151,53 @@ class TrustedCalls(Views):
         tables.last_token[rows] = tokens
         return totals
 
-    def place(
-        self,
-        rows: Rows,
-        counts: NDArray[np.int64],
-        ends: NDArray[np.int64] | None = None,
-        *,
-        is_decode: bool = False,
-        counts_stand: bool = False,
-        draw_later: bool = False,
-    ) -> Moves:
-        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing.
-
-        A caller that knows them passes `ends`, int64 [n], num_computed + counts of each row; `is_decode` if every count is 1; and
-        `counts_stand` if these rows had these counts in flight when they were last placed. With `draw_later` the blocks of decodes
-        are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`.
-        """
+    def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
+        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
         tables, growth = self._tables, self._growth
-        if ends is None:
-            ends = tables.num_computed[rows] + counts
+        ends = tables.num_computed[rows] + counts
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
+        wanted = -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
-            grown = int((-(-ends[short] // self.block_size) - have[short]).sum())
-            moves = growth.copy_shared_tails(rows, grown)
+            moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
-            if is_decode:
-                growth.promise_one_each(rows[short], have[short])
-                if not draw_later:
-                    growth.draw_promised()
-            else:
-                growth.draw(rows[short], have[short], -(-ends[short] // self.block_size))
-        if not counts_stand:
-            tables.num_scheduled[rows] = counts
+            growth.draw(rows[short], have[short], wanted)
+        tables.num_scheduled[rows] = counts
         tables.batch[rows] = self._batch
+        self._look_up_next(rows, ends)
+        return moves
+
+    def place_decodes(
+        self, rows: Rows, computed: NDArray[np.int64], ends: NDArray[np.int64], *, counts_stand: bool = False
+    ) -> Moves:
+        """`place` of one token for each of these rows, which have `computed` tokens and `ends`, one more, both int64 [n].
+
+        Their blocks are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`. With
+        `counts_stand` each of these rows had one token in flight when it was last placed.
+        """
+        tables, growth = self._tables, self._growth
+        have = tables.num_blocks[rows]
+        short = (computed >= have * self.block_size).nonzero()[0]
+        moves = NO_MOVES
+        if growth.any_shared_tail:
+            moves = growth.copy_shared_tails(rows, len(short))
+        if len(short):
+            growth.promise_one_each(rows[short], have[short])
+        if not counts_stand:
+            tables.num_scheduled[rows] = 1
+        tables.batch[rows] = self._batch
+        self._look_up_next(rows, ends)
+        return moves
+
+    def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """Rows that are not lazy were put in flight up to `ends` tokens."""
         index = self._index
         if index is not None and index.num_attentive:
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
                 for place in (~is_lazy).nonzero()[0].tolist():
                     index.begin_pending(int(rows[place]), int(ends[place]))
-        return moves
 
     def place_one(self, row: int, count: int) -> Moves:
         """`place` for one row."""

@@ -20,8 +20,8 @@ def let_in(state: State, step: Step) -> None:
     if step.is_short or not step.may_move:
         # Memory was short a moment ago: whoever came in now would be the next victim.
         return
-    was_empty = not len(state.running) and not len(state.away)
-    if len(state.away):
+    was_empty = not state.running.num and not state.away.num
+    if state.away.num:
         state.manager.draw_promised()
     for request in list(state.away):
         if request.status is Status.LOADING or request.transfers:
@@ -33,7 +33,7 @@ def let_in(state: State, step: Step) -> None:
         bring_back(state, step, request)
     if state.policy.batching == "whole" and not was_empty:
         return
-    while len(state.waiting) and step.budget > 0:
+    while state.waiting.num and step.budget > 0:
         request = state.waiting.head()
         if not _has_seats(state, step, request):
             return
@@ -221,7 +221,7 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _watermark(state: State) -> int:
-    return state.watermark_blocks if len(state.running) else 0
+    return state.watermark_blocks if state.running.num else 0
 
 
 def blocks_to_return(state: State, request: RequestState) -> int:

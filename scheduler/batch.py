@@ -19,7 +19,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth.
-    With covers_running these are all rows that run, in their order.
+    With covers_running these are all rows that run, in their order. is_empty is the batch's.
     """
 
     owner: object
@@ -29,6 +29,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     all_sample: bool
     num_samples: int
     covers_running: bool
+    is_empty: bool
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
@@ -90,7 +91,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Nothing to run, to move or to deliver: such a batch needs no end."""
-        return not (len(self.rows) or self.has_outputs or len(self.loads) or len(self.moves))
+        return self.ticket.is_empty
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):

@@ -52,12 +52,12 @@ def compose_running(state: State, step: Step) -> None:
     if len(rows) <= min(step.budget, step.seats) and not state.bounded:
         try:
             if steady is not None and steady[0] is rows:
-                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2], draw_later=True)
+                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2])
                 _owe_nothing(state, step)
                 return
             computed = manager.num_computed[rows]
             if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
-                _place_decodes(state, step, rows, computed, draw_later=True)
+                _place_decodes(state, step, rows, computed)
                 _owe_nothing(state, step)
                 return
         except OutOfBlocks:
@@ -104,13 +104,10 @@ def place_chunk(
     return count
 
 
-def _place_decodes(
-    state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False, draw_later: bool = False
-) -> None:
+def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
+    """Their blocks are promised."""
     ends, count = computed + 1, len(rows)
-    moves = state.manager.place(
-        rows, ones(count), ends, is_decode=True, counts_stand=counts_stand, draw_later=draw_later
-    )
+    moves = state.manager.place_decodes(rows, computed, ends, counts_stand=counts_stand)
     step.decodes, step.decode_computed, step.decode_ends = rows, computed, ends
     step.budget -= count
     step.seats -= count
@@ -120,7 +117,7 @@ def _place_decodes(
 
 def _owe_nothing(state: State, step: Step) -> None:
     """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer."""
-    if not len(state.away) and not state.outstanding and not state.transfers:
+    if not state.away.num and not state.outstanding and not state.transfers:
         step.owed = 0
 
 
@@ -143,6 +140,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     chunks = rows[is_granted & (todo > 1)]
     if len(decodes):
         _place_decodes(state, step, decodes, state.manager.num_computed[decodes])
+        state.manager.draw_promised()
     owners = state.columns.owner
     for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
         place_chunk(state, step, owners[row], row, most)

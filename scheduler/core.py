@@ -149,24 +149,26 @@ class Scheduler:
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
         if not isinstance(now, (int, float)) or not math.isfinite(now):
             raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
-        prompt = validated_prompt(request, state.limits.vocabulary_size)
+        limits, num_sequences = state.limits, request.num_sequences
+        prompt = validated_prompt(request, limits.vocabulary_size)
         root = namespace_root(request)
         undelivered = state.pending_outputs
         if request.id in state.requests or (undelivered and any(output.id == request.id for output in undelivered)):
             raise DuplicateRequest(request.id)
-        if request.num_sequences > state.limits.max_sequences:
+        if num_sequences > limits.max_sequences:
             raise InvalidRequest(
-                f'request "{request.id}": {request.num_sequences} sequences run together; max_sequences is {state.limits.max_sequences}.'
+                f'request "{request.id}": {num_sequences} sequences run together; max_sequences is {limits.max_sequences}.'
             )
-        if state.limits.max_waiting is not None and len(state.waiting) >= state.limits.max_waiting:
-            raise WaitingFull(state.limits.max_waiting)
+        if limits.max_waiting is not None and state.waiting.num >= limits.max_waiting:
+            raise WaitingFull(limits.max_waiting)
         priority = request.priority if state.policy.order == "priority" else 0
-        new = RequestState(request, prompt, root, (priority, now, self._num_added))
+        num_tokens = len(prompt)
+        longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
+        new = RequestState(request, prompt, root, (priority, now, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
-        longest = min(len(prompt) + request.max_tokens, state.max_total_of(request.num_sequences))
-        new.max_total = [longest] * request.num_sequences
-        self._refuse_what_never_fits(new, len(prompt))
+        if num_tokens >= state.max_total or num_sequences > 1:
+            self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
         state.waiting.add(new)
 
@@ -185,9 +187,9 @@ class Scheduler:
         )
         # With more moves to come after this batch's, nothing may be written that those still have to read.
         if len(state.carried) < 2:
-            if len(state.running):
+            if state.running.num:
                 compose_running(state, step)
-            if len(state.waiting) or len(state.away):
+            if state.waiting.num or state.away.num:
                 let_in(state, step)
             manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
@@ -385,9 +387,9 @@ class Scheduler:
         away = [request.status for request in state.away]
         return {
             "submitted": self._submitted,
-            "waiting": len(state.waiting) + len(state.parked),
+            "waiting": state.waiting.num + len(state.parked),
             "loading": away.count(Status.LOADING),
-            "running": len(state.running),
+            "running": state.running.num,
             "paused": away.count(Status.PAUSED),
             "swapped": away.count(Status.SWAPPED),
             "finished": stats.finished,
@@ -398,12 +400,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self._state.waiting) + len(self._state.parked)
+        return self._state.waiting.num + len(self._state.parked)
 
     @property
     def num_running(self) -> int:
         """Requests that run, followers included."""
-        return len(self._state.running)
+        return self._state.running.num
 
     def waiting_ids(self) -> list[str]:
         """Ids of waiting requests, in order, and after them those that wait for append()."""
@@ -462,8 +464,6 @@ class Scheduler:
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         state, request_id = self._state, new.id
-        if num_tokens < state.max_total and new.num_live == 1:
-            return
         manager, model = state.manager, state.limits.max_model_len
         if model is not None and num_tokens + 1 > model:
             message = (

@@ -22,6 +22,7 @@ from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
 from scheduler.stopping import finish_codes, kept_tokens
 
 Counts = NDArray[np.int64]
+_INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
@@ -33,6 +34,7 @@ def validated_tokens(
 
     Raises WrongTokens when they do not fit the batch.
     """
+    ticket = batch.ticket
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
     except TypeError:
@@ -45,20 +47,17 @@ def validated_tokens(
             f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}."
         )
     if counts is None:
-        if len(tokens) != batch.ticket.num_samples:
-            raise WrongTokens(
-                f"batch {batch.number}: {batch.ticket.num_samples} rows sample; got {len(tokens)} tokens."
-            )
+        if len(tokens) != ticket.num_samples:
+            raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
-    array = np.asarray(counts)
-    rows, samples = batch.ticket.rows, batch.ticket.samples
+    array, rows, samples = np.asarray(counts), ticket.rows, ticket.samples
     if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
     # One for each row that samples, said explicitly, is told by its bytes: a reduction costs more.
-    usual = ones(len(rows)) if batch.ticket.all_sample else samples.astype(np.int64)
-    if array.dtype == np.int64 and array.tobytes() == usual.tobytes() and len(tokens) == batch.ticket.num_samples:
+    usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
+    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
     array = array.astype(np.int64)
     if (array < 0).any():

@@ -84,7 +84,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
         needed -= state.manager.held_prefix(known, request.root)
-    kept = state.watermark_blocks if len(state.running) else 0
+    kept = state.watermark_blocks if state.running.num else 0
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
     was = (
@@ -104,7 +104,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
     elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
         reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
-    elif state.policy.batching == "whole" and len(state.running):
+    elif state.policy.batching == "whole" and state.running.num:
         reason = f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
     else:
         reason = "it can be admitted in the next step."
@@ -118,7 +118,7 @@ def _lost(request: RequestState) -> int:
 def _away(state: State, request: RequestState) -> Explanation:
     manager = state.manager
     needed, free = blocks_to_return(state, request), free_blocks(state)
-    kept = state.watermark_blocks if len(state.running) else 0
+    kept = state.watermark_blocks if state.running.num else 0
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
     reason = (

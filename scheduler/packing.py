@@ -74,15 +74,15 @@ class Packer:
             self._ids = state.columns.id[rows]
             self._sequences = state.columns.sequence[rows]
             self._ids.flags.writeable = self._sequences.flags.writeable = False
-        # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
-        is_empty = not (len(rows) or step.moves or step.loads or state.pending_outputs)
-        changes = NO_CHANGES if is_empty else manager.take_changes()
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
             loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
             for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
                 # A cancel carries them over as they are.
                 carried.flags.writeable = False
+        # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
+        is_empty = not (len(rows) or state.pending_outputs or step.loads or (step.moves and len(moves)))
+        changes = NO_CHANGES if is_empty else manager.take_changes()
         return Batch(
             number=manager.batch,
             rows=rows.copy(),
@@ -101,7 +101,9 @@ class Packer:
             table_blocks=changes.blocks,
             moves=moves,
             loads=loads,
-            ticket=Ticket(owner, rows, context_lens, samples, num_samples == len(rows), num_samples, covers_running),
+            ticket=Ticket(
+                owner, rows, context_lens, samples, num_samples == len(rows), num_samples, covers_running, is_empty
+            ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),

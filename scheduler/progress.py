@@ -31,12 +31,12 @@ def force_progress(state: State, step: Step) -> None:
         state.pending_outputs += end_request(
             state, first, LENGTH, "ended with length: alone in the pool, it outgrew it."
         )
-    if len(state.waiting):
+    if state.waiting.num:
         request = state.waiting.head()
         # Whoever is still in the way waits for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
-        may_try = state.policy.reservation != "max" and not len(state.running) and not len(state.away)
+        may_try = state.policy.reservation != "max" and not state.running.num and not state.away.num
         if (fits or may_try) and not step.admitted:
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:

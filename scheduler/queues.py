@@ -22,9 +22,11 @@ class OrderedQueue:
         self._orders: list[Order] = []
         # Heads are taken by moving this up; the lists are cut when half of them is gone.
         self._head = 0
+        # How many there are: an attribute, because every step asks several times.
+        self.num = 0
 
     def __len__(self) -> int:
-        return len(self._states) - self._head
+        return self.num
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states[self._head :])
@@ -32,7 +34,8 @@ class OrderedQueue:
     def add(self, state: RequestState) -> bool:
         """Put a request in its place; returns whether that is the last one."""
         states, orders, order = self._states, self._orders, state.order
-        if len(orders) == self._head or orders[-1] < order:
+        self.num += 1
+        if self.num == 1 or orders[-1] < order:
             states.append(state)
             orders.append(order)
             return True
@@ -48,6 +51,7 @@ class OrderedQueue:
     def remove(self, state: RequestState) -> None:
         """Take a request out; it is there."""
         states, head = self._states, self._head
+        self.num -= 1
         if states[head] is state:
             self._head = head = head + 1
             if 2 * head > len(states):

@@ -95,7 +95,7 @@ def _wrong(request: Request, what: str) -> InvalidRequest:
 
 
 def _is_at_least(least: int, value: Any) -> bool:
-    return _is_int(value) and value >= least
+    return (type(value) is int or _is_int(value)) and value >= least
 
 
 def _prompt_array(request: Request) -> NDArray[np.int32]:
@@ -139,6 +139,7 @@ class RequestState:
     stops        ids that end a sequence, EOS among them
     order        (priority, arrival, number): smaller is served sooner and preempted later
     tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)
+    max_total    per sequence, the tokens at which it has its full length
     rows         per sequence, its row (-1: none)
     num_live     sequences that have not ended
     high_water   per sequence, tokens that were computed once: below it, computing is recomputing
@@ -161,7 +162,9 @@ class RequestState:
         "swapped_blocks", "tokens", "transfers", "wants_load",
     )  # fmt: skip
 
-    def __init__(self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int]) -> None:
+    def __init__(
+        self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
+    ) -> None:
         self.request = request
         self.root = root
         self.order = order
@@ -172,7 +175,7 @@ class RequestState:
         self.prompt_len = len(prompt)
         self.tokens: list[NDArray[np.int32] | None] = [prompt] * num
         self.rows = [-1] * num
-        self.max_total = [0] * num
+        self.max_total = [max_total] * num
         self.high_water = [0] * num
         self.num_live = num
         self.num_output = 0

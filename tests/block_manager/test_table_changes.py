@@ -127,7 +127,9 @@ def test_single_blocks_beyond_the_first_room_are_told():
     compute(manager, *rows)
     for row in rows:
         manager.append(row, [3])
-    manager.place(np.array(rows), np.array([1, 1]), is_decode=True)
+    computed = manager.num_computed[list(rows)]
+    manager.place_decodes(np.array(rows), computed, computed + 1)
+    manager.draw_promised()
     mirror.follow()
     assert mirror.differing_rows() == []
 

@@ -11,7 +11,7 @@ from scheduler.request import Request, RequestState
 
 def waiting(priority: int, arrival: float, number: int) -> RequestState:
     request = Request(id=f"{priority}/{arrival}/{number}", prompt=[1])
-    return RequestState(request, np.array([1], np.int32), b"", (priority, arrival, number))
+    return RequestState(request, np.array([1], np.int32), b"", (priority, arrival, number), 9)
 
 
 def orders(queue: OrderedQueue) -> list[tuple[int, float, int]]:
