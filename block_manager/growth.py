@@ -118,7 +118,7 @@ class Growth:
             first, stop = stop, stop + count
             if isinstance(rows, int):
                 tables.num_blocks[rows] = end = columns + count
-                tables.slot_base[rows] = (int(blocks[stop - 1]) - end + 1) * tables.block_size
+                tables.slot_base[rows] = (blocks.item(stop - 1) - end + 1) * tables.block_size
             else:
                 tables.num_blocks[rows] = columns + 1
                 tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
@@ -150,7 +150,7 @@ class Growth:
     def release(self, row: int, first: int, stop: int) -> None:
         """The pool gets the blocks at the row's columns `first` to `stop` - 1 back, tail first; the table still names them."""
         if stop - first == 1:
-            self._device.release_one(int(self._tables.blocks[0, row, first]))
+            self._device.release_one(self._tables.blocks.item(0, row, first))
         elif first < stop:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 

@@ -58,12 +58,23 @@ class PrefixIndex:
 
     def open_path(self, row: int, root: bytes) -> Path:
         """A path at the root for a row that was just opened."""
-        if row >= len(self.is_lazy):
-            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(self._tables.num_rows - len(self.is_lazy), np.bool_)])
+        self._ensure_rows(row)
         path = self.paths[row] = Path(root)
         self.is_lazy[row] = False
         self.num_attentive += 1
         return path
+
+    def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
+        """`open_path` for a row that computes a first full block which nobody has, found under `key` (root and tokens) from now on."""
+        self._ensure_rows(row)
+        path = self.paths[row] = Path(root)
+        path.open = self.runs[key] = Run(self._next_run, key, None, -1, row)
+        self._next_run += 1
+        self.is_lazy[row] = True
+
+    def _ensure_rows(self, row: int) -> None:
+        if row >= len(self.is_lazy):
+            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(self._tables.num_rows - len(self.is_lazy), np.bool_)])
 
     def end_path(self, row: int) -> tuple[int, int]:
         """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before
@@ -147,11 +158,6 @@ class PrefixIndex:
         run, offset, count = match.segments[-1]
         path.run, path.at = run, offset + count - 1
         path.published += match.num_blocks
-
-    def begin_first(self, row: int, key: bytes) -> None:
-        """`begin_pending` for a row without nodes, whose first full block would be found under `key`: root and tokens."""
-        if key not in self.runs:
-            self._open_run(row, self.paths[row], key)
 
     def begin_pending(self, row: int, end: int) -> None:
         """A row that is not lazy was put in flight up to `end` tokens: the full blocks that it computes become pending nodes, if
@@ -307,7 +313,7 @@ class PrefixIndex:
         if run.row < 0:
             return run.length
         path = self.paths[run.row]
-        length = int(self._tables.num_computed[run.row]) // self._block_size - path.published
+        length = self._tables.num_computed.item(run.row) // self._block_size - path.published
         # What comes after a guarded end has to be looked up before it counts, by `publish` of this very row.
         return length if path.guard < 0 else min(length, path.guard)
 
@@ -367,7 +373,8 @@ class PrefixIndex:
             self._set_lazy(parent.row, False)
 
     def _set_lazy(self, row: int, is_lazy: bool) -> None:
-        if self.is_lazy[row] != is_lazy:
+        # As bool: numpy takes a microsecond to compare one of its own.
+        if bool(self.is_lazy[row]) is not is_lazy:
             self.is_lazy[row] = is_lazy
             self.num_attentive += -1 if is_lazy else 1
 

@@ -75,28 +75,30 @@ class TrustedCalls(Views):
         """
         tables, index, size = self._tables, self._index, self.block_size
         row, num_tokens = tables.open(tokens), len(tokens)
-        self._longest = max(self._longest, num_tokens)
-        key, computed = b"", 0
+        if num_tokens > self._longest:
+            self._longest = num_tokens
+        computed = 0
         if index is not None and self._sharing is not None:
-            index.open_path(row, root)
             self._queries += 1
             self._query_tokens += num_tokens
             key = root + tokens[:size].tobytes()
-            if num_tokens > size and key in index.runs:
+            if key not in index.runs and num_tokens >= size and most >= size:
+                index.open_path_with_run(row, root, key)
+            else:
+                index.open_path(row, root)
                 # It may find what was promised a moment ago.
                 self.draw_promised()
                 computed = self._sharing.extend_hit(row)
-        have, end = computed // size, min(num_tokens, computed + most)
+        have, end = computed // size, computed + most
+        if end > num_tokens:
+            end = num_tokens
         wanted = -(-end // size)
         if wanted > have:
             self._growth.promise(row, have, wanted - have)
         tables.num_scheduled[row] = end - computed
         tables.batch[row] = self._batch
-        if index is not None and end >= size:
-            if computed:
-                index.begin_pending(row, end)
-            else:
-                index.begin_first(row, key)
+        if index is not None and not index.is_lazy[row]:
+            index.begin_pending(row, end)
         return row, computed, end - computed
 
     def draw_promised(self) -> None:
@@ -248,7 +250,7 @@ class TrustedCalls(Views):
     def close(self, row: int) -> None:
         """`free` of one row that the caller vouches for."""
         tables = self._tables
-        num_blocks = int(tables.num_blocks[row])
+        num_blocks = tables.num_blocks.item(row)
         first, stop = (0, 0) if self._index is None else self._index.end_path(row)
         if tables.is_swapped[row]:
             self._tiers.drop(row)

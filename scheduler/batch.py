@@ -118,7 +118,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     usage: RequestUsage | None = None
 
 
-class Outputs:
+class Outputs(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What became of each sequence in an ended batch, complete, as arrays; iterating makes one Output a sequence.
 
     ids        object [m], sequences int64 [m]: whose
@@ -129,25 +129,13 @@ class Outputs:
     others     outputs of requests that ended without a row in this batch
     """
 
-    __slots__ = ("counts", "finish", "ids", "others", "sequences", "token_ids", "usage")
-
-    def __init__(
-        self,
-        ids: NDArray[np.object_],
-        sequences: NDArray[np.int64],
-        token_ids: NDArray[np.int32],
-        counts: NDArray[np.int64],
-        finish: NDArray[np.int8],
-        usage: dict[int, RequestUsage],
-        others: list[Output],
-    ) -> None:
-        self.ids = ids
-        self.sequences = sequences
-        self.token_ids = token_ids
-        self.counts = counts
-        self.finish = finish
-        self.usage = usage
-        self.others = others
+    ids: NDArray[np.object_]
+    sequences: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    counts: NDArray[np.int64]
+    finish: NDArray[np.int8]
+    usage: dict[int, RequestUsage]
+    others: list[Output]
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.others)

@@ -52,12 +52,12 @@ def compose_running(state: State, step: Step) -> None:
     if len(rows) <= min(step.budget, step.seats) and not state.bounded:
         try:
             if steady is not None and steady[0] is rows:
-                _place_decodes(state, step, rows, steady[1], counts_stand=steady[2])
+                _place_decodes(state, step, *steady[:3], counts_stand=steady[3])
                 _owe_nothing(state, step)
                 return
             computed = manager.num_computed[rows]
             if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
-                _place_decodes(state, step, rows, computed)
+                _place_decodes(state, step, rows, computed, computed + 1)
                 _owe_nothing(state, step)
                 return
         except OutOfBlocks:
@@ -104,9 +104,11 @@ def place_chunk(
     return count
 
 
-def _place_decodes(state: State, step: Step, rows: Rows, computed: Counts, *, counts_stand: bool = False) -> None:
+def _place_decodes(
+    state: State, step: Step, rows: Rows, computed: Counts, ends: Counts, *, counts_stand: bool = False
+) -> None:
     """Their blocks are promised."""
-    ends, count = computed + 1, len(rows)
+    count = len(rows)
     moves = state.manager.place_decodes(rows, computed, ends, counts_stand=counts_stand)
     step.decodes, step.decode_computed, step.decode_ends = rows, computed, ends
     step.budget -= count
@@ -139,7 +141,8 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[is_granted & (todo == 1)]
     chunks = rows[is_granted & (todo > 1)]
     if len(decodes):
-        _place_decodes(state, step, decodes, state.manager.num_computed[decodes])
+        computed = state.manager.num_computed[decodes]
+        _place_decodes(state, step, decodes, computed, computed + 1)
         state.manager.draw_promised()
     owners = state.columns.owner
     for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):

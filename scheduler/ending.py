@@ -100,15 +100,17 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
     usage = {}
     if len(done):
-        goes_on = codes == 0
+        goes_on = np.empty(len(rows), np.bool_)
+        goes_on.fill(True)
+        goes_on[done] = False
         left = rows[goes_on]
         if may_be_steady and state.running_rows.replace(rows, left):
-            state.steady = (left, ends[goes_on], False)
+            state.steady = (left, ends[goes_on], totals[goes_on], False)
         else:
             state.running_rows.leave(rows[done].tolist())
         usage = _end_rows(state, rows, codes, done)
     elif may_be_steady:
-        state.steady = (rows, ends, len(rows) == batch.num_scheduled_tokens)
+        state.steady = (rows, ends, totals, len(rows) == batch.num_scheduled_tokens)
     if doomed:
         _end_doomed(state)
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
@@ -263,9 +265,9 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():
-        row, code = int(rows[i]), int(codes[i])
+        row, code = rows.item(i), codes.item(i)
         request: RequestState = columns.owner[row]
-        sequence, total = int(columns.sequence[row]), int(num_tokens[row])
+        sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
         state.close_row(request, sequence)

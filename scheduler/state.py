@@ -122,9 +122,9 @@ class State:
         self.to_reject: list[RequestState] = []
         # Requests that were aborted in flight and go when their batches end.
         self.doomed: list[RequestState] = []
-        # After an update in which all running rows sampled a token: the rows that go on, the tokens that each has computed, and
-        # whether each had just one in flight. While these are the running rows still, each has just one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64], bool] | None = None
+        # After an update in which all running rows sampled a token: the rows that go on, the tokens that each has computed and
+        # knows, and whether each had just one in flight. While these are the running rows still, each has just one token to go.
+        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64], bool] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
