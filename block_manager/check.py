@@ -142,6 +142,9 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
                 found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
         if run.row < 0:
             found += _closed_run(device, run, resident)
+    for blocks, run in device.free_list.whole_runs():
+        if run.blocks is None or run.blocks[0, : run.num_device].tolist() != blocks.tolist():
+            found.append(f"4: blocks {blocks.tolist()} are to be evicted as run {run.id}, and are not its nodes.")
     for run in index.runs.values():
         if (run.children or {}) != children.get(run.id, {}):
             found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run.id)}.")
@@ -161,7 +164,9 @@ def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
         found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
     assert run.blocks is not None
     for offset, block in enumerate(run.blocks[0, : run.num_device].tolist()):
-        if device.run[block] is not run or resident[block] >= 0:
+        if resident[block] >= 0:
+            found.append(f"4: block {block} holds node {run.id}:{offset} and one of run {resident[block]}, too.")
+        if device.run[block] is not run:
             found.append(f"4: block {block} does not know that it holds node {run.id}:{offset}.")
         resident[block] = run.id
     parent = run.parent

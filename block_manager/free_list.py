@@ -117,6 +117,11 @@ class FreeList:
                 parts.append(blocks if run is None else blocks[::-1])
         return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
 
+    def whole_runs(self) -> list[tuple[Blocks, Run]]:
+        """Segments that are the first nodes of a run and nothing else, as (blocks in the order of the nodes, run)."""
+        live = [self._live(*segment) for queue in (self._swept, self._segments) for segment in queue]
+        return [(blocks, run) for blocks, run in live if run is not None]
+
     def _live(self, number: int, blocks: Blocks, run: Run | None) -> tuple[Blocks, Run | None]:
         """What of a segment has not left; where some has, what is left of its run cannot be told from how many there are."""
         if self._num_entries == self.num_cached:

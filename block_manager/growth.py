@@ -43,7 +43,8 @@ class Growth:
         self._columns: NDArray[np.int64] = np.arange(64)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
-        # Blocks that tables are to get in one draw: each (rows, columns), or (row, first column, how many). In all `num_promised`.
+        # Blocks that tables are to get in one draw: each (rows, their columns, how many rows), or (row, first column, how many
+        # blocks). In all `num_promised`.
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
         # Changes are noted once somebody has asked for them.

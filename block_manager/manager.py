@@ -324,9 +324,12 @@ class BlockManager(TrustedCalls):
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        return violations_of(
+        found = violations_of(
             self._tables, self._device, self._host, self._index, self._tiers, self._held, self._held_host
         )
+        if self._growth.num_promised:
+            found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
+        return found
 
     def snapshot(self) -> dict[str, object]:
         """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""

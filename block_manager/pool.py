@@ -158,7 +158,8 @@ class Pool:
         """Whether nobody but a row that ends holds any of these blocks, which carry nothing yet and are all of `run` from now on.
 
         If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in
-        half as many operations.
+        half as many operations. The array may be the run's own: what the run writes into it later stands behind the nodes that
+        are cached here, or its entries have left the segment by then.
         """
         count = len(blocks)
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:

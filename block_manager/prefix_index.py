@@ -159,15 +159,19 @@ class PrefixIndex:
         path.run, path.at = run, offset + count - 1
         path.published += match.num_blocks
 
+    def fills_next(self, row: int, end: int) -> bool:
+        """Whether a row that is not lazy, put in flight up to `end` tokens, fills the block that has to be looked up next."""
+        path = self.paths[row]
+        return end // self._block_size > path.published + (0 if path.open is None else path.guard)
+
     def begin_pending(self, row: int, end: int) -> None:
-        """A row that is not lazy was put in flight up to `end` tokens: the full blocks that it computes become pending nodes, if
-        nobody has them: a run of their own, or what follows in its open one."""
-        path, full = self.paths[row], end // self._block_size
+        """A row that is not lazy was put in flight up to `end` tokens and fills its next block: the full blocks that it computes
+        become pending nodes, if nobody has them: a run of their own, or what follows in its open one."""
+        path = self.paths[row]
+        assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
-            if full > path.published + path.guard and self._child_at_guard(row, path) is None:
+            if self._child_at_guard(row, path) is None:
                 self._drop_guard(row, path)
-            return
-        if full <= path.published:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:

@@ -17,8 +17,6 @@ from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
 from block_manager.tables import Rows, Tables
 
-_NO_BLOCKS: Blocks = np.empty(0, np.int64)
-
 
 class Tiers:
     """The host tails of swapped rows, and the two ways between the tiers."""

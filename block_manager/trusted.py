@@ -7,6 +7,7 @@ the calls of BlockManager, which check first and come here then. Knows everythin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,9 +87,10 @@ class TrustedCalls(Views):
                 index.open_path_with_run(row, root, key)
             else:
                 index.open_path(row, root)
-                # It may find what was promised a moment ago.
-                self.draw_promised()
-                computed = self._sharing.extend_hit(row)
+                if key in index.runs:
+                    # It may find what was promised a moment ago.
+                    self.draw_promised()
+                    computed = self._sharing.extend_hit(row)
         have, end = computed // size, computed + most
         if end > num_tokens:
             end = num_tokens
@@ -98,7 +100,7 @@ class TrustedCalls(Views):
         tables.num_scheduled[row] = end - computed
         tables.batch[row] = self._batch
         if index is not None and not index.is_lazy[row]:
-            index.begin_pending(row, end)
+            self._begin_pending(index, row, end)
         return row, computed, end - computed
 
     def draw_promised(self) -> None:
@@ -199,7 +201,13 @@ class TrustedCalls(Views):
             is_lazy = index.is_lazy[rows]
             if not is_lazy.all():
                 for place in (~is_lazy).nonzero()[0].tolist():
-                    index.begin_pending(int(rows[place]), int(ends[place]))
+                    self._begin_pending(index, int(rows[place]), int(ends[place]))
+
+    def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
+        if index.fills_next(row, end):
+            # First of all: what the draw evicts is known no more, and this row computes it for others, too.
+            self.draw_promised()
+            index.begin_pending(row, end)
 
     def place_one(self, row: int, count: int) -> Moves:
         """`place` for one row."""
@@ -214,7 +222,7 @@ class TrustedCalls(Views):
         tables.num_scheduled[row] = count
         tables.batch[row] = self._batch
         if self._index is not None and not self._index.is_lazy[row]:
-            self._index.begin_pending(row, end)
+            self._begin_pending(self._index, row, end)
         return NO_MOVES
 
     def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
@@ -231,9 +239,15 @@ class TrustedCalls(Views):
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
         return slots
 
-    def settle(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n]."""
+    def settle(self, rows: Rows, ends: NDArray[np.int64], chunk_rows: Sequence[int] = ()) -> None:
+        """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n].
+
+        `chunk_rows` are those of them that may have had more than one token in flight. From now on they count as the others do,
+        so that `place_decodes` need not say how many each has.
+        """
         tables, index = self._tables, self._index
+        for row in chunk_rows:
+            tables.num_scheduled[row] = 1
         tables.num_computed[rows] = ends
         tables.batch[rows] = 0
         if index is not None and index.num_attentive:

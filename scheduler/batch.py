@@ -19,7 +19,8 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth.
-    With covers_running these are all rows that run, in their order. is_empty is the batch's.
+    chunk_rows are the last ones, which may have several tokens in flight. With covers_running these are all rows that run, in their
+    order. is_empty is the batch's.
     """
 
     owner: object
@@ -28,6 +29,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     samples: NDArray[np.bool_]
     all_sample: bool
     num_samples: int
+    chunk_rows: list[int]
     covers_running: bool
     is_empty: bool
 

@@ -18,27 +18,40 @@ from scheduler.state import State, Step
 
 Counts = NDArray[np.int64]
 
-_NO_ROWS: Rows = np.empty(0, np.int64)
 
-
-class _Ones:
-    """An array of ones that only grows, read-only because all batches of the process share it."""
-
-    array: Counts = np.ones(0, np.int64)
+_ONES: Counts = np.ones(8192, np.int64)
+_ONES.flags.writeable = False
 
 
 def ones(count: int) -> Counts:
-    """int64 [count] of 1, a read-only view that costs nothing."""
-    if count > len(_Ones.array):
-        _Ones.array = np.ones(2 * count, np.int64)
-        _Ones.array.flags.writeable = False
-    return _Ones.array[:count]
+    """int64 [count] of 1, read-only: for most batches a view that costs nothing."""
+    if count <= len(_ONES):
+        return _ONES[:count]
+    many = np.ones(count, np.int64)
+    many.flags.writeable = False
+    return many
 
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
     manager = state.manager
     rows = state.running_rows.array(state.running)
+    steady, state.steady = state.steady, None
+    if (
+        steady is not None
+        and steady[0] is rows
+        and len(rows) <= step.budget
+        and len(rows) <= step.seats
+        and not (state.outstanding or state.doomed or state.transfers or state.bounded)
+    ):
+        try:
+            _place_decodes(state, step, *steady, counts_stand=True)
+        except OutOfBlocks:
+            # Nothing changed: somebody has to give blocks up first.
+            _compose_in_parts(state, step, rows, ones(len(rows)))
+        else:
+            _owe_nothing(state, step)
+        return
     if state.outstanding and len(rows):
         rows = rows[manager.batch_of_row[rows] == 0]
     if state.doomed and len(rows):
@@ -48,22 +61,18 @@ def compose_running(state: State, step: Step) -> None:
         rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
     if not len(rows):
         return
-    steady, state.steady = state.steady, None
-    if len(rows) <= min(step.budget, step.seats) and not state.bounded:
+    computed = manager.num_computed[rows]
+    todo = manager.num_tokens[rows] - computed
+    if len(rows) <= min(step.budget, step.seats) and not state.bounded and not np.count_nonzero(todo != 1):
         try:
-            if steady is not None and steady[0] is rows:
-                _place_decodes(state, step, *steady[:3], counts_stand=steady[3])
-                _owe_nothing(state, step)
-                return
-            computed = manager.num_computed[rows]
-            if not np.count_nonzero(manager.num_tokens[rows] - computed != 1):
-                _place_decodes(state, step, rows, computed, computed + 1)
-                _owe_nothing(state, step)
-                return
+            _place_decodes(state, step, rows, computed, computed + 1)
         except OutOfBlocks:
             # Nothing changed: somebody has to give blocks up first.
             pass
-    _compose_in_parts(state, step, rows, manager.num_tokens[rows] - manager.num_computed[rows])
+        else:
+            _owe_nothing(state, step)
+            return
+    _compose_in_parts(state, step, rows, todo)
 
 
 def place_chunk(

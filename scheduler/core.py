@@ -106,8 +106,14 @@ class Scheduler:
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         chosen = policy_named(policy)
         manager.claim()
+        # Whatever kind of integer they came as: numpy's small ones overflow.
         limits = Limits(
-            max_tokens_per_step, max_sequences, max_model_len, max_waiting, max_chunk or _UNLIMITED, vocabulary_size
+            int(max_tokens_per_step),
+            int(max_sequences),
+            None if max_model_len is None else int(max_model_len),
+            None if max_waiting is None else int(max_waiting),
+            _UNLIMITED if max_chunk is None else int(max_chunk),
+            None if vocabulary_size is None else int(vocabulary_size),
         )
         self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
         self._packer = Packer()
@@ -199,7 +205,7 @@ class Scheduler:
         batch = self._packer.pack(state, step, self._owner)
         for request in step.asked:
             request.load_batch = batch.number
-        if not batch.is_empty:
+        if not batch.ticket.is_empty:
             state.outstanding.append(batch)
             state.num_in_flight += len(batch.rows)
         if self._checks:
@@ -216,7 +222,7 @@ class Scheduler:
         del now
         state = self._state
         _must_be_a_batch(batch)
-        if batch.is_empty and batch.ticket.owner is self._owner:
+        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
             return ending.update(state, batch, tokens, ragged)
         self._must_be(batch, 0, "updated")
@@ -234,7 +240,7 @@ class Scheduler:
         not ended), changing nothing.
         """
         _must_be_a_batch(batch)
-        if batch.is_empty and batch.ticket.owner is self._owner:
+        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             return
         if self._state.async_moves and len(batch.moves) and not moved and self._has_reported(batch):
             raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")

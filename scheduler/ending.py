@@ -50,7 +50,11 @@ def validated_tokens(
         if len(tokens) != ticket.num_samples:
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
-    array, rows, samples = np.asarray(counts), ticket.rows, ticket.samples
+    rows, samples = ticket.rows, ticket.samples
+    try:
+        array = np.asarray(counts)
+    except ValueError:
+        raise WrongTokens(f"batch {batch.number}: counts has to hold {len(rows)} integers; got {counts!r}.") from None
     if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
@@ -75,7 +79,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager, ticket = state.manager, batch.ticket
     rows = ticket.rows
     _account(state, batch)
-    manager.settle(rows, ticket.ends)
+    manager.settle(rows, ticket.ends, ticket.chunk_rows)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(rows)
     doomed = state.doomed
@@ -105,12 +109,13 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         goes_on[done] = False
         left = rows[goes_on]
         if may_be_steady and state.running_rows.replace(rows, left):
-            state.steady = (left, ends[goes_on], totals[goes_on], False)
+            state.steady = (left, ends[goes_on], totals[goes_on])
         else:
             state.running_rows.leave(rows[done].tolist())
         usage = _end_rows(state, rows, codes, done)
     elif may_be_steady:
-        state.steady = (rows, ends, totals, len(rows) == batch.num_scheduled_tokens)
+        # What leaves or joins from now on makes another array, and so is told from this one by identity.
+        state.steady = (rows, ends, totals)
     if doomed:
         _end_doomed(state)
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
@@ -226,7 +231,7 @@ def _account(state: State, batch: Batch) -> None:
     stats = state.stats
     if len(batch.ticket.rows):
         stats.steps += 1
-    stats.computed_tokens += batch.num_scheduled_tokens
+    stats.computed_tokens += len(batch.token_ids)
     if not state.recovering:
         return
     manager = state.manager

@@ -24,6 +24,7 @@ class Packer:
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
         self._starts: NDArray[np.int64] = np.empty(0, np.int64)
         self._true: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._zero: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
@@ -68,11 +69,12 @@ class Packer:
             samples = samples & ~np.isin(rows, list(state.silent))
             num_samples = int(np.count_nonzero(samples))
             samples.flags.writeable = False
-        covers_running = state.running_rows.adopt(decodes, [chunk[0] for chunk in step.chunks], rows)
+        chunk_rows = [chunk[0] for chunk in step.chunks]
+        covers_running = state.running_rows.adopt(decodes, chunk_rows, rows)
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
-            self._sequences = state.columns.sequence[rows]
+            self._sequences = state.columns.sequence[rows] if state.columns.num_later else self._all_zero(len(rows))
             self._ids.flags.writeable = self._sequences.flags.writeable = False
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
@@ -102,7 +104,15 @@ class Packer:
             moves=moves,
             loads=loads,
             ticket=Ticket(
-                owner, rows, context_lens, samples, num_samples == len(rows), num_samples, covers_running, is_empty
+                owner,
+                rows,
+                context_lens,
+                samples,
+                num_samples == len(rows),
+                num_samples,
+                chunk_rows,
+                covers_running,
+                is_empty,
             ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
@@ -115,6 +125,12 @@ class Packer:
             self._true = np.ones(2 * count, np.bool_)
             self._true.flags.writeable = False
         return self._true[:count]
+
+    def _all_zero(self, count: int) -> NDArray[np.int64]:
+        """int64 [count] of 0; a view of one array that only grows."""
+        if count > len(self._zero):
+            self._zero = np.zeros(2 * count, np.int64)
+        return self._zero[:count]
 
     def _rising(self, stop: int) -> NDArray[np.int64]:
         """int64 [stop]: 0, 1, 2, ...; a view of one array that only grows."""

@@ -62,17 +62,15 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     if not _is_at_least(1, request.max_tokens):
         raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    if request.min_tokens != 0 and not (
-        _is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens
-    ):
+    if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
         raise _wrong(
             request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
         )
-    if request.priority != 0 and not _is_int(request.priority):
+    if not _is_int(request.priority):
         raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
-    if request.num_sequences != 1 and not _is_at_least(1, request.num_sequences):
+    if not _is_at_least(1, request.num_sequences):
         raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
-    if request.num_computed != 0 and not _is_at_least(0, request.num_computed):
+    if not _is_at_least(0, request.num_computed):
         raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
     if request.num_computed and request.num_sequences > 1:
         raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
@@ -104,7 +102,7 @@ def _prompt_array(request: Request) -> NDArray[np.int32]:
         try:
             # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
             data = array("I", prompt).tobytes()
-        except (OverflowError, TypeError):
+        except (OverflowError, TypeError, ValueError):
             data = b""
         # The highest byte of each is below 128: int32 holds it, too.
         if data and data[_HIGHEST_BYTE::4].isascii():

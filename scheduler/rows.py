@@ -35,6 +35,8 @@ class RowColumns:
         self.has_stops = np.zeros(num_rows, np.bool_)
         # Rows with any stop id: none, and a step need not look.
         self.num_with_stops = 0
+        # Rows of sequences that are not the first of their request.
+        self.num_later = 0
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
         """The row serves this sequence of the request from now on."""
@@ -46,6 +48,8 @@ class RowColumns:
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
+        if sequence:
+            self.num_later += 1
         stops = state.stops
         if not stops:
             return
@@ -57,10 +61,12 @@ class RowColumns:
         self.has_stops[row] = True
         self.num_with_stops += 1
 
-    def release(self, row: int) -> None:
-        """The row serves nobody."""
+    def release(self, row: int, sequence: int) -> None:
+        """The row, which served this sequence of its request, serves nobody."""
         self.owner[row] = None
         self.id[row] = None
+        if sequence:
+            self.num_later -= 1
         if self.has_stops[row]:
             self.has_stops[row] = False
             self.stops[row] = -1
@@ -82,8 +88,9 @@ class RowColumns:
 class RunningRows:
     """The rows of running requests in their order, int64 [n].
 
-    Kept as an array between steps: rows that join at the end are appended and rows that leave are masked out, both once a
-    step; only one that joins in the middle (a returning request) makes it anew.
+    Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`adopt`), without the rows
+    that ended with it (`replace`). Else rows that join at the end are appended and rows that leave are masked out, both once
+    a step; only one that joins in the middle (a returning request) makes it anew.
     """
 
     def __init__(self) -> None:

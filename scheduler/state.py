@@ -122,9 +122,9 @@ class State:
         self.to_reject: list[RequestState] = []
         # Requests that were aborted in flight and go when their batches end.
         self.doomed: list[RequestState] = []
-        # After an update in which all running rows sampled a token: the rows that go on, the tokens that each has computed and
-        # knows, and whether each had just one in flight. While these are the running rows still, each has just one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64], bool] | None = None
+        # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
+        # and knows. While these are the running rows still, each has just one token to go.
+        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
@@ -202,7 +202,7 @@ class State:
         if self.silent:
             self.silent.discard(row)
         self.manager.close(row)
-        self.columns.release(row)
+        self.columns.release(row, sequence)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""

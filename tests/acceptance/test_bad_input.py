@@ -178,6 +178,20 @@ def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_schedu
     assert scheduler.waiting_ids() == ["fits"]
 
 
+class Unspeakable:
+    """Says that it is an integer, and cannot say which."""
+
+    def __index__(self):
+        raise ValueError("which?")
+
+
+def test_limits_may_be_small_integers_of_numpy(make_manager, request_of, run):
+    scheduler = Scheduler(make_manager(64, 4), max_tokens_per_step=np.int8(100), max_sequences=np.uint8(200))
+    for number in range(3):
+        scheduler.add(request_of(str(number), 60, max_tokens=2))
+    assert sum(step.tokens.get("0", 0) for step in run(scheduler)) == 61
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -193,6 +207,12 @@ def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_schedu
         {"eos_token_id": "x"},
         {"stop_token_ids": (-2,)},
         {"priority": "high"},
+        {"priority": np.array([1, 2])},
+        {"num_sequences": 1.0},
+        {"num_sequences": True},
+        {"min_tokens": 0.0},
+        {"num_computed": False},
+        {"prompt": [1, Unspeakable()]},
         {"salt": 7},
         {"adapter": b"x"},
         {"extra_key": [1]},

@@ -78,6 +78,7 @@ def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of
         ([2**31, 7], None),
         ([1.5, 7], None),
         ([7, 7], [0.5, 1.5, 0]),
+        ([7, 7], [[1], [1, 0]]),
     ],
 )
 def test_tokens_that_do_not_fit_the_batch_are_refused_and_it_can_still_be_ended(

@@ -191,6 +191,17 @@ def name_one_block_for_two_nodes(manager):
     run.blocks[0, 1] = run.blocks[0, 0]
 
 
+def evict_as_another_run(manager):
+    segments = manager._device.free_list._segments
+    number, blocks, run = segments.pop()
+    assert run is runs_of(manager)[3]
+    segments.append((number, blocks, runs_of(manager)[0]))
+
+
+def promise_and_do_not_draw(manager):
+    manager._growth.promise(OWNER, 3, 1)
+
+
 def evict_a_parent_before_its_child(manager):
     manager._index.close_run(CHILD)
     runs_of(manager)[0].num_device = 1
@@ -267,7 +278,9 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, 2 on the device."),
     (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
     (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
-    (name_one_block_for_two_nodes, "4: block 0 does not know that it holds node 0:1."),
+    (name_one_block_for_two_nodes, "4: block 0 holds node 0:1 and one of run 0, too."),
+    (evict_as_another_run, "4: blocks [6] are to be evicted as run 0, and are not its nodes."),
+    (promise_and_do_not_draw, "6: 1 blocks are promised to rows and not drawn."),
     (evict_a_parent_before_its_child, "5: run 1 is on the device and its parent node is not."),
     (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
     (lose_a_path, "4: row 0 has no path."),

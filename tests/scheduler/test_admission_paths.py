@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from block_manager import BlockManager
+from block_manager.pool import Pool
 from scheduler import POLICIES, Request, Scheduler
 
 
@@ -13,7 +14,7 @@ def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]
     """Every decision of one random run on a small pool, as plain values."""
     rng = random.Random(seed)
     manager = BlockManager(
-        rng.randint(12, 30),
+        rng.randint(3, 24),
         rng.choice([1, 2, 4]),
         host_blocks=rng.choice([0, 6]),
         prefix_caching=rng.random() < 0.8,
@@ -28,13 +29,12 @@ def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]
     if takes_the_long_way:
         scheduler._state.admits_plainly = False
     told: list[tuple] = []
-    longest = min(12, manager.num_blocks * manager.block_size - 9)
+    capacity = manager.num_blocks * manager.block_size
+    longest = max(1, min(12, capacity - 9))
     for step in range(60):
         for i in range(rng.choice([0, 0, 1, 3])):
             prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, longest))]
-            several = (
-                rng.choice([1, 1, 1, 2]) if 2 * (len(prompt) + 9) <= manager.num_blocks * manager.block_size else 1
-            )
+            several = rng.choice([1, 1, 1, 2]) if 2 * (len(prompt) + 9) <= capacity else 1
             priority = rng.choice([0, 0, 1])
             scheduler.add(
                 Request(
@@ -77,6 +77,27 @@ def test_the_short_way_in_decides_as_the_long_way_does(policy):
         short, long = (trace_of(seed, policy, takes_the_long_way=way) for way in (False, True))
         for ours, theirs in zip(short, long, strict=True):
             assert ours == theirs, seed
+
+
+def test_what_the_draw_evicts_is_computed_once_for_all_who_come_with_it():
+    scheduler = Scheduler(BlockManager(3, 4), policy="vllm")
+    for token in (1, 2, 3):
+        scheduler.add(Request(id=str(token), prompt=[token] * 4, max_tokens=1))
+        scheduler.update(scheduler.schedule(), [9])
+    scheduler.add(Request(id="a", prompt=[1] * 4, max_tokens=1))
+    scheduler.add(Request(id="b", prompt=[1] * 4 + [2], max_tokens=1))
+    assert scheduler.schedule().num_tokens.tolist() == [4, 1]
+
+
+def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
+    counts = []
+    draw = Pool.draw
+    monkeypatch.setattr(Pool, "draw", lambda self, count: counts.append(count) or draw(self, count))
+    scheduler = Scheduler(BlockManager(300, 16), max_tokens_per_step=4000)
+    for number in range(200):
+        scheduler.add(Request(id=str(number), prompt=[number] * 10))
+    assert len(scheduler.schedule().rows) == 200
+    assert counts == [200]
 
 
 def test_the_short_way_is_taken(monkeypatch):

@@ -146,7 +146,7 @@ def test_a_bound_row_knows_its_sequence_and_its_limits(state):
 def test_a_released_row_keeps_neither_owner_nor_stop_ids(state):
     columns = RowColumns()
     columns.bind(5, state, 0)
-    columns.release(5)
+    columns.release(5, 0)
     assert (columns.owner[5], columns.id[5], columns.stops[5].tolist(), columns.num_with_stops) == (None, None, [-1], 0)
 
 

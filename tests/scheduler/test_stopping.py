@@ -70,7 +70,7 @@ def test_without_stop_ids_only_the_length_ends_a_sequence():
 
 
 def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before(columns):
-    columns.release(1)
+    columns.release(1, 0)
     bound(columns, 1)
     assert codes(columns, [1], [EOS], [4]) == [NOT_FINISHED]
 
