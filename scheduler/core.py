@@ -186,7 +186,8 @@ class Scheduler:
         manager.next_batch()
         if state.to_reject:
             reject_overgrown(state)
-        ending.forget_stale_carried(state)
+        if state.carried:
+            ending.forget_stale_carried(state)
         limits = state.limits
         step = Step(
             limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried

@@ -180,8 +180,7 @@ def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray
 
 def forget_stale_carried(state: State) -> None:
     """Drop carried loads for which nobody waits any more: an empty remainder must not hold a step up."""
-    if state.carried:
-        state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
+    state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
 
 
 def num_output_of(state: State, request: RequestState) -> int:

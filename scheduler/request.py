@@ -18,6 +18,9 @@ from scheduler.errors import InvalidRequest
 from scheduler.status import Status
 
 _NO_NAMESPACE = root_prefix(None)
+# min_tokens, priority, num_sequences and num_computed of most requests, told by two comparisons.
+_USUAL = (0, 0, 1, 0)
+_INTS = [int, int, int, int]
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 
 
@@ -62,18 +65,7 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     if not _is_at_least(1, request.max_tokens):
         raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
-        raise _wrong(
-            request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
-        )
-    if not _is_int(request.priority):
-        raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
-    if not _is_at_least(1, request.num_sequences):
-        raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
-    if not _is_at_least(0, request.num_computed):
-        raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
-    if request.num_computed and request.num_sequences > 1:
-        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
+    _check_counts(request)
     if not isinstance(request.stop_token_ids, (tuple, list)):
         raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
@@ -86,6 +78,24 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
         raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
     return prompt
+
+
+def _check_counts(request: Request) -> None:
+    rare = request.min_tokens, request.priority, request.num_sequences, request.num_computed
+    if [*map(type, rare)] == _INTS and rare == _USUAL:
+        return
+    if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
+        raise _wrong(
+            request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
+        )
+    if not _is_int(request.priority):
+        raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
+    if not _is_at_least(1, request.num_sequences):
+        raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
+    if not _is_at_least(0, request.num_computed):
+        raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
+    if request.num_computed and request.num_sequences > 1:
+        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
 
 
 def _wrong(request: Request, what: str) -> InvalidRequest:
