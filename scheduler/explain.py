@@ -57,7 +57,7 @@ def explain(state: State, request_id: str) -> Explanation:
     return _running(state, request)
 
 
-def _explained(state: State, request: RequestState, reason: str, needed: int) -> Explanation:
+def _explained(state: State, request: RequestState, reason: str, needed: int, free: int | None = None) -> Explanation:
     held: dict[str, int] = {}
     for other in state.requests.values():
         blocks = sum(int(state.manager.num_table_blocks[row]) for row in other.live_rows)
@@ -69,7 +69,7 @@ def _explained(state: State, request: RequestState, reason: str, needed: int) ->
         status=request.status.value,
         reason=reason,
         blocks_needed=needed,
-        blocks_free=free_blocks(state),
+        blocks_free=free_blocks(state) if free is None else free,
         holders=holders,
     )
 
@@ -144,4 +144,13 @@ def _running(state: State, request: RequestState) -> Explanation:
         return _explained(state, request, "it is in a batch that has not ended.", 0)
     if all(manager.num_tokens[row] == manager.num_computed[row] for row in request.live_rows):
         return _explained(state, request, "everything that it knows is computed; it waits for append().", 0)
-    return _explained(state, request, "it gets tokens in the next step, as budget and memory allow.", 0)
+    needed = state.debt_of(request)
+    # What is owed to it is not kept from it.
+    free = max(0, manager.num_available - state.blocks_owed() + needed)
+    if needed > free:
+        reason = (
+            f"it needs {needed} block(s) for what it knows, and {free} are free and not promised to others; it gets what those "
+            "hold when a batch that has not ended gives blocks back, or when somebody can be preempted."
+        )
+        return _explained(state, request, reason, needed, free)
+    return _explained(state, request, "it gets tokens in the next step, as the budget allows.", needed, free)
