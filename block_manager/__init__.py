@@ -20,7 +20,7 @@ from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
 from block_manager.moves import NO_MOVES, Moves, joined
 from block_manager.stats import MemoryStats
-from block_manager.tables import token_array
+from block_manager.tables import has_negative, token_array
 
 __all__ = [
     "NO_CHANGES",
@@ -41,6 +41,7 @@ __all__ = [
     "RowSwapped",
     "TableChanges",
     "UnknownRow",
+    "has_negative",
     "joined",
     "root_prefix",
     "token_array",

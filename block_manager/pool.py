@@ -139,6 +139,9 @@ class Pool:
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
+        if not np.count_nonzero(is_free):
+            # All have other holders: a prefix that many share.
+            return
         has_content = held >= _CONTENT
         plain, cached = blocks[is_free & ~has_content], blocks[is_free & has_content]
         if len(plain):

@@ -81,16 +81,15 @@ class PrefixIndex:
         `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
-        if run is not None and (length := self._confirmed_length(run)) > 0:
-            blocks = tables.blocks[:, row, start : start + length].astype(np.int64)
-            if self._device.retire(blocks[0], run):
-                self._keep(run, row, start, blocks)
-                if path.guard < 0:
+        if run is not None and path.guard < 0:
+            stop = tables.num_computed.item(row) // self._block_size
+            if stop > start:
+                blocks = tables.blocks[:, row, start:stop].astype(np.int64)
+                if self._device.retire(blocks[0], run):
+                    self._keep(run, row, start, blocks)
                     self.is_lazy[row] = False
-                else:
-                    self.num_attentive -= 1
-                del self.paths[row]
-                return start, start + length
+                    del self.paths[row]
+                    return start, stop
         self.close_run(row)
         self.num_attentive -= 1
         del self.paths[row]

@@ -51,10 +51,11 @@ class Sharing:
         self._lost_hits: dict[int, int] = {}
         self.hit_tokens = self.pending_hit_tokens = 0
 
-    def extend_hit(self, row: int, *, count: bool = True) -> int:
+    def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
 
-        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. With `first_is_known`
+        the caller has seen that some run begins with the row's first block.
         """
         index, tables = self._index, self._tables
         path = index.paths[row]
@@ -65,7 +66,7 @@ class Sharing:
         limit = (int(tables.num_tokens[row]) - 1) // size - have
         if limit <= 0:
             return 0
-        if path.run is None and not index.has_first(path.root, tables.block_bytes(row, 0)):
+        if not first_is_known and path.run is None and not index.has_first(path.root, tables.block_bytes(row, 0)):
             # Most new prompts share nothing, and their first block says so.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()

@@ -44,7 +44,7 @@ def token_array(tokens: Any) -> Tokens:
         array = tokens
     else:
         array = _converted(tokens)
-    if len(array) and _has_negative(array):
+    if len(array) and has_negative(array):
         raise InvalidTokens(f"token id {array.min()} is negative.")
     return cast(Tokens, array)
 
@@ -74,7 +74,8 @@ def _converted(tokens: Any) -> NDArray[Any]:
     return array
 
 
-def _has_negative(tokens: Tokens) -> bool:
+def has_negative(tokens: Tokens) -> bool:
+    """Whether any of these token ids, int32 [n], n ≥ 1, is negative."""
     if len(tokens) > _FEW:
         return bool(tokens.min() < 0)
     # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
@@ -143,18 +144,23 @@ class Tables:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
         if not self._free_rows:
             self._grow_rows()
-        row = heapq.heappop(self._free_rows)
+        row, num_tokens = heapq.heappop(self._free_rows), len(tokens)
         self.uid[row] = self._next_uid
         self._next_uid += 1
-        self.extend(row, tokens)
+        if num_tokens > self._stride:
+            self.ensure_tokens(num_tokens)
+        self.tokens[row, :num_tokens] = tokens
+        self.num_tokens[row] = num_tokens
+        if num_tokens:
+            self.last_token[row] = tokens[-1]
         return row
 
     def close(self, row: int) -> None:
         """Take the row back; its table is empty by now."""
-        self.num_blocks[row] = self.reserved[row] = 0
-        self.num_tokens[row] = self.num_computed[row] = 0
+        self.num_blocks[row] = self.num_tokens[row] = self.num_computed[row] = 0
         self.batch[row] = self.uid[row] = 0
-        self.is_swapped[row] = self.shares_tail[row] = False
+        self.reserved[row] = 0
+        self.shares_tail[row] = False
         heapq.heappush(self._free_rows, row)
 
     def extend(self, row: int, tokens: Tokens) -> None:

@@ -90,7 +90,7 @@ class TrustedCalls(Views):
                 if key in index.runs:
                     # It may find what was promised a moment ago.
                     self.draw_promised()
-                    computed = self._sharing.extend_hit(row)
+                    computed = self._sharing.extend_hit(row, first_is_known=True)
         have, end = computed // size, computed + most
         if end > num_tokens:
             end = num_tokens

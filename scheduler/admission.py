@@ -34,15 +34,13 @@ def let_in(state: State, step: Step) -> None:
     if state.policy.batching == "whole" and not was_empty:
         return
     while state.waiting.num and step.budget > 0:
+        if _admit_plain_ones(state, step):
+            return
+        if not state.waiting.num or step.budget <= 0:
+            return
         request = state.waiting.head()
-        if not _has_seats(state, step, request):
-            return
-        if request.is_plain and (came_in := _admit_plain(state, step, request)) is not None:
-            if came_in:
-                continue
-            return
         state.manager.draw_promised()
-        if not _fits(state, step, request):
+        if not _has_seats(state, step, request) or not _fits(state, step, request):
             return
         admit(state, step, request)
 
@@ -74,39 +72,52 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     _start(state, step, request)
 
 
-def _admit_plain(state: State, step: Step, request: RequestState) -> bool | None:
-    """`_fits` and `admit` for the ordinary case, in one call of the memory layer: one sequence, never admitted before, nothing to
-    load, reserve or wait for, nobody to follow. Returns whether it came in, None when the case is not that simple; unless it
-    came in, nothing has changed."""
-    if step.leaders or state.bounded or state.transfers or not state.admits_plainly:
-        return None
-    manager, tokens = state.manager, request.tokens[0]
-    assert tokens is not None, "a waiting request keeps its tokens"
-    num_tokens, size = len(tokens), manager.block_size
-    free = manager.num_unpromised - _owed(state, step) - _watermark(state)
-    if -(-num_tokens // size) > free:
-        # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
-        return None if free > 0 and manager.has_first(tokens, request.root) else False
-    state.waiting.remove(request)
-    step.admitted.append(request.id)
-    row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
-    request.tokens[0] = None
-    request.rows[0] = row
-    request.hit_tokens = found
-    request.is_plain = request.is_new = False
-    state.columns.bind(row, request, 0)
-    state.stats.prompt_tokens += num_tokens
-    state.stats.admitted += 1
-    state.start_running(request)
-    is_whole = found + count == num_tokens
-    step.chunks.append((row, found, count, is_whole))
-    step.budget -= count
-    step.seats -= 1
-    if not is_whole:
-        step.leaders.append(row)
-        manager.draw_promised()
-        _add_debt(state, step, request)
-    return True
+def _admit_plain_ones(state: State, step: Step) -> bool:
+    """`_has_seats`, `_fits` and `admit` for ordinary requests at the head of the queue, one call of the memory layer each: one
+    sequence, never admitted before, nothing to load, reserve or wait for, nobody to follow.
+
+    Returns whether the head has to wait; else whoever is the head now is not ordinary, or there is nobody or no budget left.
+    """
+    if state.bounded or state.transfers or not state.admits_plainly:
+        return False
+    manager, waiting, size = state.manager, state.waiting, state.manager.block_size
+    room = state.limits.max_sequences - state.running_rows.count()
+    while waiting.num and step.budget > 0:
+        request = waiting.head()
+        if not request.is_plain or room <= 0 or step.leaders:
+            return False
+        tokens = request.tokens[0]
+        assert tokens is not None, "a waiting request keeps its tokens"
+        num_tokens = len(tokens)
+        free = manager.num_unpromised - _owed(state, step)
+        if state.running.num:
+            free -= state.watermark_blocks
+        if step.seats <= 0:
+            return True
+        if -(-num_tokens // size) > free:
+            # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
+            return not (free > 0 and manager.has_first(tokens, request.root))
+        waiting.remove(request)
+        step.admitted.append(request.request.id)
+        row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
+        request.tokens[0] = None
+        request.rows[0] = row
+        request.hit_tokens = found
+        request.is_plain = request.is_new = False
+        state.columns.bind(row, request, 0)
+        state.stats.prompt_tokens += num_tokens
+        state.stats.admitted += 1
+        state.start_running(request)
+        is_whole = found + count == num_tokens
+        step.chunks.append((row, found, count, is_whole))
+        step.budget -= count
+        step.seats -= 1
+        room -= 1
+        if not is_whole:
+            step.leaders.append(row)
+            manager.draw_promised()
+            _add_debt(state, step, request)
+    return False
 
 
 def admit(state: State, step: Step, request: RequestState) -> None:

@@ -5,7 +5,6 @@ Knows a request's fields and their limits. Does not know memory, batches or othe
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidNamespace, InvalidTokens, root_prefix, token_array
+from block_manager import InvalidNamespace, InvalidTokens, has_negative, root_prefix, token_array
 from scheduler.errors import InvalidRequest
 from scheduler.status import Status
 
@@ -21,7 +20,6 @@ _NO_NAMESPACE = root_prefix(None)
 # min_tokens, priority, num_sequences and num_computed of most requests, told by two comparisons.
 _USUAL = (0, 0, 1, 0)
 _INTS = [int, int, int, int]
-_HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,12 +109,13 @@ def _prompt_array(request: Request) -> NDArray[np.int32]:
     if type(prompt) is list and prompt and type(prompt[0]) is int:
         try:
             # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
-            data = array("I", prompt).tobytes()
+            tokens = np.frombuffer(array("I", prompt), np.int32)
         except (OverflowError, TypeError, ValueError):
-            data = b""
-        # The highest byte of each is below 128: int32 holds it, too.
-        if data and data[_HIGHEST_BYTE::4].isascii():
-            return np.frombuffer(data, np.int32)
+            pass
+        else:
+            # Whatever is over 2^31 - 1 reads as negative now, and is refused below in words that name it.
+            if not has_negative(tokens):
+                return tokens
     try:
         # A copy: the array is the caller's.
         tokens = token_array(prompt).copy()
