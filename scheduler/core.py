@@ -37,7 +37,7 @@ from scheduler.explain import Explanation, explain
 from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
-from scheduler.request import Request, RequestState, namespace_root, validated_prompt
+from scheduler.request import Request, RequestState, namespace_root, replaced, validated_prompt
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
 
@@ -301,7 +301,7 @@ class Scheduler:
             # What was reserved for it was the worst case of what it knew.
             request.is_bounded = False
             state.bounded.remove(request)
-        request.is_quiet[sequence] = False
+        request.is_quiet = replaced(request.is_quiet, sequence, False)
         row, known = request.rows[sequence], request.tokens[sequence]
         if row >= 0:
             state.silent.discard(row)
@@ -314,9 +314,10 @@ class Scheduler:
         if request_id in state.parked and len(array):
             del state.parked[request_id]
             state.waiting.add(request)
-        request.appended[sequence] += len(array)
+        request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
         longest = state.max_total_of(len(request.rows))
-        request.max_total[sequence] = min(request.max_total[sequence] + len(array), longest)
+        longest_now = min(request.max_total[sequence] + len(array), longest)
+        request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
             state.columns.max_total[row] = request.max_total[sequence]
             state.columns.min_total[row] += len(array)
@@ -370,7 +371,7 @@ class Scheduler:
         for blocks in transfer.host_blocks:
             state.manager.release_held_host(blocks)
         for request in transfer.waiting:
-            request.transfers.discard(batch.number)
+            request.transfers -= {batch.number}
             if request.status is Status.LOADING and not request.transfers and request.id in state.requests:
                 state.away.remove(request)
                 state.start_running(request)
@@ -491,7 +492,7 @@ class Scheduler:
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state
         state.requests[new.id] = new
-        state.end(new, Status.REJECTED, str(error))
+        state.end(new, (Status.REJECTED, str(error)))
         raise error
 
     def _take_carried(self, step: Step) -> None:
@@ -507,8 +508,7 @@ class Scheduler:
             number = state.manager.batch
             state.transfers[number] = transfer
             for request in transfer.waiting:
-                request.transfers.discard(carried.number)
-                request.transfers.add(number)
+                request.transfers = request.transfers - {carried.number} | {number}
 
     def _raise_violations(self) -> None:
         violations = self.check()

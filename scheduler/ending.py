@@ -24,7 +24,7 @@ from scheduler.stopping import finish_codes, kept_tokens
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
-_FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
+_FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in FINISH_REASONS)
 
 
 def validated_tokens(
@@ -221,7 +221,7 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
         if request in group:
             group.remove(request)
     status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
-    state.end(request, status, sentence)
+    state.end(request, (status, sentence))
     usage = state.usage_of(request)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
 
@@ -280,6 +280,6 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
             request.follows = None
             if request.is_bounded:
                 state.bounded.remove(request)
-            state.end(request, Status.FINISHED, _FINISHED[code])
+            state.end(request, _FINISHED[code])
             usage[i] = state.usage_of(request)
     return usage

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager import Moves
-from scheduler.request import RequestState
+from scheduler.request import RequestState, replaced
 from scheduler.state import State, Step, Transfer
 from scheduler.status import Status
 
@@ -161,7 +161,7 @@ def note_transfer(
     """Moves of this step run in the background and hold these blocks of either tier, referenced already, until `moved`."""
     number = state.manager.batch
     transfer = state.transfers.setdefault(number, Transfer([], [], []))
-    waiting.transfers.add(number)
+    waiting.transfers |= {number}
     transfer.device_blocks += held
     transfer.host_blocks += held_host
     transfer.waiting.append(waiting)
@@ -176,7 +176,8 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
             victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            victim.is_quiet[sequence] |= bool(manager.num_tokens[row] == manager.num_computed[row])
+            if manager.num_tokens[row] == manager.num_computed[row]:
+                victim.is_quiet = replaced(victim.is_quiet, sequence, True)
             state.close_row(victim, sequence)
 
 

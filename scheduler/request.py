@@ -6,7 +6,7 @@ Knows a request's fields and their limits. Does not know memory, batches or othe
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,10 +16,15 @@ from block_manager import InvalidNamespace, InvalidTokens, has_negative, root_pr
 from scheduler.errors import InvalidRequest
 from scheduler.status import Status
 
+T = TypeVar("T")
+
 _NO_NAMESPACE = root_prefix(None)
 # min_tokens, priority, num_sequences and num_computed of most requests, told by two comparisons.
 _USUAL = (0, 0, 1, 0)
 _INTS = [int, int, int, int]
+_ZERO = (0,)
+_FALSE = (False,)
+_NO_TRANSFERS: frozenset[int] = frozenset()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +145,11 @@ def namespace_root(request: Request) -> bytes:
         raise InvalidRequest(f'request "{request.id}": extra_key: {error}') from None
 
 
+def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    """The same with `value` at `place`."""
+    return (*values[:place], value, *values[place + 1 :])
+
+
 class RequestState:
     """A request on its way.
 
@@ -182,12 +192,13 @@ class RequestState:
         self.prompt_len = len(prompt)
         self.tokens: list[NDArray[np.int32] | None] = [prompt] * num
         self.rows = [-1] * num
-        self.max_total = [max_total] * num
-        self.high_water = [0] * num
+        # Tuples, because hardly any of them ever changes, and all can share one: see `replaced`.
+        self.max_total: tuple[int, ...] = (max_total,) * num
+        self.high_water: tuple[int, ...] = _ZERO if num == 1 else (0,) * num
         self.num_live = num
         self.num_output = 0
-        self.appended = [0] * num
-        self.is_quiet = [False] * num
+        self.appended: tuple[int, ...] = _ZERO if num == 1 else (0,) * num
+        self.is_quiet: tuple[bool, ...] = _FALSE if num == 1 else (False,) * num
         self.preemptions = 0
         self.hit_tokens = 0
         self.recomputed_tokens = 0
@@ -199,7 +210,7 @@ class RequestState:
         self.has_given = False
         self.wants_load = request.num_computed > 0
         self.is_plain = num == 1 and not self.wants_load
-        self.transfers: set[int] = set()
+        self.transfers: frozenset[int] = _NO_TRANSFERS
         self.num_asked = 0
         self.load_batch = 0
 

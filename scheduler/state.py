@@ -18,7 +18,7 @@ from scheduler.accounting import SchedulerStats
 from scheduler.batch import Batch, Output, RequestUsage
 from scheduler.policies import Costs, Policy
 from scheduler.queues import OrderedQueue
-from scheduler.request import RequestState
+from scheduler.request import RequestState, replaced
 from scheduler.rows import RowColumns, Rows, RunningRows
 from scheduler.status import Status
 
@@ -209,12 +209,12 @@ class State:
         for sequence, row in enumerate(state.rows):
             if row >= 0:
                 computed = int(self.manager.num_computed[row])
-                state.high_water[sequence] = max(state.high_water[sequence], computed)
+                state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], computed))
                 self.recovering[row] = state.high_water[sequence]
 
-    def end(self, state: RequestState, status: Status, sentence: str) -> None:
-        """The request, which holds nothing any more, has ended."""
-        state.status = status
+    def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
+        """The request, which holds nothing any more, has ended: its status from now on, and the sentence that `explain` says."""
+        state.status = status = ending[0]
         request_id, ended = state.request.id, self.ended
         del self.requests[request_id]
         if request_id in ended:
@@ -222,7 +222,7 @@ class State:
             del ended[request_id]
         elif len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
-        ended[request_id] = (status, sentence)
+        ended[request_id] = ending
         if status is Status.FINISHED:
             self.stats.finished += 1
         elif status is Status.ABORTED:

@@ -394,7 +394,7 @@ def mistake_the_sequence_of_a_row(state):
 
 
 def outgrow_the_limit(state):
-    state.requests["a"].max_total[0] = 2
+    state.requests["a"].max_total = (2,)
 
 
 def call_a_running_request_swapped(state):
@@ -415,7 +415,7 @@ def mix_up_the_running_rows(state):
 
 def promise_more_than_the_pool(state):
     state.bounded += [state.requests["a"], state.requests["b"]]
-    state.requests["a"].max_total[0] = 16
+    state.requests["a"].max_total = (16,)
 
 
 def outstand_twice(state):

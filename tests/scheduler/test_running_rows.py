@@ -132,7 +132,7 @@ def state():
     """A request of two sequences, at most 9 and 8 tokens long, whose EOS is 7."""
     request = Request(id="a", prompt=[1, 2, 3], min_tokens=2, eos_token_id=7, num_sequences=2)
     state = RequestState(request, np.array([1, 2, 3], np.int32), b"", (0, 0.0, 0), 9)
-    state.max_total = [9, 8]
+    state.max_total = (9, 8)
     return state
 
 

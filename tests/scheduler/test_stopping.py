@@ -18,7 +18,7 @@ def bound(columns: RowColumns, row: int, *, max_tokens: int = 5, **options) -> N
     """The row serves a request with a prompt of three tokens."""
     request = Request(id=str(row), prompt=[1, 1, 1], max_tokens=max_tokens, **options)
     state = RequestState(request, np.array([1, 1, 1], np.int32), b"", (0, 0.0, row), 9)
-    state.max_total = [3 + max_tokens]
+    state.max_total = (3 + max_tokens,)
     columns.bind(row, state, 0)
 
 
