@@ -37,7 +37,7 @@ from scheduler.explain import Explanation, explain
 from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
-from scheduler.request import Request, RequestState, namespace_root, replaced, validated_prompt
+from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
 
@@ -170,7 +170,7 @@ class Scheduler:
         priority = request.priority if state.policy.order == "priority" else 0
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
-        new = RequestState(request, prompt, root, (priority, now, self._num_added), longest)
+        new = state_of(request, prompt, root, (priority, now, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
         if num_tokens >= state.max_total or num_sequences > 1:

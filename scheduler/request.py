@@ -22,9 +22,6 @@ _NO_NAMESPACE = root_prefix(None)
 # min_tokens, priority, num_sequences and num_computed of most requests, told by two comparisons.
 _USUAL = (0, 0, 1, 0)
 _INTS = [int, int, int, int]
-_ZERO = (0,)
-_FALSE = (False,)
-_NO_TRANSFERS: frozenset[int] = frozenset()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +147,7 @@ def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-class RequestState:
+class RequestState(msgspec.Struct, eq=False):
     """A request on its way.
 
     stops        ids that end a sequence, EOS among them
@@ -173,46 +170,35 @@ class RequestState:
     transfers    numbers of the batches whose moves it waits for
     """
 
-    __slots__ = (
-        "appended", "follows", "has_given", "high_water", "hit_tokens", "is_bounded", "is_doomed", "is_new", "is_plain", "is_quiet", "load_batch", "max_total", "num_asked", "num_live",
-        "num_output", "order", "preemptions", "prompt_len", "recomputed_tokens", "request", "root", "rows", "status", "stops",
-        "swapped_blocks", "tokens", "transfers", "wants_load",
-    )  # fmt: skip
-
-    def __init__(
-        self, request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
-    ) -> None:
-        self.request = request
-        self.root = root
-        self.order = order
-        eos = request.eos_token_id
-        self.stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
-        self.status = Status.WAITING
-        num = request.num_sequences
-        self.prompt_len = len(prompt)
-        self.tokens: list[NDArray[np.int32] | None] = [prompt] * num
-        self.rows = [-1] * num
-        # Tuples, because hardly any of them ever changes, and all can share one: see `replaced`.
-        self.max_total: tuple[int, ...] = (max_total,) * num
-        self.high_water: tuple[int, ...] = _ZERO if num == 1 else (0,) * num
-        self.num_live = num
-        self.num_output = 0
-        self.appended: tuple[int, ...] = _ZERO if num == 1 else (0,) * num
-        self.is_quiet: tuple[bool, ...] = _FALSE if num == 1 else (False,) * num
-        self.preemptions = 0
-        self.hit_tokens = 0
-        self.recomputed_tokens = 0
-        self.swapped_blocks = 0
-        self.follows: str | None = None
-        self.is_bounded = False
-        self.is_doomed = False
-        self.is_new = True
-        self.has_given = False
-        self.wants_load = request.num_computed > 0
-        self.is_plain = num == 1 and not self.wants_load
-        self.transfers: frozenset[int] = _NO_TRANSFERS
-        self.num_asked = 0
-        self.load_batch = 0
+    request: Request
+    root: bytes
+    order: tuple[int, float, int]
+    stops: tuple[int, ...]
+    prompt_len: int
+    tokens: list[NDArray[np.int32] | None]
+    rows: list[int]
+    num_live: int
+    wants_load: bool
+    is_plain: bool
+    # Tuples, because hardly any of them ever changes, and all requests can share one: see `replaced`.
+    max_total: tuple[int, ...]
+    high_water: tuple[int, ...] = (0,)
+    appended: tuple[int, ...] = (0,)
+    is_quiet: tuple[bool, ...] = (False,)
+    status: Status = Status.WAITING
+    num_output: int = 0
+    preemptions: int = 0
+    hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    swapped_blocks: int = 0
+    follows: str | None = None
+    is_bounded: bool = False
+    is_doomed: bool = False
+    is_new: bool = True
+    has_given: bool = False
+    transfers: frozenset[int] = frozenset()
+    num_asked: int = 0
+    load_batch: int = 0
 
     @property
     def id(self) -> str:
@@ -226,3 +212,27 @@ class RequestState:
         if len(rows) == 1:
             return rows[:] if rows[0] >= 0 else []
         return [row for row in rows if row >= 0]
+
+
+def state_of(
+    request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
+) -> RequestState:
+    """What is kept of a request that has just come, whose sequences have at most `max_total` tokens each."""
+    num, eos, wants_load = request.num_sequences, request.eos_token_id, request.num_computed > 0
+    state = RequestState(
+        request,
+        root,
+        order,
+        (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids),
+        len(prompt),
+        [prompt] * num,
+        [-1] * num,
+        num,
+        wants_load,
+        num == 1 and not wants_load,
+        (max_total,) * num,
+    )
+    if num > 1:
+        state.high_water = state.appended = (0,) * num
+        state.is_quiet = (False,) * num
+    return state

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from scheduler.queues import OrderedQueue
-from scheduler.request import Request, RequestState
+from scheduler.request import Request, RequestState, state_of
 
 
 def waiting(priority: int, arrival: float, number: int) -> RequestState:
     request = Request(id=f"{priority}/{arrival}/{number}", prompt=[1])
-    return RequestState(request, np.array([1], np.int32), b"", (priority, arrival, number), 9)
+    return state_of(request, np.array([1], np.int32), b"", (priority, arrival, number), 9)
 
 
 def orders(queue: OrderedQueue) -> list[tuple[int, float, int]]:

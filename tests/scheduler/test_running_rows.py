@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.request import Request, RequestState
+from scheduler.request import Request, RequestState, state_of
 from scheduler.rows import RowColumns, RunningRows
 
 
 def running(number: int, rows: list[int]) -> RequestState:
     request = Request(id=str(number), prompt=[1], num_sequences=len(rows))
-    state = RequestState(request, np.array([1], np.int32), b"", (0, 0.0, number), 9)
+    state = state_of(request, np.array([1], np.int32), b"", (0, 0.0, number), 9)
     state.rows = rows
     return state
 
@@ -131,7 +131,7 @@ def test_it_is_the_rows_of_the_running_requests_in_order(calls):
 def state():
     """A request of two sequences, at most 9 and 8 tokens long, whose EOS is 7."""
     request = Request(id="a", prompt=[1, 2, 3], min_tokens=2, eos_token_id=7, num_sequences=2)
-    state = RequestState(request, np.array([1, 2, 3], np.int32), b"", (0, 0.0, 0), 9)
+    state = state_of(request, np.array([1, 2, 3], np.int32), b"", (0, 0.0, 0), 9)
     state.max_total = (9, 8)
     return state
 
@@ -163,5 +163,5 @@ def test_a_request_with_more_stop_ids_widens_the_column(state):
     columns = RowColumns()
     columns.bind(0, state, 0)
     request = Request(id="b", prompt=[1], stop_token_ids=(4, 5))
-    columns.bind(1, RequestState(request, np.array([1], np.int32), b"", (0, 0.0, 1), 9), 0)
+    columns.bind(1, state_of(request, np.array([1], np.int32), b"", (0, 0.0, 1), 9), 0)
     assert columns.stops[:2].tolist() == [[7, -1], [4, 5]]

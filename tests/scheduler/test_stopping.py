@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.request import Request, RequestState
+from scheduler.request import Request, state_of
 from scheduler.rows import RowColumns
 from scheduler.status import LENGTH, NOT_FINISHED, STOP
 from scheduler.stopping import finish_codes, kept_tokens
@@ -17,7 +17,7 @@ EOS, STOP_ID, PLAIN = 2, 3, 9
 def bound(columns: RowColumns, row: int, *, max_tokens: int = 5, **options) -> None:
     """The row serves a request with a prompt of three tokens."""
     request = Request(id=str(row), prompt=[1, 1, 1], max_tokens=max_tokens, **options)
-    state = RequestState(request, np.array([1, 1, 1], np.int32), b"", (0, 0.0, row), 9)
+    state = state_of(request, np.array([1, 1, 1], np.int32), b"", (0, 0.0, row), 9)
     state.max_total = (3 + max_tokens,)
     columns.bind(row, state, 0)
 
