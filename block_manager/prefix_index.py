@@ -195,7 +195,7 @@ class PrefixIndex:
         while path.published < full:
             column = path.published
             block = self._tables.block_bytes(row, column)
-            found = self._child(path, block, self._confirmed_length)
+            found = self._child(path, block, self._pending_length)
             if found is None:
                 self._open_run(row, path, self._prefix_after(path) + block)
                 break
@@ -203,7 +203,7 @@ class PrefixIndex:
             if self._confirmed_length(run) <= at:
                 # Pending in a later batch. What is confirmed goes first, unless somebody stands on the pending one already:
                 # then this row looks again when its next block is full.
-                if not self._give_way(run):
+                if not self._give_way(run, at):
                     break
                 continue
             if run.row < 0 and at >= run.num_device:
@@ -213,11 +213,18 @@ class PrefixIndex:
             path.run, path.at, path.published = run, at, column + 1
         return switches
 
-    def _give_way(self, pending: Run) -> bool:
-        """Withdraw a run of which nothing is confirmed, if no other run and no row stands on it; whether it was."""
-        if pending.children or any(path.run is pending for path in self.paths.values()):
+    def _give_way(self, run: Run, at: int) -> bool:
+        """Withdraw the pending nodes of an open run, the first of them at `at`, if no other run and no row stands on them; whether
+        that was so. Its row looks them up when it has computed them."""
+        if any(offset >= at for offset in run.children or ()):
             return False
-        self.withdraw(pending.row)
+        if any(path.run is run and path.at >= at for path in self.paths.values()):
+            return False
+        if at == 0:
+            self.withdraw(run.row)
+        else:
+            self.paths[run.row].guard = at
+            self._set_lazy(run.row, False)
         return True
 
     def withdraw(self, row: int) -> None:
@@ -324,6 +331,13 @@ class PrefixIndex:
         if run.row < 0:
             return run.length
         return self._tables.end(run.row) // self._block_size - self.paths[run.row].published
+
+    def _pending_length(self, run: Run) -> int:
+        """Nodes of the run, with those that any batch is computing."""
+        total = self._total_length(run)
+        if run.row < 0 or self.paths[run.row].guard < 0:
+            return total
+        return min(total, self.paths[run.row].guard)
 
     def _visible(self, run: Run) -> tuple[int, int]:
         """(nodes that a lookup may use, of them confirmed)."""

@@ -443,3 +443,25 @@ def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(make_
     compute(manager, row)
     assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
     assert manager.lookup([*range(4), *range(100, 104), 0]).num_tokens == 8
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_of_it(make_manager, is_cancelled):
+    manager = make_manager(11, 2)
+    computing = manager.add([0, 1, 0, 1])
+    manager.allocate([computing], [3])
+    manager.confirm([computing])
+    arriving = manager.add([0, 1, 0, 1, 0, 1])
+    manager.reserve([arriving], [3])
+    manager.next_batch()
+    manager.allocate([computing], [1])
+    manager.set_computed(arriving, 6)
+    assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
+    if is_cancelled:
+        manager.cancel([computing])
+        manager.allocate([computing], [1])
+    manager.confirm([computing])
+    assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
+    assert manager.table(computing).tolist() == manager.table(arriving)[:2].tolist()
+    manager.free([computing, arriving])
+    assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
