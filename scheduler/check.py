@@ -49,7 +49,7 @@ def _rows(state: State) -> list[str]:
         for sequence, row in enumerate(request.rows):
             if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            is_refused = request in state.to_reject
+            is_refused = request in state.to_reject or request.is_doomed
             if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] and not is_refused:
                 found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):

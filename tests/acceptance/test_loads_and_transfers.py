@@ -195,3 +195,14 @@ def test_background_moves_of_any_tail_lose_no_block(make_scheduler, make_engine,
     for batch in in_the_air:
         scheduler.moved(batch)
     assert (scheduler.manager.num_used, scheduler.manager.host_used) == (0, 0)
+
+
+def test_a_loading_request_that_was_appended_to_beyond_the_pool_can_be_aborted(make_scheduler, request_of):
+    scheduler = make_scheduler(3, 1)
+    scheduler.add(request_of("a", 2, max_tokens=1, num_computed=3))
+    batch = scheduler.schedule()
+    scheduler.append("a", [0, 0])
+    scheduler.abort("a")
+    assert scheduler.check() == []
+    scheduler.update(batch, [])
+    assert scheduler.manager.num_available == 3
