@@ -16,6 +16,7 @@ from block_manager.errors import (
     RowSwapped,
     UnknownRow,
 )
+from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
 from block_manager.moves import NO_MOVES, Moves, joined
@@ -28,6 +29,7 @@ __all__ = [
     "Admission",
     "BlockManager",
     "DuplicateRow",
+    "GrowingView",
     "Hit",
     "InvalidConfig",
     "InvalidNamespace",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from block_manager.errors import OutOfBlocks
 from block_manager.free_list import Blocks
+from block_manager.growing import GrowingView
 from block_manager.moves import Moves, pairs_of
 from block_manager.pool import Pool
 from block_manager.tables import Rows, Tables
@@ -40,7 +41,7 @@ class Growth:
         self._num_changes = 0
         # Instead of these, where one draw is all that has changed.
         self._drawn: TableChanges | None = None
-        self._columns: NDArray[np.int64] = np.arange(64)
+        self._rising = GrowingView(np.arange)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
         # Blocks that tables are to get in one draw: each (rows, their columns, how many rows), or (row, first column, how many
@@ -60,7 +61,7 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._is_watched:
-            self._note(row, self._rising(column, stop), blocks)
+            self._note(row, self._rising.first(stop)[column:], blocks)
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
@@ -72,11 +73,10 @@ class Growth:
         counts = wanted - have
         total = int(counts.sum())
         blocks = self._device.draw(total)
-        tables.ensure_columns(int(wanted.max()))
         stops = counts.cumsum()
         columns = np.arange(total) - np.repeat(stops - wanted, counts)
         entry_rows = np.repeat(rows, counts)
-        tables.blocks[0, entry_rows, columns] = blocks
+        self._put(entry_rows, columns, blocks)
         tables.num_blocks[rows] = wanted
         tables.slot_base[rows] = (blocks[stops - 1] - wanted + 1) * tables.block_size
         if self._is_watched:
@@ -107,7 +107,9 @@ class Growth:
         for rows, columns, count in promised:
             first, stop = stop, stop + count
             entry_rows[first:stop] = rows
-            entry_columns[first:stop] = self._rising(columns, columns + count) if isinstance(rows, int) else columns
+            entry_columns[first:stop] = (
+                self._rising.first(columns + count)[columns:] if isinstance(rows, int) else columns
+            )
         self._put(entry_rows, entry_columns, blocks)
         if self._is_watched:
             if self._num_changes or self._drawn is not None:
@@ -138,7 +140,7 @@ class Growth:
         tables = self._tables
         stop = int(tables.num_blocks[row])
         if self._is_watched:
-            self._note(row, self._rising(first, stop), tables.blocks[0, row, first:stop])
+            self._note(row, self._rising.first(stop)[first:], tables.blocks[0, row, first:stop])
 
     def give_back(self, row: int, keep: int) -> None:
         """The row's blocks from column `keep` on go back to the pool, tail first."""
@@ -212,9 +214,3 @@ class Growth:
         changes.rows[start:stop] = rows
         changes.columns[start:stop] = columns
         changes.blocks[start:stop] = blocks
-
-    def _rising(self, first: int, stop: int) -> NDArray[np.int64]:
-        """int64: first, first + 1, ..., stop - 1; a view of one array that only grows."""
-        if stop > len(self._columns):
-            self._columns = np.arange(2 * stop)
-        return self._columns[first:stop]

@@ -21,7 +21,9 @@ from block_manager.content_key import node_prefix
 from block_manager.free_list import Blocks
 from block_manager.pool import Pool
 from block_manager.runs import Path, Run
-from block_manager.tables import Tables
+from block_manager.tables import Rows, Tables
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Match(NamedTuple):
@@ -162,6 +164,13 @@ class PrefixIndex:
         """Whether a row that is not lazy, put in flight up to `end` tokens, fills the block that has to be looked up next."""
         path = self.paths[row]
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
+
+    def attentive(self, rows: Rows) -> Rows:
+        """The places in `rows` of those that are not lazy, int64 [k]."""
+        if not self.num_attentive:
+            return _NO_ROWS
+        is_lazy = self.is_lazy[rows]
+        return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
         """A row that is not lazy was put in flight up to `end` tokens and fills its next block: the full blocks that it computes
@@ -346,8 +355,7 @@ class PrefixIndex:
             return run.num_device, run.num_device
         confirmed = self._confirmed_length(run)
         if self._tables.batch[row] == self.batch:
-            guard, total = self.paths[row].guard, self._total_length(run)
-            return total if guard < 0 else min(total, guard), confirmed
+            return self._pending_length(run), confirmed
         return confirmed, confirmed
 
     def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:

@@ -197,11 +197,9 @@ class TrustedCalls(Views):
     def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """Rows that are not lazy were put in flight up to `ends` tokens."""
         index = self._index
-        if index is not None and index.num_attentive:
-            is_lazy = index.is_lazy[rows]
-            if not is_lazy.all():
-                for place in (~is_lazy).nonzero()[0].tolist():
-                    self._begin_pending(index, int(rows[place]), int(ends[place]))
+        if index is not None:
+            for place in index.attentive(rows).tolist():
+                self._begin_pending(index, int(rows[place]), int(ends[place]))
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
         if index.fills_next(row, end):
@@ -250,11 +248,9 @@ class TrustedCalls(Views):
             tables.num_scheduled[row] = 1
         tables.num_computed[rows] = ends
         tables.batch[rows] = 0
-        if index is not None and index.num_attentive:
-            is_lazy = index.is_lazy[rows]
-            if not is_lazy.all():
-                for row in rows[~is_lazy].tolist():
-                    self.publish(row)
+        if index is not None:
+            for place in index.attentive(rows).tolist():
+                self.publish(int(rows[place]))
 
     def forget_sharers(self, batch: int) -> None:
         """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""

@@ -89,11 +89,9 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
         tokens = request.tokens[0]
         assert tokens is not None, "a waiting request keeps its tokens"
         num_tokens = len(tokens)
-        free = manager.num_unpromised - _owed(state, step)
-        if state.running.num:
-            free -= state.watermark_blocks
         if step.seats <= 0:
             return True
+        free = manager.num_unpromised - _owed(state, step) - _watermark(state)
         if -(-num_tokens // size) > free:
             # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
             return not (free > 0 and manager.has_first(tokens, request.root))

@@ -27,11 +27,15 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     rows: NDArray[np.int64]
     ends: NDArray[np.int64]
     samples: NDArray[np.bool_]
-    all_sample: bool
     num_samples: int
     chunk_rows: list[int]
     covers_running: bool
     is_empty: bool
+
+    @property
+    def all_sample(self) -> bool:
+        """Whether every row samples."""
+        return self.num_samples == len(self.rows)
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):

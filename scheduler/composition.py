@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_MOVES, OutOfBlocks
+from block_manager import NO_MOVES, GrowingView, OutOfBlocks
 from scheduler.preemption import preempt, victims
 from scheduler.request import RequestState
 from scheduler.rows import Rows
@@ -18,18 +18,12 @@ from scheduler.state import State, Step
 
 Counts = NDArray[np.int64]
 
-
-_ONES: Counts = np.ones(8192, np.int64)
-_ONES.flags.writeable = False
+_ONES = GrowingView(lambda length: np.ones(length, np.int64))
 
 
 def ones(count: int) -> Counts:
-    """int64 [count] of 1, read-only: for most batches a view that costs nothing."""
-    if count <= len(_ONES):
-        return _ONES[:count]
-    many = np.ones(count, np.int64)
-    many.flags.writeable = False
-    return many
+    """int64 [count] of 1, a read-only view that all batches of the process share."""
+    return _ONES.first(count)
 
 
 def compose_running(state: State, step: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_CHANGES, NO_MOVES, joined
+from block_manager import NO_CHANGES, NO_MOVES, GrowingView, joined
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
 from scheduler.rows import Rows
@@ -13,6 +13,9 @@ from scheduler.state import State, Step
 
 _NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 _NO_LOADS.flags.writeable = False
+_RISING = GrowingView(np.arange)
+_ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
+_ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
 
 
 class Packer:
@@ -22,9 +25,6 @@ class Packer:
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
-        self._starts: NDArray[np.int64] = np.empty(0, np.int64)
-        self._true: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._zero: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
@@ -38,14 +38,14 @@ class Packer:
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
             rows, context_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            counts, starts = ones(num_rows).copy(), self._rising(num_rows + 1).copy()
+            counts, starts = ones(num_rows).copy(), _RISING.first(num_rows + 1).copy()
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
             rows[:num_decodes], context_lens[:num_decodes] = decodes, step.decode_ends
             token_ids[:num_decodes], positions[:num_decodes] = last_tokens, computed
             slot_mapping[:num_decodes] = slots
             chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
-            start, rising, partial = num_decodes, self._rising(tokens.shape[1]), []
+            start, rising, partial = num_decodes, _RISING.first(tokens.shape[1]), []
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
                 end, stop, skipped = first + count, start + count, first % size
                 rows[i], counts[i], context_lens[i], starts[i + 1] = row, count, end, stop
@@ -57,13 +57,13 @@ class Packer:
                 if not is_last:
                     partial.append(i)
             num_samples = num_rows - len(partial)
-            samples = self._all_true(num_rows)
+            samples = _ALL_TRUE.first(num_rows)
             if partial:
                 samples = samples.copy()
                 samples[partial] = False
                 samples.flags.writeable = False
         else:
-            counts, starts, samples = ones(num_decodes), self._rising(num_decodes + 1), self._all_true(num_decodes)
+            counts, starts, samples = ones(num_decodes), _RISING.first(num_decodes + 1), _ALL_TRUE.first(num_decodes)
             token_ids, positions, slot_mapping, num_samples = last_tokens, computed.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
@@ -74,7 +74,7 @@ class Packer:
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
-            self._sequences = state.columns.sequence[rows] if state.columns.num_later else self._all_zero(len(rows))
+            self._sequences = state.columns.sequence[rows] if state.columns.num_later else _ALL_ZERO.first(len(rows))
             self._ids.flags.writeable = self._sequences.flags.writeable = False
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
@@ -108,7 +108,6 @@ class Packer:
                 rows,
                 context_lens,
                 samples,
-                num_samples == len(rows),
                 num_samples,
                 chunk_rows,
                 covers_running,
@@ -119,31 +118,11 @@ class Packer:
             admitted=tuple(step.admitted),
         )
 
-    def _all_true(self, count: int) -> NDArray[np.bool_]:
-        """bool [count] of True; a view of one array that only grows."""
-        if count > len(self._true):
-            self._true = np.ones(2 * count, np.bool_)
-            self._true.flags.writeable = False
-        return self._true[:count]
-
-    def _all_zero(self, count: int) -> NDArray[np.int64]:
-        """int64 [count] of 0; a view of one array that only grows."""
-        if count > len(self._zero):
-            self._zero = np.zeros(2 * count, np.int64)
-        return self._zero[:count]
-
-    def _rising(self, stop: int) -> NDArray[np.int64]:
-        """int64 [stop]: 0, 1, 2, ...; a view of one array that only grows."""
-        if stop > len(self._starts):
-            self._starts = np.arange(2 * stop, dtype=np.int64)
-            self._starts.flags.writeable = False
-        return self._starts[:stop]
-
     def _chunk_slots(
         self, tables: NDArray[np.int32], size: int, chunks: list[tuple[int, int, int, bool]]
     ) -> NDArray[np.int64]:
         """All slots of the blocks that each chunk touches, one chunk after the other, int64."""
         parts = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in chunks]
         blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        slots: NDArray[np.int64] = blocks[:, None] * np.int64(size) + self._rising(size)
+        slots: NDArray[np.int64] = blocks[:, None] * np.int64(size) + _RISING.first(size)
         return slots.reshape(-1)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import event, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.protocol import Capabilities
-from paged.testing.strategies import NAMESPACES, picks, prompts, tails
+from paged.testing.strategies import NAMESPACES, picks, prompts, tails, where
 
 worlds = st.builds(
     ManagerWorld,
@@ -21,11 +20,6 @@ worlds = st.builds(
     prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
 )
 MAX_ROWS = 6
-
-
-def where(holds: Callable[[ManagerMachine], object]) -> Any:
-    """A precondition: a rule with nothing to do is not tried."""
-    return precondition(lambda machine: bool(holds(machine)))
 
 
 class ManagerMachine(RuleBasedStateMachine):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import event, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from paged.testing.protocol import Capabilities
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.strategies import Wish, picks, tails, wishes
+from paged.testing.strategies import Wish, picks, tails, where, wishes
 from paged.testing.world import World, build_scheduler
 
 worlds = st.builds(
@@ -32,11 +31,6 @@ worlds = st.builds(
 COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
 """How many tokens the sampling rows of a batch get, over and over; empty: one each."""
 MAX_LIVE = 8
-
-
-def where(holds: Callable[[SchedulerMachine], object]) -> Any:
-    """A precondition: a rule with nothing to do is not tried."""
-    return precondition(lambda machine: bool(holds(machine)))
 
 
 class SchedulerMachine(RuleBasedStateMachine):

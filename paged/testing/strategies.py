@@ -5,10 +5,12 @@ Knows Hypothesis. Does not know how a rig runs what is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.stateful import precondition
 
 from paged.testing.protocol import Capabilities
 from paged.testing.world import World
@@ -85,3 +87,8 @@ def wishes() -> st.SearchStrategy[Wish]:
         num_computed=st.sampled_from([0] * 8 + [3, 6]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
     )
+
+
+def where(holds: Callable[[Any], object]) -> Any:
+    """A precondition of a machine's rule: one with nothing to do is not tried."""
+    return precondition(lambda machine: bool(holds(machine)))

@@ -79,6 +79,29 @@ def test_others_run_while_one_is_loading(make_scheduler, request_of, step):
     assert scheduler.counts()["loading"] == 1
 
 
+def run_with_late_moves(scheduler, engine, look=lambda: None):
+    """Run to the end; moves end a step later than the batch that ordered them. `look` is called after each `schedule`."""
+    in_the_air = []
+    for _ in range(300):
+        if not scheduler.has_unfinished:
+            break
+        batch = scheduler.schedule()
+        look()
+        assert scheduler.check() == []
+        if len(batch.moves):
+            in_the_air.append(batch)
+        if not batch.is_empty:
+            engine.update(batch, engine.forward(batch, moves_first=False))
+        assert scheduler.check() == []
+        if in_the_air and in_the_air[0] is not batch:
+            done = in_the_air.pop(0)
+            engine.move(done.moves)
+            scheduler.moved(done)
+            assert scheduler.check() == []
+    for batch in in_the_air:
+        scheduler.moved(batch)
+
+
 def test_with_moves_in_the_background_a_returning_row_waits_until_they_are_reported(
     make_scheduler, make_engine, request_of
 ):
@@ -89,26 +112,8 @@ def test_with_moves_in_the_background_a_returning_row_waits_until_they_are_repor
         prompt = [ord(name)] * 14
         plain.add(request_of(name, prompt, max_tokens=9))
         engine.add(request_of(name, prompt, max_tokens=9))
-    pending = []
     seen = set()
-    for _ in range(300):
-        if not scheduler.has_unfinished:
-            break
-        batch = scheduler.schedule()
-        seen |= {scheduler.status(id) for id in ("a", "b")}
-        if len(batch.moves):
-            pending.append(batch)
-        if not batch.is_empty:
-            engine.update(batch, engine.forward(batch, moves_first=False))
-        assert scheduler.check() == []
-        # Transfers end a step later than the batch that ordered them.
-        if pending and pending[0] is not batch:
-            done = pending.pop(0)
-            engine.move(done.moves)
-            scheduler.moved(done)
-            assert scheduler.check() == []
-    for batch in pending:
-        scheduler.moved(batch)
+    run_with_late_moves(scheduler, engine, lambda: seen.update(scheduler.status(id) for id in ("a", "b")))
     assert engine.outputs == plain.run()
     assert scheduler.stats().swapped_in_blocks >= 1
     assert "loading" in seen
@@ -175,25 +180,8 @@ def test_background_moves_of_any_tail_lose_no_block(make_scheduler, make_engine,
         prompt = [number, *range(length - 1)]
         plain.add(request_of(f"r{number}", prompt, max_tokens=7))
         engine.add(request_of(f"r{number}", prompt, max_tokens=7))
-    in_the_air = []
-    for _ in range(300):
-        if not scheduler.has_unfinished:
-            break
-        batch = scheduler.schedule()
-        assert scheduler.check() == []
-        if len(batch.moves):
-            in_the_air.append(batch)
-        if not batch.is_empty:
-            engine.update(batch, engine.forward(batch, moves_first=False))
-        assert scheduler.check() == []
-        if in_the_air and in_the_air[0] is not batch:
-            done = in_the_air.pop(0)
-            engine.move(done.moves)
-            scheduler.moved(done)
-            assert scheduler.check() == []
+    run_with_late_moves(scheduler, engine)
     assert engine.outputs == plain.run()
-    for batch in in_the_air:
-        scheduler.moved(batch)
     assert (scheduler.manager.num_used, scheduler.manager.host_used) == (0, 0)
 
 
