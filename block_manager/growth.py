@@ -97,9 +97,16 @@ class Growth:
         self._promised.append((row, column, count))
         self.num_promised += count
 
+    def evict_promised(self) -> None:
+        """Evict what the next draw would, if anything, by drawing now: before somebody looks content up."""
+        if self.num_promised > self._device.num_free:
+            self.draw_promised()
+
     def draw_promised(self) -> None:
         """One draw, with it one eviction, and one write into the tables for all that was promised."""
         tables, promised, total = self._tables, self._promised, self.num_promised
+        if not total:
+            return
         blocks = self._device.draw(total)
         self._promised, self.num_promised = [], 0
         entry_rows, entry_columns = np.empty(total, np.int64), np.empty(total, np.int64)

@@ -73,6 +73,9 @@ class Sharing:
         match = index.match(path, path.root, data, limit)
         if not match.num_blocks:
             return 0
+        if match.first_pending >= 0:
+            # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
+            self._growth.draw_promised()
         blocks = index.blocks_of(match)
         self._device.hold(blocks)
         self._growth.write(row, have, blocks)

@@ -88,8 +88,7 @@ class TrustedCalls(Views):
             else:
                 index.open_path(row, root)
                 if key in index.runs:
-                    # It may find what was promised a moment ago.
-                    self.draw_promised()
+                    self._growth.evict_promised()
                     computed = self._sharing.extend_hit(row, first_is_known=True)
         have, end = computed // size, computed + most
         if end > num_tokens:
@@ -105,8 +104,7 @@ class TrustedCalls(Views):
 
     def draw_promised(self) -> None:
         """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
-        if self._growth.num_promised:
-            self._growth.draw_promised()
+        self._growth.draw_promised()
 
     @property
     def num_unpromised(self) -> int:
@@ -203,8 +201,8 @@ class TrustedCalls(Views):
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
         if index.fills_next(row, end):
-            # First of all: what the draw evicts is known no more, and this row computes it for others, too.
-            self.draw_promised()
+            # First of all: what is evicted is known no more, and this row computes it for others, too.
+            self._growth.evict_promised()
             index.begin_pending(row, end)
 
     def place_one(self, row: int, count: int) -> Moves:

@@ -29,12 +29,13 @@ class Packer:
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
-        tables, tokens = manager.block_tables, manager.tokens
+        tables = manager.block_tables
         rows = decodes = step.decodes
         computed, context_lens = step.decode_computed, step.decode_ends
         num_decodes = len(decodes)
         slots, last_tokens = manager.last_slots(decodes, computed), manager.last_tokens(decodes)
         if step.chunks:
+            tokens = manager.tokens
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
             rows, context_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
@@ -74,8 +75,12 @@ class Packer:
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
-            self._sequences = state.columns.sequence[rows] if state.columns.num_later else _ALL_ZERO.first(len(rows))
-            self._ids.flags.writeable = self._sequences.flags.writeable = False
+            self._ids.setflags(write=False)
+            if state.columns.num_later:
+                self._sequences = state.columns.sequence[rows]
+                self._sequences.setflags(write=False)
+            else:
+                self._sequences = _ALL_ZERO.first(len(rows))
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
             loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
@@ -123,6 +128,7 @@ class Packer:
     ) -> NDArray[np.int64]:
         """All slots of the blocks that each chunk touches, one chunk after the other, int64."""
         parts = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in chunks]
-        blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        slots: NDArray[np.int64] = blocks[:, None] * np.int64(size) + _RISING.first(size)
-        return slots.reshape(-1)
+        # Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
+        starts = np.concatenate(parts).astype(np.int64)
+        starts *= size
+        return (starts[:, None] + _RISING.first(size)).reshape(-1)

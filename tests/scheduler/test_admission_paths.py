@@ -56,7 +56,9 @@ def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]
         )
         changes = (batch.table_rows, batch.table_columns, batch.table_blocks)
         told.append((batch.ids.tolist(), batch.admitted, batch.preempted, [array.tolist() for array in arrays]))
-        told.append(tuple(zip(*(array.tolist() for array in changes), strict=True)))
+        # Rows may be told of in another order; of two entries for one place the later one counts.
+        entries = {(row, column): block for row, column, block in zip(*(a.tolist() for a in changes), strict=True)}
+        told.append(tuple(sorted(entries.items())))
         ends_it = rng.random() < 0.9
         tokens = [rng.randint(0, 1) for _ in range(int(np.count_nonzero(batch.samples)))]
         if batch.is_empty:
