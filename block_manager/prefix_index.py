@@ -452,9 +452,13 @@ class PrefixIndex:
                 count = 0
 
     def _keep_first(self, run: Run, count: int) -> None:
-        """All nodes of the run but the first `count` are on the device no more."""
+        """All nodes of the run, which is closed, but the first `count` are on the device no more."""
         run.num_device = count
-        self._trim(run)
+        if count or run.host or run.children:
+            self._trim(run)
+        else:
+            run.length = 0
+            self._unlink(run)
 
     def _forget_host(self, blocks: Blocks) -> None:
         runs, offsets = self._host.run[blocks].tolist(), self.host_offsets(blocks)

@@ -19,12 +19,11 @@ from scheduler.status import Status
 T = TypeVar("T")
 
 _NO_NAMESPACE = root_prefix(None)
-# min_tokens, priority, num_sequences and num_computed of most requests, told by two comparisons.
+# min_tokens, priority, num_sequences and num_computed of most requests.
 _USUAL = (0, 0, 1, 0)
-_INTS = [int, int, int, int]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prompt and what to make of it.
 
     id                of any length; unique among the living
@@ -81,8 +80,13 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
 
 
 def _check_counts(request: Request) -> None:
-    rare = request.min_tokens, request.priority, request.num_sequences, request.num_computed
-    if [*map(type, rare)] == _INTS and rare == _USUAL:
+    rare = least, priority, num_sequences, num_computed = (
+        request.min_tokens,
+        request.priority,
+        request.num_sequences,
+        request.num_computed,
+    )
+    if rare == _USUAL and type(least) is type(priority) is type(num_sequences) is type(num_computed) is int:
         return
     if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
         raise _wrong(
@@ -147,8 +151,8 @@ def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-class RequestState(msgspec.Struct, eq=False):
-    """A request on its way.
+class RequestState(msgspec.Struct, eq=False, gc=False):
+    """A request on its way. Nothing that it holds leads back to it, so the collector need not look.
 
     stops        ids that end a sequence, EOS among them
     order        (priority, arrival, number): smaller is served sooner and preempted later

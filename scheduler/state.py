@@ -39,7 +39,7 @@ class Limits:
     vocabulary_size: int | None
 
 
-class Step(msgspec.Struct):
+class Step(msgspec.Struct, eq=False, gc=False):
     """One step while it is made: what is left of its budget, and what has been decided."""
 
     budget: int
