@@ -166,9 +166,7 @@ class PrefixIndex:
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
 
     def attentive(self, rows: Rows) -> Rows:
-        """The places in `rows` of those that are not lazy, int64 [k]."""
-        if not self.num_attentive:
-            return _NO_ROWS
+        """The places in `rows` of those that are not lazy, int64 [k]. With `num_attentive` 0 nobody need ask."""
         is_lazy = self.is_lazy[rows]
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 

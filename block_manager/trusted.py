@@ -195,7 +195,7 @@ class TrustedCalls(Views):
     def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """Rows that are not lazy were put in flight up to `ends` tokens."""
         index = self._index
-        if index is not None:
+        if index is not None and index.num_attentive:
             for place in index.attentive(rows).tolist():
                 self._begin_pending(index, int(rows[place]), int(ends[place]))
 
@@ -246,7 +246,7 @@ class TrustedCalls(Views):
             tables.num_scheduled[row] = 1
         tables.num_computed[rows] = ends
         tables.batch[rows] = 0
-        if index is not None:
+        if index is not None and index.num_attentive:
             for place in index.attentive(rows).tolist():
                 self.publish(int(rows[place]))
 
