@@ -131,4 +131,5 @@ class Packer:
         # Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
         starts = np.concatenate(parts).astype(np.int64)
         starts *= size
-        return (starts[:, None] + _RISING.first(size)).reshape(-1)
+        slots: NDArray[np.int64] = starts[:, None] + _RISING.first(size)
+        return slots.reshape(-1)

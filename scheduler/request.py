@@ -86,7 +86,8 @@ def _check_counts(request: Request) -> None:
         request.num_sequences,
         request.num_computed,
     )
-    if rare == _USUAL and type(least) is type(priority) is type(num_sequences) is type(num_computed) is int:
+    # Types first: an array refuses to be compared.
+    if type(least) is type(priority) is type(num_sequences) is type(num_computed) is int and rare == _USUAL:
         return
     if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
         raise _wrong(
