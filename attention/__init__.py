@@ -1,7 +1,64 @@
 """Attention over paged KV memory: pools of tensors, slot mappings, and the backends that read them through block tables.
 
-Empty in this version. It will know tensors and nothing of requests, ref counts or policies: it imports neither
-`block_manager` nor `scheduler`, and torch only when a backend is asked for.
+Knows tensors and nothing of requests, ref counts or policies: it imports neither `block_manager` nor `scheduler`. Names are
+loaded when they are used, so that importing this costs no torch.
+
+    KVPool                     the tensors of both tiers; run_moves copies between them
+    StepTokens                 what one forward pass attends to, as arrays
+    get_backend(name)          a way to compute attention: "reference", "torch_gather", "xformers_splitk"
+    LayerShape, LayerOptions   what a layer is like, and how it attends
 """
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attention.backend import AttentionBackend, LayerOptions, LayerShape, get_backend, known_backends
+    from attention.errors import AttentionError, InvalidPool, UnknownBackend, UnsupportedByBackend
+    from attention.kv_pool import KVPool
+    from attention.movement import run_moves
+    from attention.step_tokens import StepTokens
+
+_HOMES = {
+    "AttentionBackend": "attention.backend",
+    "AttentionError": "attention.errors",
+    "InvalidPool": "attention.errors",
+    "KVPool": "attention.kv_pool",
+    "LayerOptions": "attention.backend",
+    "LayerShape": "attention.backend",
+    "StepTokens": "attention.step_tokens",
+    "UnknownBackend": "attention.errors",
+    "UnsupportedByBackend": "attention.errors",
+    "get_backend": "attention.backend",
+    "known_backends": "attention.backend",
+    "run_moves": "attention.movement",
+}
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionError",
+    "InvalidPool",
+    "KVPool",
+    "LayerOptions",
+    "LayerShape",
+    "StepTokens",
+    "UnknownBackend",
+    "UnsupportedByBackend",
+    "get_backend",
+    "known_backends",
+    "run_moves",
+]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module 'attention' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

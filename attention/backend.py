@@ -1,0 +1,91 @@
+"""What a way to compute attention has to do, and the list of those that there are.
+
+Knows names. A backend's module is imported when its name is asked for, so that none of them needs what another one needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attention.errors import UnknownBackend
+from attention.kv_pool import KVPool
+from attention.step_tokens import StepTokens
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What all layers have in common: query heads, heads of K and V (a divisor), their size, tokens a block, dtype and device."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """How one layer attends.
+
+    scale     factor of q·k
+    window    a token attends to so many tokens, itself included; None: to all before it
+    soft_cap  scores become soft_cap * tanh(score / soft_cap); None: they stay
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+class AttentionBackend(Protocol):
+    """One way to compute attention. `is_invariant`: a token's result does not depend, to the last bit, on what else is in the
+    step, on how its prompt was cut into steps, or on where its blocks lie."""
+
+    name: str
+    is_invariant: bool
+
+    def check(self, shape: LayerShape) -> None:
+        """Raise UnsupportedByBackend if layers of this shape cannot be done."""
+        ...
+
+    def prepare(self, step: StepTokens, pool: KVPool) -> Any:
+        """What all layers of one forward pass need: index tensors, masks. Only `attend` of this backend reads it."""
+        ...
+
+    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Any, options: LayerOptions) -> Tensor:
+        """Attention of this step's tokens, whose K and V are in the pool already.
+
+        queries [T + num_padded, num_heads, head_dim], and so is what is returned, in the same dtype; places behind T hold
+        something finite.
+        """
+        ...
+
+
+# In the order in which they are proposed; the module of each has a class Backend(is_invariant).
+_MODULES = {
+    "reference": "attention.reference",
+    "torch_gather": "attention.torch_gather",
+    "xformers_splitk": "attention.xformers_splitk",
+}
+
+
+def known_backends() -> tuple[str, ...]:
+    """The names that `get_backend` takes."""
+    return tuple(_MODULES)
+
+
+def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
+    """The backend of this name; with `invariant` in the mode in which a token's result depends on nothing but its sequence.
+
+    Raises UnknownBackend, or UnsupportedByBackend when what the backend needs is not installed or it has no such mode.
+    """
+    if name not in _MODULES:
+        raise UnknownBackend(name, _MODULES)
+    backend: AttentionBackend = import_module(_MODULES[name]).Backend(invariant)
+    return backend

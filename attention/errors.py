@@ -1,0 +1,33 @@
+"""What a caller can get wrong about attention. Each error names the value and the limit.
+
+AttentionError
+  UnknownBackend          no backend has this name; the known ones are listed
+  UnsupportedByBackend    the backend cannot do this shape, dtype, device or option; says which ones it can
+  InvalidPool             a pool's sizes, or block ids that are not in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class AttentionError(Exception):
+    """The root of the errors of this package."""
+
+
+class UnknownBackend(AttentionError):
+    """No backend has this name."""
+
+    def __init__(self, name: object, known: Iterable[str]) -> None:
+        super().__init__(f"unknown attention backend {name!r}; known ones are {', '.join(known)}.")
+
+
+class UnsupportedByBackend(AttentionError):
+    """The backend cannot do what is asked."""
+
+    def __init__(self, backend: str, what: str, instead: str) -> None:
+        super().__init__(f'backend "{backend}" cannot do {what}; {instead}')
+
+
+class InvalidPool(AttentionError):
+    """A pool of these sizes cannot be made, or a block is not in it."""

@@ -1,0 +1,54 @@
+"""The copies that a step makes before its forward pass, executed on a pool.
+
+Knows pairs of block ids and the order of the three kinds. Does not know why a block moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention.errors import InvalidPool
+from attention.kv_pool import KVPool
+
+
+class MoveLists(Protocol):
+    """int32 [n, 2] a kind: source block, destination block."""
+
+    @property
+    def device_to_host(self) -> NDArray[np.int32]: ...
+    @property
+    def host_to_device(self) -> NDArray[np.int32]: ...
+    @property
+    def device_to_device(self) -> NDArray[np.int32]: ...
+
+
+def run_moves(pool: KVPool, moves: MoveLists) -> None:
+    """Device to host, host to device, device to device, in this order: a block that the first kind empties may be written by the
+    later ones. Raises InvalidPool for a block that is not in the pool, before anything is copied."""
+    kinds = (
+        (moves.device_to_host, pool.num_blocks, pool.num_host_blocks, pool.device_to_host),
+        (moves.host_to_device, pool.num_host_blocks, pool.num_blocks, pool.host_to_device),
+        (moves.device_to_device, pool.num_blocks, pool.num_blocks, pool.device_to_device),
+    )
+    for pairs, num_sources, num_destinations, _ in kinds:
+        _check(pairs, num_sources, num_destinations)
+    for pairs, _, _, copy in kinds:
+        if len(pairs):
+            copy(_ids(pairs[:, 0]), _ids(pairs[:, 1]))
+
+
+def _check(pairs: NDArray[np.int32], num_sources: int, num_destinations: int) -> None:
+    for ids, limit in ((pairs[:, 0], num_sources), (pairs[:, 1], num_destinations)):
+        if len(ids) and not (0 <= ids.min() and ids.max() < limit):
+            raise InvalidPool(
+                f"a move names block {ids.max() if ids.max() >= limit else ids.min()}; there are {limit}."
+            )
+
+
+def _ids(blocks: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(blocks.astype(np.int64))

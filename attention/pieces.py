@@ -1,0 +1,114 @@
+"""Attention over the context in pieces of one fixed size, for a fixed number of places: the invariant mode of `torch_gather`.
+
+Every product has one shape always, whoever is in the step and however long the contexts are, so every sum is taken in one order.
+A piece that a token does not see changes nothing, to the bit: its weights are exactly 0 and what was summed before is multiplied
+by exactly 1. So a result depends on the token's own context alone. The running maximum and sum over pieces are those of
+FlashAttention (Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention.backend import LayerOptions
+from attention.kv_pool import KVPool
+from attention.step_tokens import StepTokens
+
+# Context positions in one piece.
+PIECE = 64
+# Below every score, and finite, so that no difference of two of them is undefined.
+_LOWEST = -1e30
+
+
+@dataclass(slots=True)
+class Plan:
+    """slots and seen: int64 and bool [places, pieces, PIECE]; positions: int64 [places], of the tokens, for windows."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    context_positions: NDArray[np.int64]
+    scratch_slot: int
+    device: torch.device
+    by_window: dict[int | None, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+
+
+def prepare(step: StepTokens, pool: KVPool) -> Plan:
+    """The slots of what each place sees; what it does not see is scratch, at position -1."""
+    places = step.num_tokens + step.num_padded
+    width = -(-int(step.context_lens.max(initial=1)) // PIECE) * PIECE
+    slots = np.full((places, width), pool.scratch_slot, np.int64)
+    context_positions = np.full((places, width), -1, np.int64)
+    for i in range(step.num_sequences):
+        first, stop = int(step.starts[i]), int(step.starts[i + 1])
+        if step.ancestors is None:
+            whole = step.slots_of(i, int(step.context_lens[i]))
+            for token in range(first, stop):
+                length = int(step.positions[token]) + 1
+                slots[token, :length] = whole[:length]
+                context_positions[token, :length] = np.arange(length)
+            continue
+        history = step.history(i)
+        for token in range(first, stop):
+            own = first + step.ancestors[token, first:stop].nonzero()[0]
+            length = len(history) + len(own)
+            slots[token, :length] = np.concatenate([history, step.slot_mapping[own]])
+            context_positions[token, :length] = np.concatenate([np.arange(len(history)), step.positions[own]])
+    positions = np.zeros(places, np.int64)
+    positions[: step.num_tokens] = step.positions
+    return Plan(slots, positions, context_positions, pool.scratch_slot, pool.device)
+
+
+def _pieces(plan: Plan, window: int | None, num_kv_heads: int) -> list[tuple[Tensor, Tensor]]:
+    """For each piece, rows of a pool seen as [slots * num_kv_heads, head_dim], int64 [places * num_kv_heads * PIECE], and what is
+    not seen, bool [places, 1, 1, PIECE]."""
+    if window not in plan.by_window:
+        is_seen = plan.context_positions >= 0
+        if window is not None:
+            is_seen &= plan.context_positions > plan.positions[:, None] - window
+        slots = np.where(is_seen, plan.slots, plan.scratch_slot)
+        width = slots.shape[1]
+        # Pieces that nobody sees are left out: they would change nothing.
+        used = [
+            first for first in range(0, width, PIECE) if first == 0 or bool(is_seen[:, first : first + PIECE].any())
+        ]
+        found = []
+        for first in used:
+            part = slots[:, None, first : first + PIECE] * num_kv_heads + np.arange(num_kv_heads)[:, None]
+            hidden = ~is_seen[:, None, None, first : first + PIECE]
+            found.append((torch.from_numpy(part.reshape(-1)).to(plan.device), torch.from_numpy(hidden).to(plan.device)))
+        plan.by_window[window] = found
+    return plan.by_window[window]
+
+
+def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+    """See AttentionBackend."""
+    places, num_heads, head_dim = queries.shape
+    num_kv_heads = pool.num_kv_heads
+    group = num_heads // num_kv_heads
+    precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
+    q = (queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim)
+    highest = q.new_full((places, num_kv_heads, group, 1), _LOWEST)
+    weight = torch.zeros_like(highest)
+    total = q.new_zeros(places, num_kv_heads, group, head_dim)
+    for rows, hidden in _pieces(plan, options.window, num_kv_heads):
+        k = keys.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
+        v = values.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
+        scores = torch.bmm(q, k.transpose(1, 2)).view(places, num_kv_heads, group, PIECE)
+        if options.soft_cap is not None:
+            scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
+        scores = scores.masked_fill(hidden, -torch.inf)
+        higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        shrink, new = torch.exp(highest - higher), torch.exp(scores - higher)
+        weight = weight * shrink + new.sum(-1, keepdim=True)
+        part = torch.bmm(new.view(-1, group, PIECE), v).view_as(total)
+        total = total * shrink + part
+        highest = higher
+    # A padded place has seen nothing: 0 / 1, not 0 / 0.
+    out = total / weight.clamp_min(torch.finfo(precise).tiny)
+    return out.to(queries.dtype).view(places, num_heads, head_dim)

@@ -1,0 +1,73 @@
+"""Attention as slowly and obviously as it can be written: query by query, over exactly the keys that the query may see.
+
+Every other backend is held against this one. Products are summed elementwise in float32 (float64 for float64), so that a result
+depends on the query and its keys alone, and this backend is invariant whether asked to be or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention.backend import LayerOptions, LayerShape
+from attention.kv_pool import KVPool
+from attention.step_tokens import Ints, StepTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For each token, its position, and the slots and positions of all that it may see, in order."""
+
+    seen: list[tuple[int, Ints, Ints]]
+
+
+class Backend:
+    """The oracle."""
+
+    name = "reference"
+    is_invariant = True
+
+    def __init__(self, is_invariant: bool) -> None:
+        del is_invariant  # It always is.
+
+    def check(self, shape: LayerShape) -> None:
+        """It can do every shape."""
+
+    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
+        """What each token sees: its sequence's history, and of this step what comes before it, or what its ancestors are."""
+        seen = []
+        for i in range(step.num_sequences):
+            first, stop = int(step.starts[i]), int(step.starts[i + 1])
+            history = step.history(i)
+            for token in range(first, stop):
+                if step.ancestors is None:
+                    own = np.arange(first, token + 1)
+                else:
+                    own = first + step.ancestors[token, first:stop].nonzero()[0]
+                slots = np.concatenate([history, step.slot_mapping[own]])
+                positions = np.concatenate([np.arange(len(history)), step.positions[own]])
+                seen.append((int(step.positions[token]), slots, positions))
+        return Plan(seen)
+
+    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+        """See AttentionBackend."""
+        keys, values = pool.slots(layer)
+        group = queries.shape[1] // pool.num_kv_heads
+        precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
+        out = torch.zeros_like(queries)
+        for token, (position, slots, positions) in enumerate(plan.seen):
+            if options.window is not None:
+                slots = slots[positions > position - options.window]
+            index = torch.from_numpy(slots).to(queries.device)
+            k = keys[index].to(precise).repeat_interleave(group, 1)
+            v = values[index].to(precise).repeat_interleave(group, 1)
+            # [tokens seen, heads]
+            scores = (queries[token].to(precise) * k).sum(-1) * options.scale
+            if options.soft_cap is not None:
+                scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+            weights = torch.softmax(scores, 0)
+            out[token] = (weights.unsqueeze(-1) * v).sum(0).to(out.dtype)
+        return out

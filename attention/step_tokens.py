@@ -1,0 +1,86 @@
+"""What one forward pass attends to: its tokens, where their K and V go, and the tables of the sequences they belong to.
+
+Knows positions, slots and block tables as arrays. Does not know how they were decided, or how attention is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """T tokens of n sequences, those of one sequence together, in order.
+
+    positions     int64 [T]
+    slot_mapping  int64 [T]; where K and V of each token go
+    starts        int64 [n + 1]; sequence i's tokens are starts[i] to starts[i + 1] - 1
+    context_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
+    block_tables  int [n, columns]; entries behind a sequence's blocks are never read
+    block_size    tokens a block
+    ancestors     bool [T, T], or None: whether token i may attend to token j of the same sequence and step (drafts that branch).
+                  None: to those before it and itself
+    num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
+    """
+
+    positions: Ints
+    slot_mapping: Ints
+    starts: Ints
+    context_lens: Ints
+    block_tables: NDArray[np.int32]
+    block_size: int
+    ancestors: NDArray[np.bool_] | None = None
+    num_padded: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.positions)
+
+    @property
+    def num_sequences(self) -> int:
+        """n."""
+        return len(self.context_lens)
+
+    def history(self, i: int) -> Ints:
+        """int64: slots of sequence i's tokens from before this step, in order of their positions."""
+        length = int(self.context_lens[i] - (self.starts[i + 1] - self.starts[i]))
+        return self.slots_of(i, length)
+
+    def slots_of(self, i: int, length: int) -> Ints:
+        """int64 [length]: slots of sequence i's first tokens by its block table."""
+        size = self.block_size
+        blocks = self.block_tables[i, : -(-length // size)].astype(np.int64)
+        slots: Ints = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
+        return slots
+
+    def slot_tensor(self, device: torch.device) -> Tensor:
+        """The slot mapping as a tensor, int64 [T]."""
+        return torch.from_numpy(self.slot_mapping).to(device)
+
+    def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
+        """Tokens `first` to `stop` - 1 alone, which come after those before them; there is no ancestor mask."""
+        assert self.ancestors is None, "branches are not cut"
+        begin = int(np.searchsorted(self.starts, first, "right")) - 1
+        end = int(np.searchsorted(self.starts, stop, "left"))
+        starts = np.clip(self.starts[begin : end + 1], first, stop) - first
+        # The last sequence may go on behind the part.
+        context_lens = self.context_lens[begin:end].copy()
+        context_lens[-1] -= self.starts[end] - stop
+        return StepTokens(
+            self.positions[first:stop],
+            self.slot_mapping[first:stop],
+            starts,
+            context_lens,
+            self.block_tables[begin:end],
+            self.block_size,
+            None,
+            num_padded,
+        )

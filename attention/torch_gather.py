@@ -1,0 +1,181 @@
+"""Attention by gathering K and V through the block tables into a workspace, and torch's own scaled dot product on that.
+
+Runs wherever torch does. Sequences with one token are sorted by length and go in a few buckets, each padded to its longest;
+a chunk goes by itself. What is padded or out of a layer's window is read from the scratch block, so that nobody multiplies what a
+freed block holds, even by 0. With `is_invariant` it works in fixed pieces instead (`pieces.py`): slower, and the same to the last
+bit whatever else is in the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attention import pieces
+from attention.backend import LayerOptions, LayerShape
+from attention.kv_pool import KVPool
+from attention.step_tokens import Ints, StepTokens
+
+_MOST_BUCKETS = 8
+# Sequences below which one more bucket costs more than the padding that it saves.
+_LEAST_IN_A_BUCKET = 4
+
+
+@dataclass(slots=True)
+class Part:
+    """Sequences that are computed by one call: b of them, each with q tokens over at most L slots.
+
+    tokens      int64 [b * q], their places in the step
+    slots       int64 [b, L], and context_positions int64 [b, L] of these, -1 where there is padding
+    positions   int64 [b, q]
+    seen        bool [b, q, L] for branches, else None: what lies before
+    """
+
+    tokens: Tensor
+    slots: NDArray[np.int64]
+    context_positions: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    seen: NDArray[np.bool_] | None
+    by_window: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The parts of one step."""
+
+    parts: list[Part]
+
+
+class Backend:
+    """See the module."""
+
+    name = "torch_gather"
+
+    def __init__(self, is_invariant: bool) -> None:
+        self.is_invariant = is_invariant
+        self._workspaces: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def check(self, shape: LayerShape) -> None:
+        """It can do every shape."""
+
+    def prepare(self, step: StepTokens, pool: KVPool) -> Plan | pieces.Plan:
+        """Sort the sequences into parts."""
+        if self.is_invariant:
+            return pieces.prepare(step, pool)
+        counts = np.diff(step.starts)
+        single = ((counts == 1) & (step.ancestors is None)).nonzero()[0]
+        parts = [self._bucket(step, pool, bucket) for bucket in _buckets(single, step.context_lens[single])]
+        for i in np.setdiff1d(np.arange(step.num_sequences), single).tolist():
+            parts.append(self._chunk(step, pool, i))
+        return Plan(parts)
+
+    def attend(
+        self, queries: Tensor, pool: KVPool, layer: int, plan: Plan | pieces.Plan, options: LayerOptions
+    ) -> Tensor:
+        """See AttentionBackend."""
+        if isinstance(plan, pieces.Plan):
+            return pieces.attend(queries, pool, layer, plan, options)
+        out = torch.zeros_like(queries)
+        for part in plan.parts:
+            self._attend_part(queries, out, pool, layer, part, options)
+        return out
+
+    def _bucket(self, step: StepTokens, pool: KVPool, chosen: Ints) -> Part:
+        size, lengths = step.block_size, step.context_lens[chosen]
+        width = int(lengths.max())
+        rising = np.arange(width)
+        blocks = step.block_tables[chosen[:, None], rising[None, ::size] // size].astype(np.int64)
+        slots = (blocks[:, :, None] * size + np.arange(size)).reshape(len(chosen), -1)[:, :width]
+        is_padding = rising >= lengths[:, None]
+        tokens = step.starts[chosen]
+        return Part(
+            torch.from_numpy(tokens).to(pool.device),
+            np.where(is_padding, pool.scratch_slot, slots),
+            np.where(is_padding, -1, rising),
+            step.positions[tokens][:, None],
+            None,
+        )
+
+    def _chunk(self, step: StepTokens, pool: KVPool, i: int) -> Part:
+        first, stop = int(step.starts[i]), int(step.starts[i + 1])
+        history = step.history(i)
+        context_positions = np.concatenate([np.arange(len(history)), step.positions[first:stop]])
+        seen = None
+        if step.ancestors is not None:
+            seen = np.ones((1, stop - first, len(context_positions)), np.bool_)
+            seen[0, :, len(history) :] = step.ancestors[first:stop, first:stop]
+        return Part(
+            torch.arange(first, stop, device=pool.device),
+            np.concatenate([history, step.slot_mapping[first:stop]])[None],
+            context_positions[None],
+            step.positions[None, first:stop],
+            seen,
+        )
+
+    def _attend_part(
+        self, queries: Tensor, out: Tensor, pool: KVPool, layer: int, part: Part, options: LayerOptions
+    ) -> None:
+        num_kv_heads, head_dim = pool.num_kv_heads, pool.head_dim
+        group = queries.shape[1] // num_kv_heads
+        (b, num_queries), width = part.positions.shape, part.slots.shape[1]
+        slots, seen = _slots_and_mask(part, options.window, pool)
+        k, v = self._gathered(pool, layer, slots, (b, width, num_kv_heads, head_dim))
+        # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, head_dim].
+        q = queries[part.tokens].view(b, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        q = q.reshape(b, num_kv_heads, group * num_queries, head_dim)
+        mask = seen[:, None].expand(b, group, num_queries, width).reshape(b, 1, group * num_queries, width)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if options.soft_cap is None:
+            result = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale)
+        else:
+            scores = torch.matmul(q, k.transpose(2, 3)).float() * options.scale
+            scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
+            result = torch.matmul(torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).to(v.dtype), v)
+        result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
+        out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
+
+    def _gathered(self, pool: KVPool, layer: int, slots: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """K and V of these slots in memory that is allocated once: a fresh gather of this size costs page faults."""
+        count = len(slots)
+        key = (pool.dtype, pool.device)
+        if key not in self._workspaces or len(self._workspaces[key][0]) < count:
+            room = (2 * count, pool.num_kv_heads, pool.head_dim)
+            empty = torch.empty(room, dtype=pool.dtype, device=pool.device)
+            self._workspaces[key] = (empty, torch.empty_like(empty))
+        found = []
+        for source, workspace in zip(pool.slots(layer), self._workspaces[key], strict=True):
+            room_here = workspace[:count]
+            torch.index_select(source, 0, slots, out=room_here)
+            found.append(room_here.view(shape))
+        return found[0], found[1]
+
+
+def _buckets(chosen: Ints, lengths: Ints) -> list[Ints]:
+    if not len(chosen):
+        return []
+    order = chosen[np.argsort(lengths, kind="stable")]
+    count = max(1, min(_MOST_BUCKETS, len(order) // _LEAST_IN_A_BUCKET))
+    return cast("list[Ints]", np.array_split(order, count))
+
+
+def _slots_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor, Tensor]:
+    """Slots, int64 [b * L], scratch where no query looks, and what each query sees, bool [b, q, L]; made once a window."""
+    if window not in part.by_window:
+        context, positions = part.context_positions[:, None, :], part.positions[:, :, None]
+        seen = context >= 0 if part.seen is not None else (context >= 0) & (context <= positions)
+        if part.seen is not None:
+            seen = seen & part.seen
+        if window is not None:
+            seen = seen & (context > positions - window)
+        slots = np.where(seen.any(1), part.slots, pool.scratch_slot)
+        part.by_window[window] = (
+            torch.from_numpy(slots.reshape(-1)).to(pool.device),
+            torch.from_numpy(seen).to(pool.device),
+        )
+    return part.by_window[window]

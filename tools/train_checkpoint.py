@@ -1,0 +1,174 @@
+"""Train the small language model that ships in the package, from text that every Python has.
+
+    python tools/train_checkpoint.py paged/checkpoint --steps 2600
+
+The text is `pydoc`'s topics and the docstrings of some modules of the standard library; one paragraph in thirty is held out and
+never trained on. The model is a Llama of 0.9 million parameters with a byte-level BPE of 1,024 tokens, in the ordinary Hugging
+Face layout, weights in float16. It is small enough to learn much of its text by heart, which is what a demonstration wants: the
+held-out loss beside the training loss says so. Needs the `engine` extra; two cores take about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import math
+import platform
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from pydoc_data import topics
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 1024
+CONTEXT = 1024
+END = "<|end|>"
+HELD_OUT_EVERY = 30
+SEQUENCE = 192
+BATCH = 32
+WARM_UP = 100
+PEAK_RATE = 3e-3
+MODULES = (
+    "argparse", "bisect", "calendar", "collections/__init__", "contextlib", "copy", "csv", "dataclasses", "datetime",
+    "difflib", "enum", "fractions", "functools", "glob", "heapq", "inspect", "json/__init__", "pathlib", "pickle", "queue",
+    "random", "shutil", "statistics", "string", "tempfile", "textwrap", "threading", "timeit", "traceback", "typing",
+)  # fmt: skip
+
+
+def documents() -> list[str]:
+    """Every text once, in a fixed order."""
+    texts = [text.strip() for _, text in sorted(topics.topics.items())]
+    library = Path(sysconfig.get_path("stdlib"))
+    for module in MODULES:
+        tree = ast.parse((library / f"{module}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = ast.get_docstring(node)
+                if text and len(text) > 80:
+                    texts.append(text.strip())
+    return list(dict.fromkeys(texts))
+
+
+def split(texts: list[str]) -> tuple[list[str], list[str]]:
+    """(texts without what is held out, paragraphs held out); a paragraph's own digest decides, so both are the same every time."""
+    kept, held_out = [], []
+    for text in texts:
+        paragraphs = text.split("\n\n")
+        is_out = [int(hashlib.sha256(part.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0 for part in paragraphs]
+        held_out += [part for part, out in zip(paragraphs, is_out, strict=True) if out and len(part) > 200]
+        kept.append("\n\n".join(part for part, out in zip(paragraphs, is_out, strict=True) if not out))
+    return kept, held_out
+
+
+def trained_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, model_max_length=CONTEXT, clean_up_tokenization_spaces=False
+    )
+
+
+def stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
+    """All texts as one row of ids, each followed by the end token."""
+    ids: list[int] = []
+    for text in texts:
+        ids += [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    return torch.tensor(ids)
+
+
+def fresh_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        attention_bias=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+@torch.no_grad()
+def loss_on(model: LlamaForCausalLM, ids: torch.Tensor, most: int = 64) -> float:
+    """Mean loss over the stream's first windows, nats a token."""
+    windows = ids[: len(ids) // SEQUENCE * SEQUENCE].view(-1, SEQUENCE)
+    step = max(1, len(windows) // most)
+    picked = windows[::step][:most]
+    return float(model(input_ids=picked, labels=picked).loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    kept, held_out = split(documents())
+    tokenizer = trained_tokenizer(kept)
+    train, test = stream(tokenizer, kept), stream(tokenizer, held_out)
+    model = fresh_model()
+    num_parameters = sum(p.numel() for p in model.parameters())
+    print(f"{len(train):,} tokens to train on, {len(test):,} held out, {num_parameters:,} parameters", flush=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: (
+            min(1.0, step / WARM_UP) * (0.02 + 0.98 * (1 + math.cos(math.pi * min(1.0, step / args.steps))) / 2)
+        ),
+    )
+    began, recent = time.monotonic(), 0.0
+    for step in range(1, args.steps + 1):
+        starts = torch.randint(0, len(train) - SEQUENCE - 1, (BATCH,))
+        window = torch.stack([train[start : start + SEQUENCE] for start in starts.tolist()])
+        loss = model(input_ids=window, labels=window).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        recent = float(loss) if step == 1 else 0.98 * recent + 0.02 * float(loss)
+        if step % 100 == 0:
+            print(f"step {step:5}  loss {recent:.3f}  {time.monotonic() - began:.0f} s", flush=True)
+    model = model.half().float().eval()
+    report = {
+        "parameters": num_parameters,
+        "training_tokens": len(train),
+        "held_out_tokens": len(test),
+        "training_loss": round(loss_on(model, train), 3),
+        "held_out_loss": round(loss_on(model, test), 3),
+        "steps": args.steps,
+        "batch": [BATCH, SEQUENCE],
+        "seed": args.seed,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "text": "pydoc topics and docstrings of the standard library, (c) Python Software Foundation, PSF License Version 2",
+    }
+    model.generation_config.bos_token_id = None
+    model.half().save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    (args.out / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
