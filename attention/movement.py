@@ -44,7 +44,7 @@ def run_moves(pool: KVPool, moves: MoveLists) -> None:
 
 def _check(pairs: NDArray[np.int32], num_sources: int, num_destinations: int) -> None:
     for ids, limit in ((pairs[:, 0], num_sources), (pairs[:, 1], num_destinations)):
-        if len(ids) and not (0 <= ids.min() and ids.max() < limit):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
             raise InvalidPool(
                 f"a move names block {ids.max() if ids.max() >= limit else ids.min()}; there are {limit}."
             )

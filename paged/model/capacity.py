@@ -1,0 +1,40 @@
+"""How many blocks a number of bytes holds.
+
+Knows the arithmetic of a model's K and V. Allocates nothing.
+"""
+
+from __future__ import annotations
+
+from attention import KVPool
+from paged.model.errors import BudgetTooSmall
+from paged.model.loading import LoadedModel
+
+
+def bytes_per_block(model: LoadedModel, block_size: int) -> int:
+    """Bytes that one block takes over all layers of the model."""
+    return KVPool.bytes_per_block(
+        num_layers=model.num_layers,
+        block_size=block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def blocks_within(model: LoadedModel, num_bytes: int, block_size: int, longest: int = 1) -> int:
+    """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
+    each = bytes_per_block(model, block_size)
+    num_blocks, wanted = num_bytes // each, -(-longest // block_size)
+    if num_blocks < 1:
+        raise BudgetTooSmall(
+            f"{num_bytes:,} bytes do not hold one block of {block_size} tokens; that takes {each:,}.",
+            wanted=each,
+            given=num_bytes,
+        )
+    if num_blocks < wanted:
+        raise BudgetTooSmall(
+            f"{num_bytes:,} bytes hold {num_blocks * block_size:,} tokens; one sequence of {longest:,} takes {wanted * each:,}.",
+            wanted=wanted * each,
+            given=num_bytes,
+        )
+    return num_blocks

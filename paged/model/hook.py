@@ -1,0 +1,77 @@
+"""The place where a Hugging Face decoder's attention is handed to a backend.
+
+transformers lets an attention function be registered by name and calls it in every layer. Ours hands the layer's queries, keys and
+values to whatever forward pass is under way, which a context variable carries: some architectures drop keyword arguments on the
+way. Knows that interface. Does not know pools or backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attention import LayerOptions
+
+# The name under which transformers knows our function.
+ATTENTION = "paged"
+
+
+class ForwardPass(Protocol):
+    """What takes the attention of one forward pass."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
+        """Attention of T tokens: queries [T, heads, head_dim], keys and values [T, kv heads, head_dim] → like the queries."""
+        ...
+
+    def refuse(self, what: str) -> None:
+        """A layer wants something that no backend does."""
+        ...
+
+
+_UNDER_WAY: ContextVar[ForwardPass] = ContextVar("forward pass")
+
+
+@contextmanager
+def under_way(forward_pass: ForwardPass) -> Iterator[None]:
+    """Attention of models called inside goes to this forward pass."""
+    token = _UNDER_WAY.set(forward_pass)
+    try:
+        yield
+    finally:
+        _UNDER_WAY.reset(token)
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, T, head_dim], key and value [1, kv heads, T, head_dim] → [1, T, heads, head_dim]."""
+    forward_pass = _UNDER_WAY.get()
+    if others.get("s_aux") is not None:
+        forward_pass.refuse("attention sinks")
+    if key.shape[-1] != value.shape[-1]:
+        forward_pass.refuse(f"keys of {key.shape[-1]} and values of {value.shape[-1]} a head")
+    options = LayerOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    packed = [part[0].transpose(0, 1) for part in (query, key, value)]
+    out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options)
+    return out.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make the function known to transformers; once more does no harm."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _paged_attention)

@@ -1,0 +1,218 @@
+"""A checkpoint folder as a model that can run on paged memory.
+
+Knows the files of a Hugging Face checkpoint and what an architecture must offer: attention through transformers' interface, K and V
+of one shape in every layer. Does not know pools, batches or requests.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention import LayerOptions
+from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
+from paged.model.hook import ATTENTION, register, under_way
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and what the rest of the engine has to know of it.
+
+    module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
+    tokenizer        None where the folder has none
+    num_layers, num_heads, num_kv_heads, head_dim
+                     the shape of its K and V, as a trial run showed it
+    vocabulary_size  token ids have to be below it
+    max_length       tokens of one sequence, None where the configuration does not say
+    eos_token_ids    ids that end a sequence
+    """
+
+    path: Path
+    module: Any
+    tokenizer: Any
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocabulary_size: int
+    max_length: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
+    """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one. Nothing is fetched from anywhere.
+
+    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. Raises CheckpointNotFound, BrokenCheckpoint or
+    UnsupportedModel.
+    """
+    folder = Path(path)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UnsupportedModel(f"unknown dtype {dtype!r}; known ones are auto, {', '.join(DTYPES)}.")
+    where = torch.device(device)
+    config = _config(folder)
+    _check_architecture(config, folder)
+    wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
+    module = _module(folder, wanted).to(where).eval()
+    trial = _trial(module, folder, where)
+    text = config.get_text_config()
+    return LoadedModel(
+        path=folder,
+        module=module,
+        tokenizer=_tokenizer(folder),
+        num_layers=trial.num_layers,
+        num_heads=trial.num_heads,
+        num_kv_heads=trial.num_kv_heads,
+        head_dim=trial.head_dim,
+        vocabulary_size=int(text.vocab_size),
+        max_length=getattr(text, "max_position_embeddings", None),
+        eos_token_ids=_eos(module, text),
+        dtype=next(module.parameters()).dtype,
+        device=where,
+    )
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder}: no such folder.")
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointNotFound(f"{folder}: no .safetensors file; other formats of weights are not read.")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise BrokenCheckpoint(f"{folder}: config.json cannot be read: {_first_line(error)}") from error
+
+
+def _check_architecture(config: Any, folder: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
+    # The lookup imports the architecture's module.
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not getattr(architecture, "_supports_attention_backend", False):
+        raise UnsupportedModel(
+            f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
+            "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."
+        )
+
+
+def _module(folder: Path, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    register()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        module, info = load(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation=ATTENTION,
+            dtype=dtype,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {_first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+    wrong = sorted(info["missing_keys"]) + sorted(str(each[0]) for each in info["mismatched_keys"])
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise BrokenCheckpoint(f"{folder}: weights that are missing or of another shape: {', '.join(wrong[:3])}{more}.")
+    return module
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise BrokenCheckpoint(f"{folder}: the tokenizer cannot be read: {_first_line(error)}") from error
+
+
+def _eos(module: Any, config: Any) -> tuple[int, ...]:
+    generation = getattr(module, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = config.eos_token_id
+    if found is None:
+        return ()
+    ids = found if isinstance(found, list) else [found]
+    return tuple(each for each in ids if 0 <= each < config.vocab_size)
+
+
+class _Trial:
+    """Takes one token's attention and remembers what it looked like."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.layers: set[int] = set()
+        self.shapes: set[tuple[int, int, int]] = set()
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
+        self.layers.add(layer)
+        self.shapes.add((queries.shape[1], keys.shape[1], keys.shape[2]))
+        return values.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
+
+    def refuse(self, what: str) -> None:
+        raise UnsupportedModel(f"{self.folder}: its layers want {what}, which no backend here does.")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        return next(iter(self.shapes))[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return next(iter(self.shapes))[1]
+
+    @property
+    def head_dim(self) -> int:
+        return next(iter(self.shapes))[2]
+
+
+def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
+    """One token through the model. Raises UnsupportedModel unless every layer came by, all with one shape."""
+    trial = _Trial(folder)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    with torch.inference_mode(), under_way(trial), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module(input_ids=token, position_ids=token, use_cache=False)
+    expected = int(module.config.get_text_config().num_hidden_layers)
+    if trial.layers != set(range(expected)):
+        raise UnsupportedModel(
+            f"{folder}: {len(trial.layers)} of its {expected} layers attend through transformers' interface; all have to."
+        )
+    if len(trial.shapes) != 1:
+        raise UnsupportedModel(f"{folder}: its layers' K and V have {len(trial.shapes)} shapes; one is supported.")
+    return trial
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

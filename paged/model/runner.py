@@ -1,0 +1,153 @@
+"""One batch through a model: its copies, its forward pass over paged memory, and the logits of the rows that sample.
+
+Knows the arrays of a Batch, a pool, a backend and a loaded model. Does not know requests, sampling or text.
+
+Batch-invariant mode runs the batch in tiles of 32 tokens, padded, so that every matrix product has one shape always, with attention
+in the backend's invariant mode: then a sequence's logits do not depend, to the last bit, on what else is in the batch, how its
+prompt was cut or where its blocks lie. Otherwise all tokens of the batch are one packed sequence: faster, and words may differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend, run_moves
+from paged.model.errors import UnsupportedModel
+from paged.model.hook import under_way
+from paged.model.loading import LoadedModel
+from scheduler import Batch
+
+# Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
+TILE = 32
+
+
+class _Pass:
+    """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
+
+    def __init__(self, runner: Runner, step: StepTokens) -> None:
+        self._pool, self._backend = runner.pool, runner.backend
+        self._count = step.num_tokens
+        self._slots = step.slot_tensor(runner.pool.device)
+        self._plan = runner.backend.prepare(step, runner.pool)
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
+        # Padded places write nothing: the scratch block stays zero.
+        self._pool.write_kv(layer, self._slots, keys[: self._count], values[: self._count])
+        return self._backend.attend(queries, self._pool, layer, self._plan, options)
+
+    def refuse(self, what: str) -> None:
+        raise UnsupportedModel(f"a layer wants {what}, which no backend here does.")
+
+
+class Runner:
+    """Runs batches of one scheduler on one pool. `tile` is the places of a forward pass, None in packed mode.
+
+    Raises UnknownBackend or UnsupportedByBackend.
+    """
+
+    def __init__(
+        self, model: LoadedModel, pool: KVPool, *, backend: str = "torch_gather", batch_invariant: bool = True
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.backend: AttentionBackend = get_backend(backend, invariant=batch_invariant)
+        self.backend.check(
+            LayerShape(model.num_heads, model.num_kv_heads, model.head_dim, pool.block_size, model.dtype, model.device)
+        )
+        self.tile: int | None = None
+        if batch_invariant:
+            self.tile = TILE if _places_agree(self) else 1
+
+    def move(self, batch: Batch) -> None:
+        """The copies of the batch, which come before its forward pass."""
+        run_moves(self.pool, batch.moves)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Tensor:
+        """float32 [rows that sample, vocabulary]: the forward pass of a batch whose moves have run."""
+        is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
+        is_sampled[batch.starts[1:][batch.samples] - 1] = True
+        num_columns = -(-int(batch.context_lens.max(initial=1)) // self.pool.block_size)
+        step = StepTokens(
+            batch.positions,
+            batch.slot_mapping,
+            batch.starts,
+            batch.context_lens,
+            batch.block_tables[batch.rows, :num_columns],
+            self.pool.block_size,
+        )
+        return self.forward(step, batch.token_ids, is_sampled)
+
+    def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
+        """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go."""
+        if self.tile is None:
+            return self._forward_part(step, token_ids, is_sampled)
+        found = []
+        for first in range(0, step.num_tokens, self.tile):
+            stop = min(first + self.tile, step.num_tokens)
+            part = step.part(first, stop, self.tile - (stop - first))
+            found.append(self._forward_part(part, token_ids[first:stop], is_sampled[first:stop]))
+        if not found:
+            return torch.empty(0, self.model.vocabulary_size)
+        return torch.cat(found)
+
+    def _forward_part(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
+        device = self.model.device
+        picked = is_sampled.nonzero()[0]
+        inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
+        keep: Any
+        if self.tile is not None:
+            # All places or a single one that nobody asked for: the product with the vocabulary has one shape, too.
+            keep = 0 if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)
+        else:
+            keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
+        with under_way(_Pass(self, step)):
+            logits: Tensor = self.model.module(
+                input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep
+            ).logits[0]
+        if not len(picked):
+            return logits[:0].float()
+        if self.tile is not None:
+            logits = logits[torch.from_numpy(picked).to(device)]
+        return logits.float()
+
+    def _padded(self, values: NDArray[Any], step: StepTokens) -> Tensor:
+        """int64 [1, T + num_padded]."""
+        padded = np.zeros(step.num_tokens + step.num_padded, np.int64)
+        padded[: step.num_tokens] = values
+        return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
+
+
+def _places_agree(runner: Runner) -> bool:
+    """Whether every place of a tile gives the same bits: 32 sequences of one token, in order and the other way round."""
+    model, pool = runner.model, runner.pool
+    trial = Runner.__new__(Runner)
+    trial.model, trial.backend, trial.tile = model, runner.backend, TILE
+    trial.pool = KVPool(
+        num_layers=model.num_layers,
+        num_blocks=TILE,
+        block_size=pool.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=pool.dtype,
+        device=pool.device,
+    )
+    blocks = np.arange(TILE, dtype=np.int32)
+    step = StepTokens(
+        positions=np.zeros(TILE, np.int64),
+        slot_mapping=blocks.astype(np.int64) * pool.block_size,
+        starts=np.arange(TILE + 1),
+        context_lens=np.ones(TILE, np.int64),
+        block_tables=blocks[:, None],
+        block_size=pool.block_size,
+    )
+    ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
+    everyone = np.ones(TILE, np.bool_)
+    with torch.inference_mode():
+        there, back = (trial.forward(step, order, everyone) for order in (ids, np.ascontiguousarray(ids[::-1])))
+    return torch.equal(there, back.flip(0))

@@ -1,0 +1,140 @@
+"""The pressure oracle: an answer under memory pressure has to be the answer without it, tokens and logits, to the last bit.
+
+`run_under` runs requests through our scheduler and a model runner under given conditions and keeps every logit row that was sampled
+from; `differences` compares two such runs. Blocks are filled with NaN when they become free, so that a read of somebody else's
+memory shows. Knows public calls of scheduler, pool and runner. Does not know why two runs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention import KVPool
+from block_manager import BlockManager
+from paged.model.loading import LoadedModel
+from paged.model.runner import Runner
+from scheduler import Batch, Request, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a run has to live with: the pool, the policy, the budget, and how attention is computed."""
+
+    num_blocks: int
+    block_size: int = 16
+    host_blocks: int = 0
+    policy: str = "paged"
+    max_tokens_per_step: int = 4096
+    max_sequences: int = 64
+    max_chunk: int | None = None
+    prefix_caching: bool = True
+    backend: str = "torch_gather"
+
+
+@dataclass(slots=True)
+class Answers:
+    """By request: its tokens, and for each the logits that it was taken from, float32 [vocabulary]. And what pressure did."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logits: dict[str, list[Tensor]] = field(default_factory=dict)
+    recomputed: int = 0
+    swapped: int = 0
+    hit_tokens: int = 0
+    steps: int = 0
+
+
+class PressureRun:
+    """One run. Its methods are what a planted fault replaces."""
+
+    def __init__(self, model: LoadedModel, conditions: Conditions, *, poison: bool = True) -> None:
+        self.poison = poison
+        self.manager = BlockManager(
+            conditions.num_blocks,
+            conditions.block_size,
+            host_blocks=conditions.host_blocks,
+            prefix_caching=conditions.prefix_caching,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            policy=conditions.policy,
+            max_tokens_per_step=conditions.max_tokens_per_step,
+            max_sequences=conditions.max_sequences,
+            max_chunk=conditions.max_chunk,
+            max_model_len=model.max_length,
+            vocabulary_size=model.vocabulary_size,
+        )
+        self.pool = KVPool(
+            num_layers=model.num_layers,
+            num_blocks=conditions.num_blocks,
+            block_size=conditions.block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=model.dtype,
+            num_host_blocks=conditions.host_blocks,
+        )
+        self.runner = Runner(model, self.pool, backend=conditions.backend, batch_invariant=True)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Moves, then the forward pass."""
+        self.runner.move(batch)
+        return self.runner.logits(batch)
+
+    def run(self, requests: Sequence[Request], most_steps: int = 10_000) -> Answers:
+        """Run all to the end, greedily. Raises RuntimeError when that takes more than `most_steps` steps."""
+        answers, scheduler = Answers(), self.scheduler
+        self._poison_free()
+        for request in requests:
+            scheduler.add(request)
+            answers.tokens[request.id], answers.logits[request.id] = [], []
+        while scheduler.has_unfinished:
+            answers.steps += 1
+            if answers.steps > most_steps:
+                raise RuntimeError(f"{most_steps} steps, and not done: {scheduler.counts()}.")
+            batch = scheduler.schedule()
+            logits = self.logits(batch)
+            tokens = logits.nan_to_num(nan=torch.inf).argmax(-1).to(torch.int32).numpy()
+            for request_id, row in zip(batch.ids[batch.samples].tolist(), logits, strict=True):
+                answers.logits[request_id].append(row.clone())
+            for output in scheduler.update(batch, tokens):
+                answers.tokens[output.id] += output.token_ids
+            self._poison_free()
+        stats = scheduler.stats()
+        answers.recomputed, answers.swapped = stats.preemptions_recompute, stats.preemptions_swap
+        answers.hit_tokens = stats.hit_tokens
+        return answers
+
+    def _poison_free(self) -> None:
+        if self.poison:
+            self.pool.poison(torch.from_numpy((self.manager.block_states() == 0).nonzero()[0].astype(np.int64)))
+
+
+def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> Answers:
+    """Each request by itself, its prompt in one step, in memory that it cannot fill."""
+    together = Answers()
+    for request in requests:
+        longest = len(request.prompt) + request.max_tokens
+        conditions = Conditions(num_blocks=-(-longest // 16) + 1, prefix_caching=False, backend=backend)
+        answers = PressureRun(model, conditions).run([request])
+        together.tokens |= answers.tokens
+        together.logits |= answers.logits
+    return together
+
+
+def differences(ours: Answers, theirs: Answers) -> list[str]:
+    """Every request whose tokens or logits are not the same bits in both, in a sentence; empty when there is none."""
+    found = []
+    for request_id, tokens in theirs.tokens.items():
+        if ours.tokens[request_id] != tokens:
+            found.append(f"request {request_id}: tokens {ours.tokens[request_id]} instead of {tokens}.")
+            continue
+        for place, (a, b) in enumerate(zip(ours.logits[request_id], theirs.logits[request_id], strict=True)):
+            if not torch.equal(a, b):
+                off = float((a - b).abs().max())
+                found.append(f"request {request_id}: the logits of its output {place} differ by up to {off:.3g}.")
+                break
+    return found
