@@ -23,10 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "paged needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[testing,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,testing,dev]'
 	@touch $@
 
-demo: $(STAMP) ## watch a real service's requests press on a memory far too small for them
+demo: $(STAMP) ## watch a model answer a real service's requests on a memory far too small for them
 	@$(BIN)/paged demo
 
 test: $(STAMP) ## run every test

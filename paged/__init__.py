@@ -5,14 +5,17 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
 
     BlockManager and Scheduler      the memory layer a serving engine embeds
     Request, Batch, Output          what goes in, what one step runs, what comes out
-    PagedError                      the root of every typed error here
+    LLM and Engine                  a model on top of them; these need the `engine` extra
+    PagedError                      the root of every typed error here, but for attention's own, AttentionError
 """
 
 from typing import TYPE_CHECKING
 
+from paged.extras import MissingExtra, import_with_extra
 from paged.siblings import ShadowedPackage, check_siblings, import_sibling
 
 if TYPE_CHECKING:
+    from attention import AttentionError, UnknownBackend, UnsupportedByBackend
     from block_manager import (
         Admission,
         BlockManager,
@@ -30,6 +33,18 @@ if TYPE_CHECKING:
         RowSwapped,
         UnknownRow,
     )
+    from paged.engine import Engine, EngineFailed
+    from paged.llm import LLM
+    from paged.model.errors import (
+        BrokenCheckpoint,
+        BudgetTooSmall,
+        CheckpointNotFound,
+        ModelError,
+        UnsupportedModel,
+    )
+    from paged.model.loading import LoadedModel, load_model
+    from paged.results import Completion, EngineOutput, EngineStats, Timings
+    from paged.sampling.params import InvalidSampling, SamplingParams
     from scheduler import (
         POLICIES,
         Batch,
@@ -60,24 +75,38 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "POLICIES",
     "Admission",
+    "AttentionError",
     "Batch",
     "BatchEnded",
     "BatchError",
     "BatchOutOfOrder",
     "BlockManager",
+    "BrokenCheckpoint",
+    "BudgetTooSmall",
+    "CheckpointNotFound",
+    "Completion",
     "Costs",
     "DuplicateRequest",
     "DuplicateRow",
+    "Engine",
+    "EngineFailed",
+    "EngineOutput",
+    "EngineStats",
     "Explanation",
     "ForeignBatch",
     "Hit",
     "InvalidConfig",
     "InvalidNamespace",
     "InvalidRequest",
+    "InvalidSampling",
     "InvalidTokens",
+    "LoadedModel",
     "MemoryStats",
+    "MissingExtra",
+    "ModelError",
     "Moves",
     "NeverFits",
     "OutOfBlocks",
@@ -91,19 +120,26 @@ __all__ = [
     "RowInFlight",
     "RowNotInFlight",
     "RowSwapped",
+    "SamplingParams",
     "Scheduler",
     "SchedulerStats",
     "ShadowedPackage",
     "Status",
+    "Timings",
+    "UnknownBackend",
     "UnknownPolicy",
     "UnknownRequest",
     "UnknownRow",
+    "UnsupportedByBackend",
+    "UnsupportedModel",
     "WaitingFull",
     "WrongTokens",
     "check_siblings",
+    "load_model",
 ]
 
 _PUBLIC_NAMES = {
+    "attention": ("AttentionError", "UnknownBackend", "UnsupportedByBackend"),
     "block_manager": (
         "Admission",
         "BlockManager",
@@ -147,15 +183,30 @@ _PUBLIC_NAMES = {
         "WaitingFull",
         "WrongTokens",
     ),
+    # Of these some need the `engine` extra.
+    "paged.engine": ("Engine", "EngineFailed"),
+    "paged.llm": ("LLM",),
+    "paged.model.errors": (
+        "BrokenCheckpoint",
+        "BudgetTooSmall",
+        "CheckpointNotFound",
+        "ModelError",
+        "UnsupportedModel",
+    ),
+    "paged.model.loading": ("LoadedModel", "load_model"),
+    "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
+    "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
 }
 
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise take every misspelt name for an attribute.
     def __getattr__(name: str) -> object:
-        for sibling, public in _PUBLIC_NAMES.items():
+        for home, public in _PUBLIC_NAMES.items():
             if name in public:
-                value = getattr(import_sibling(sibling, public), name)
+                is_own = home.startswith("paged.")
+                module = import_with_extra(home, name) if is_own else import_sibling(home, public)
+                value = getattr(module, name)
                 globals()[name] = value
                 return value
         raise AttributeError(f"module 'paged' has no attribute {name!r}")

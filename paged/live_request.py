@@ -56,8 +56,8 @@ class LiveRequest:
         usage: RequestUsage | None = None,
         error: str | None = None,
     ) -> EngineOutput:
-        """The last tokens came, or none will."""
-        text = self._add(tokens, now)
+        """The last tokens came, or none will. What stops a sequence is a token of it, and no text."""
+        text = self._add(tokens, now, num_silent=1 if reason == "stop" else 0)
         if self._stream is not None:
             rest = self._stream.finish()
             self.text += rest
@@ -94,7 +94,7 @@ class LiveRequest:
             tokens_per_s=count / e2e if e2e > 0 else 0.0,
         )
 
-    def _add(self, tokens: list[int], now: float) -> str:
+    def _add(self, tokens: list[int], now: float, num_silent: int = 0) -> str:
         if not tokens:
             return ""
         if self._last is not None:
@@ -105,7 +105,7 @@ class LiveRequest:
         self.token_ids += tokens
         if self._stream is None:
             return ""
-        text = self._stream.push(tokens)
+        text = self._stream.push(tokens[: len(tokens) - num_silent])
         self.text += text
         return text
 

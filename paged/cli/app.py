@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
-from paged import PagedError, __version__
+from attention import AttentionError
+from paged import MissingExtra, PagedError, __version__
 from paged.cli.bench import bench_app
 from paged.cli.demo import demo
+from paged.cli.generate import generate
 from paged.cli.policies import policies
 from paged.cli.replay import replay
 from paged.cli.show import printed
@@ -27,7 +29,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="paged",
-    help="A paged KV-cache memory manager and scheduler, under real load: no model and no GPU needed.",
+    help="A paged KV-cache memory manager and scheduler: under real load, and under a real model.",
     epilog="Begin with: `paged demo`",
     add_completion=False,
     rich_markup_mode="markdown",
@@ -35,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(generate)
 app.command()(replay)
 app.add_typer(bench_app, name="bench")
 app.command()(policies)
@@ -62,7 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
         sys.stdout.flush()
-    except (PagedError, _UsageError) as problem:
+    except (PagedError, AttentionError, MissingExtra, _UsageError) as problem:
         format_message = getattr(problem, "format_message", problem.__str__)
         return _refused(format_message())
     except BrokenPipeError:

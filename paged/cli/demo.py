@@ -1,8 +1,11 @@
-"""`paged demo`: an excerpt of a real service's day on a pool far too small for it, live."""
+"""`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory."""
 
 import time
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -10,21 +13,34 @@ from rich.live import Live
 from paged.cli.frame import Frame
 from paged.cli.options import Json, PoolOptions
 from paged.cli.replay import VIOLATIONS_FOUND
-from paged.cli.show import console, print_json, printed
+from paged.cli.show import console, figures, print_json, printed
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
-from paged.replay import Replay, StepTime
-from paged.traces import excerpt_path, read_trace
+from paged.replay import Replay, ReplayResult, StepTime
+from paged.traces import Trace, excerpt_path, read_trace
+
+if TYPE_CHECKING:
+    from paged.model.loading import LoadedModel
 
 TITLE = "paged demo · a chat service on far too small a memory"
+AMPLE_TITLE = "paged demo · the same requests with ample memory"
 REQUESTS = 160
 RATE_SCALE = 64
-PROMPT_SCALE = 1 / 8
-OUTPUT_SCALE = 1 / 4
 STEPS_PER_SECOND = 28.0
 FRAMES_PER_SECOND = 28.0
-POOL = PoolOptions(blocks=228, block_size=16, host_blocks=24, policy="paged", max_tokens_per_step=256, max_sequences=32)
+OUTPUTS_DIFFER = 1
+
+# Without a model: lengths as a service has them. With the one that ships: lengths that it was trained on.
+STAND_IN_SCALES = {"prompts": 1 / 8, "outputs": 1 / 4}
+MODEL_SCALES = {"prompts": 1 / 48, "outputs": 1 / 8}
+STAND_IN_POOL = PoolOptions(
+    blocks=228, block_size=16, host_blocks=24, policy="paged", max_tokens_per_step=256, max_sequences=32
+)
+MODEL_POOL = PoolOptions(
+    blocks=96, block_size=8, host_blocks=12, policy="paged", max_tokens_per_step=64, max_sequences=24
+)
+AMPLE_BLOCKS = 4000
 
 
 def demo(
@@ -33,39 +49,112 @@ def demo(
     ] = 1.0,
     json: Json = False,
 ) -> None:
-    """Watch a real service's requests press on a memory that is far too small for them.
+    """Watch a real service's requests press on a memory that is far too small for them, while a model answers them.
 
-    160 requests of Mooncake's published conversation trace arrive 64 times as fast as they did, with prompts an eighth and outputs a
-    quarter as long, at 228 blocks of 16 tokens and 24 more on the host. Every block is a cell: one request's (its colour), shared by several, cached, or free. Every invariant is
-    recomputed before and after each update. Takes about half a minute in a terminal, and a few seconds into a pipe or with --json.
+    160 requests of Mooncake's published conversation trace arrive 64 times as fast as they did, with lengths scaled to the small model that
+    ships: prompts of real text, 96 blocks of 8 tokens and 12 more on the host. Every block is a cell: one request's (its colour), shared by several, cached, or free; below it is what is being written. Every
+    invariant is recomputed before and after each update. Then the same requests run with ample memory, and every answer has to be the same,
+    token by token. Takes about a minute. Without torch (`pip install 'paged[engine]'`) a stand-in answers, and nothing is compared.
 
     Example: `paged demo --speed 2`
     """
-    trace = read_trace(excerpt_path("mooncake"), limit=REQUESTS).scaled(
-        rate=RATE_SCALE, prompts=PROMPT_SCALE, outputs=OUTPUT_SCALE
-    )
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        if not json:
+            printed("No torch here, so a stand-in answers; pip install 'paged[engine]' brings the model.")
+        result = _stand_in_demo(speed, json)
+        _show(result, {}, json)
+        raise typer.Exit(VIOLATIONS_FOUND if result.violations else 0)
+    result, more = _model_demo(speed, json)
+    _show(result, more, json)
+    if result.violations:
+        raise typer.Exit(VIOLATIONS_FOUND)
+    if more["different_outputs"]:
+        raise typer.Exit(OUTPUTS_DIFFER)
+
+
+def _trace(scales: dict[str, float]) -> Trace:
+    return read_trace(excerpt_path("mooncake"), limit=REQUESTS).scaled(rate=RATE_SCALE, **scales)
+
+
+def _stand_in_demo(speed: float, is_silent: bool) -> ReplayResult:
     step_time = StepTime()
-    replay = Replay(trace, POOL.scheduler(step_time), step_time, check=True)
+    replay = Replay(_trace(STAND_IN_SCALES), STAND_IN_POOL.scheduler(step_time), step_time, check=True)
+    _run(replay, TITLE, speed, is_silent, {})
+    return replay.result()
+
+
+def _model_demo(speed: float, is_silent: bool) -> tuple[ReplayResult, dict[str, Any]]:
+    """The replay under pressure, and what comparing it with one in ample memory gave."""
+    from paged.checkpoint import checkpoint_path
+    from paged.demo.real_text import RealText
+    from paged.model.loading import load_model
+
+    model = load_model(checkpoint_path())
+    trace = _trace(MODEL_SCALES)
+    prompt_of = RealText(trace, model.tokenizer).prompt
+    tight, tokens, seconds = _answered(model, trace, prompt_of, MODEL_POOL, TITLE, speed, is_silent)
+    ample_pool = msgspec.structs.replace(MODEL_POOL, blocks=AMPLE_BLOCKS, host_blocks=0)
+    ample, expected, _ = _answered(model, trace, prompt_of, ample_pool, AMPLE_TITLE, 1000.0, is_silent)
+    num_tokens = sum(map(len, tokens.values()))
+    return tight, {
+        "model": "the checkpoint that ships with paged",
+        "different_outputs": sum(tokens[id] != expected[id] for id in expected),
+        "ample_preemptions": ample.preemptions.recompute + ample.preemptions.swap,
+        "model_s": seconds,
+        "tokens_per_s": num_tokens / seconds if seconds else 0.0,
+    }
+
+
+def _answered(
+    model: "LoadedModel",
+    trace: Trace,
+    prompt_of: Callable[[int], Any],
+    pool: PoolOptions,
+    title: str,
+    speed: float,
+    is_silent: bool,
+) -> tuple[ReplayResult, dict[str, list[int]], float]:
+    """One replay with the model: its figures, every request's tokens, and the seconds that the model took."""
+    from paged.demo.model_answers import ModelAnswers
+
+    step_time = StepTime()
+    scheduler = pool.scheduler(step_time)
+    answers = ModelAnswers(model, scheduler)
+    replay = Replay(trace, scheduler, step_time, check=True, prompt_of=prompt_of, answer=answers)
+    _run(replay, title, speed, is_silent, answers.texts)
+    return replay.result(), answers.tokens, answers.seconds
+
+
+def _run(replay: Replay, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:
     out = console()
-    if json:
+    if is_silent:
         for _ in replay.steps():
             pass
     elif out.is_terminal:
-        _play(replay, out, speed)
+        _play(replay, out, title, speed, texts)
     else:
-        _report(replay)
-    result = replay.result()
+        _report(replay, title)
+
+
+def _show(result: ReplayResult, more: dict[str, Any], json: bool) -> None:
     if json:
-        print_json(result)
-    else:
-        print_summary(result)
-    if result.violations:
-        raise typer.Exit(VIOLATIONS_FOUND)
+        print_json({**msgspec.to_builtins(result), **more})
+        return
+    print_summary(result)
+    if more:
+        compared = f"{result.finished:,} answers under pressure and with ample memory"
+        figures(
+            "the model",
+            [
+                ("tokens/s", f"{more['tokens_per_s']:,.0f}, {more['model_s']:.1f} s in the model"),
+                ("different answers", f"{more['different_outputs']:,} of {compared}"),
+            ],
+        )
 
 
-def _play(replay: Replay, out: Console, speed: float) -> None:
+def _play(replay: Replay, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
     """Draw the replay at a pace that eyes can follow; the last frame stays."""
-    watch = Watch(replay)
+    watch = Watch(replay, texts)
     due = time.monotonic()
     next_frame = due
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
@@ -74,21 +163,21 @@ def _play(replay: Replay, out: Console, speed: float) -> None:
             due += 1 / (STEPS_PER_SECOND * speed)
             now = time.monotonic()
             if now >= next_frame:
-                live.update(_drawn(watch.frame(), out), refresh=True)
+                live.update(_drawn(watch.frame(), title, out), refresh=True)
                 next_frame = now + 1 / FRAMES_PER_SECOND
             time.sleep(max(due - time.monotonic(), 0))
-        live.update(_drawn(watch.frame(), out), refresh=True)
+        live.update(_drawn(watch.frame(), title, out), refresh=True)
 
 
-def _drawn(frame: Frame, out: Console):
+def _drawn(frame: Frame, title: str, out: Console):
     # One line less than the terminal has: a full one would scroll.
-    return render(frame, TITLE, out.width, out.height - 1)
+    return render(frame, title, out.width, out.height - 1)
 
 
-def _report(replay: Replay) -> None:
+def _report(replay: Replay, title: str) -> None:
     """A line whenever another tenth of the requests has ended."""
     watch = Watch(replay)
-    printed(TITLE)
+    printed(title)
     tenths = 0
     for step in replay.steps():
         watch.see(step)

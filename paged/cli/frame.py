@@ -38,6 +38,8 @@ class Frame(msgspec.Struct, frozen=True):
     prompt_tokens: int
     events: tuple[tuple[float, int, str], ...] = ()
     """The latest last: when (s), whose (request's number), what."""
+    texts: tuple[tuple[int, str], ...] = ()
+    """What a model is writing: whose (request's number), and all of it so far. Empty where nobody writes."""
 
 
 def block_cells(

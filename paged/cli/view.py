@@ -30,7 +30,9 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     """The frame as text at most `width` columns wide and `height` lines high."""
     width = min(width, MAX_WIDTH)
     map_lines = _block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
-    num_events = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
+    num_left = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
+    # Where a model writes, most of what is left shows what; events keep a few lines.
+    num_events = min(num_left, MIN_EVENTS) if frame.texts else num_left
     blocks = Panel(
         Group(*map_lines),
         title=Text(f"device: {len(frame.cells)} blocks of {frame.block_size} tokens", style="bold"),
@@ -47,7 +49,7 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
         _states(frame),
         _pressure(frame),
     ]
-    return Group(*lines, *_events(frame, width, num_events))
+    return Group(*lines, *_writing(frame, width, num_left - num_events), *_events(frame, width, num_events))
 
 
 def colour_of(request: int) -> str:
@@ -164,6 +166,21 @@ def _pressure(frame: Frame) -> Text:
     line.append(f"{frame.hit_tokens:,}", "bold default")
     line.append(f" of {frame.prompt_tokens:,} tokens", DIM)
     return line
+
+
+def _writing(frame: Frame, width: int, count: int) -> list[Text]:
+    """The ends of what the first `count` running requests have written, a line each; always so many lines, for a steady picture."""
+    if not frame.texts:
+        return []
+    lines = []
+    for request, text in frame.texts[:count]:
+        line = Text(f" #{request:<4}", style=f"bold {colour_of(request)}", no_wrap=True)
+        room = max(width - 7, 8)
+        flat = " ".join(text.split())
+        line.append(flat if len(flat) <= room else "…" + flat[1 - room :], "default not bold")
+        line.truncate(width)
+        lines.append(line)
+    return lines + [Text("")] * (count - len(lines))
 
 
 def _events(frame: Frame, width: int, count: int) -> list[Text]:

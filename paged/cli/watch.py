@@ -4,6 +4,7 @@ Knows the public attributes of manager and scheduler, and remembers the latest e
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ MAX_EVENTS = 40
 class Watch:
     """Follows a replay step by step. `frame` says what it looks like after the latest one."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, texts: Mapping[str, str] | None = None) -> None:
+        """`texts` by request id are what a model has written so far, if one writes."""
         self._replay = replay
+        self._texts = texts if texts is not None else {}
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
         self._seen: set[int] = set()
         self._last: Step | None = None
@@ -71,6 +74,7 @@ class Watch:
             hit_tokens=stats.hit_tokens,
             prompt_tokens=stats.prompt_tokens,
             events=tuple(self._events),
+            texts=tuple((int(id), self._texts[id]) for id in scheduler.running_ids() if id in self._texts),
         )
 
     def _cells(self) -> NDArray[np.int64]:

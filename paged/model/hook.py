@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from attention import LayerOptions
@@ -47,7 +46,7 @@ def under_way(forward_pass: ForwardPass) -> Iterator[None]:
 
 
 def _paged_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -5,10 +5,11 @@ watches: a caller goes through the steps one by one, or asks for the result.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from paged import Batch, NeverFits, PagedError, Request, Scheduler
 from paged.replay.latencies import Latencies
@@ -38,10 +39,21 @@ class Replay:
     """A trace on its way through a scheduler that nobody else uses. Request i of the trace has the id str(i)."""
 
     def __init__(
-        self, trace: Trace, scheduler: Scheduler, step_time: StepTime | None = None, *, check: bool = False
+        self,
+        trace: Trace,
+        scheduler: Scheduler,
+        step_time: StepTime | None = None,
+        *,
+        check: bool = False,
+        prompt_of: Callable[[int], NDArray[np.int32]] | None = None,
+        answer: Callable[[Batch], NDArray[np.int32]] | None = None,
     ) -> None:
+        """`prompt_of` gives a request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that
+        samples, by default the stand-in's."""
         self.trace = trace
         self.scheduler = scheduler
+        self._prompt_of = prompt_of or trace.prompt
+        self._answer = answer or _stand_in
         self.step_time = step_time or StepTime()
         self.step_time.check()
         self.check = check
@@ -83,7 +95,7 @@ class Replay:
             number = self._num_added
             self._num_added += 1
             request = Request(
-                id=str(number), prompt=self.trace.prompt(number), max_tokens=int(self.trace.output_tokens[number])
+                id=str(number), prompt=self._prompt_of(number), max_tokens=int(self.trace.output_tokens[number])
             )
             try:
                 self.scheduler.add(request, now=float(self.trace.arrival_s[number]))
@@ -102,11 +114,10 @@ class Replay:
         computed = batch.num_scheduled_tokens
         moved = (len(batch.moves.device_to_host) + len(batch.moves.host_to_device)) * manager.block_size
         seconds = self.step_time.seconds(computed, int(batch.context_lens.sum()), moved)
-        requests = np.fromiter((int(id) for id in batch.ids), np.int64, len(batch.ids))
         self._note_usage(manager.usage, seconds)
         self._violations_now()
-        sampled = requests[batch.samples]
-        tokens = stand_in_tokens(sampled, batch.context_lens[batch.samples])
+        sampled = _numbers(batch)
+        tokens = self._answer(batch)
         self.now_s += seconds
         self.num_steps += 1
         started = time.perf_counter()
@@ -182,6 +193,16 @@ class Replay:
             wall_s=time.perf_counter() - self._started,
             us_per_step=self._host_s / self.num_steps * 1e6 if self.num_steps else 0.0,
         )
+
+
+def _numbers(batch: Batch) -> NDArray[np.int64]:
+    """The request of each row that samples, int64 [k]."""
+    ids = batch.ids[batch.samples]
+    return np.fromiter((int(id) for id in ids), np.int64, len(ids))
+
+
+def _stand_in(batch: Batch) -> NDArray[np.int32]:
+    return stand_in_tokens(_numbers(batch), batch.context_lens[batch.samples])
 
 
 def replay(

@@ -29,8 +29,15 @@ def test_importing_a_package_leaves_the_heavy_ones_out(run_python: RunPython, pa
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_touching_every_public_name_leaves_the_heavy_ones_out(run_python: RunPython) -> None:
-    loaded = loaded_after(run_python, "import paged\nfor name in paged.__all__: getattr(paged, name)")
+# Those that run a model, and so need the `engine` extra.
+ENGINE_NAMES = ("LLM", "Engine", "EngineFailed", "LoadedModel", "load_model")
+
+
+def test_touching_every_other_public_name_leaves_the_heavy_ones_out(run_python: RunPython) -> None:
+    loaded = loaded_after(
+        run_python,
+        f"import paged\nfor name in paged.__all__:\n    if name not in {ENGINE_NAMES}: getattr(paged, name)",
+    )
     assert {"block_manager", "scheduler"} <= loaded
     assert loaded.isdisjoint(HEAVY)
 
@@ -53,6 +60,24 @@ def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPyt
     assert result.stdout == "[('a', [7], 'length')]\n", result.stderr
 
 
+@pytest.mark.parametrize("name", ENGINE_NAMES)
+def test_a_name_that_needs_a_library_which_is_not_there_says_what_installs_it(run_python: RunPython, name: str) -> None:
+    program = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('torch', 'transformers'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import paged\n"
+        f"try: paged.{name}\n"
+        "except paged.MissingExtra as error: print(error)\n"
+    )
+    result = run_python("-c", program)
+    assert (
+        result.stdout == f"paged.{name} needs torch, which is not installed; pip install 'paged[engine]' brings it.\n"
+    )
+
+
 def test_every_public_name_is_there_and_sorted() -> None:
     # Constants first, then classes, then functions: the order that ruff keeps.
     assert paged.__all__ == sorted(paged.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
@@ -71,7 +96,7 @@ def test_type_checkers_see_the_same_names_from_the_same_packages() -> None:
     }
     assert seen == {package: tuple(sorted(names)) for package, names in paged._PUBLIC_NAMES.items()}
     lazy = {name for names in paged._PUBLIC_NAMES.values() for name in names}
-    assert lazy | {"ShadowedPackage", "check_siblings"} == set(paged.__all__)
+    assert lazy | {"MissingExtra", "ShadowedPackage", "check_siblings"} == set(paged.__all__)
 
 
 @pytest.mark.parametrize("package", ["block_manager", "scheduler"])

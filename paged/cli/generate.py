@@ -1,0 +1,189 @@
+"""`paged generate`: prompts in, text out, on the model that ships or any checkpoint folder.
+
+Knows where prompts come from and how answers are shown. Does not know how they are made.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paged import PagedError, SamplingParams
+from paged.cli.options import Json
+from paged.cli.show import console, print_json, printed
+
+if TYPE_CHECKING:
+    from paged.engine import Engine
+    from paged.results import Completion, EngineOutput
+
+_PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The model", "Memory"
+
+
+class NoPrompt(PagedError, ValueError):
+    """There is nothing to answer, or a file of prompts that cannot be read as text."""
+
+
+# fmt: off
+Prompt = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.", rich_help_panel=_PROMPTS)]
+File = Annotated[str | None, typer.Option("--file", "-f", help="A file with a prompt a line (UTF-8); - is standard input.", rich_help_panel=_PROMPTS)]
+MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.", rich_help_panel=_SAMPLING)]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="Of every request's draws.", show_default="one of each request's number", rich_help_panel=_SAMPLING)]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
+Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
+Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk.", rich_help_panel=_MODEL)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
+Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
+Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes: faster, but words may differ with what else is running.", rich_help_panel=_MODEL)]
+Blocks = Annotated[int | None, typer.Option(min=1, help="Device blocks.", show_default="what 256 MiB hold", rich_help_panel=_MEMORY)]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)]
+HostBlocks = Annotated[int, typer.Option(min=0, help="Host blocks to swap to.", rich_help_panel=_MEMORY)]
+Policy = Annotated[str, typer.Option(help="Who decides; `paged policies` lists them.", rich_help_panel=_MEMORY)]
+MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)]
+MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)]
+# fmt: on
+
+
+def generate(
+    prompt: Prompt = None,
+    file: File = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    ignore_eos: IgnoreEos = False,
+    model: Model = None,
+    backend: Backend = "torch_gather",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    fast: Fast = False,
+    blocks: Blocks = None,
+    block_size: BlockSize = 16,
+    host_blocks: HostBlocks = 0,
+    policy: Policy = "paged",
+    max_tokens_per_step: MaxTokensPerStep = 256,
+    max_sequences: MaxSequences = 32,
+    json: Json = False,
+) -> None:
+    """Continue prompts with a language model whose KV lives in paged memory.
+
+    Prompts come from --prompt, --file, or standard input, a line each. A single answer is written as it comes; many are shown when all are done.
+    The same call gives the same text: an answer depends on nothing but its prompt and its sampling values, unless --fast is given.
+
+    Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
+    """
+    prompts = _prompts(prompt, file)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
+    )
+    # What is wrong with these is said before a model is loaded.
+    params.check(None)
+    from paged import LLM
+
+    llm = LLM(
+        model,
+        backend=backend,
+        dtype=dtype,
+        device=device,
+        batch_invariant=not fast,
+        num_blocks=blocks,
+        block_size=block_size,
+        host_blocks=host_blocks,
+        policy=policy,
+        max_tokens_per_step=max_tokens_per_step,
+        max_sequences=max_sequences,
+    )
+    if json:
+        print_json(_document(llm.engine, llm.generate(prompts, params), fast))
+    elif len(prompts) == 1:
+        _write_as_it_comes(llm, prompts[0], params)
+    else:
+        _write_many(llm, prompts, params)
+
+
+def _prompts(given: list[str] | None, file: str | None) -> list[str]:
+    prompts = list(given or [])
+    if file == "-" or (not prompts and file is None and not sys.stdin.isatty()):
+        prompts += _lines("standard input", sys.stdin.buffer.read())
+    elif file is not None:
+        prompts += _lines(file, Path(file).read_bytes())
+    if not prompts:
+        raise NoPrompt("no prompt; give --prompt TEXT, --file FILE, or lines on standard input.")
+    if "" in prompts:
+        raise NoPrompt("a prompt is empty; at least one character is needed.")
+    return prompts
+
+
+def _lines(name: str, data: bytes) -> list[str]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise NoPrompt(
+            f"{name}, line {line}: byte {data[error.start]:#04x} is not UTF-8; save the file as UTF-8."
+        ) from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _document(engine: "Engine", completions: "list[Completion]", fast: bool) -> dict[str, Any]:
+    stats = engine.stats()
+    return {
+        "model": str(engine.model.path),
+        "backend": engine.runner.backend.name,
+        "batch_invariant": not fast,
+        "completions": [msgspec.to_builtins(completion) for completion in completions],
+        "stats": msgspec.to_builtins(stats),
+        "tokens_per_s": stats.output_tokens / (stats.host_s + stats.model_s) if stats.output_tokens else 0.0,
+    }
+
+
+def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> None:
+    out = console()
+    sys.stdout.write(prompt)
+
+    def write(output: "EngineOutput") -> None:
+        sys.stdout.write(output.text)
+        if out.is_terminal:
+            sys.stdout.flush()
+
+    completion = llm.generate([prompt], params, on_output=write)[0]
+    printed("")
+    _complain(completion)
+
+
+def _write_many(llm: Any, prompts: list[str], params: SamplingParams) -> None:
+    errors = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("answers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as progress:
+        task = progress.add_task("answers", total=len(prompts), rate="")
+
+        def advance(output: "EngineOutput") -> None:
+            if output.finish_reason is not None:
+                stats = llm.engine.stats()
+                seconds = stats.host_s + stats.model_s
+                rate = f"{stats.output_tokens / seconds:,.0f} tokens/s" if seconds else ""
+                progress.update(task, advance=1, rate=rate)
+
+        completions = llm.generate(prompts, params, on_output=advance)
+    for number, completion in enumerate(completions, 1):
+        printed(f"[{number}] {completion.prompt}{completion.text}")
+        printed("")
+        _complain(completion)
+
+
+def _complain(completion: "Completion") -> None:
+    if completion.error is not None:
+        print(f"paged: {completion.id} failed: {completion.error}", file=sys.stderr)

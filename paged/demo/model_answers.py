@@ -1,0 +1,66 @@
+"""A model in the place of a replay's stand-in: it runs each batch and answers greedily.
+
+Knows a loaded model, a pool and the arrays of a batch. Does not know the trace, the clock or who watches.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention import KVPool
+from paged.model.loading import LoadedModel
+from paged.model.runner import Runner
+from paged.text import TextStream
+from scheduler import Batch, Scheduler
+
+
+class ModelAnswers:
+    """Runs the batches of one scheduler. `tokens` and `texts` by request id are what it has written."""
+
+    def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "torch_gather") -> None:
+        manager = scheduler.manager
+        self._tokenizer = model.tokenizer
+        self._runner = Runner(
+            model,
+            KVPool(
+                num_layers=model.num_layers,
+                num_blocks=manager.num_blocks,
+                block_size=manager.block_size,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                dtype=model.dtype,
+                device=model.device,
+                num_host_blocks=manager.num_host_blocks,
+            ),
+            backend=backend,
+        )
+        self._streams: dict[str, TextStream] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.texts: dict[str, str] = {}
+        self.seconds = 0.0
+
+    def __call__(self, batch: Batch) -> NDArray[np.int32]:
+        """int32 [rows that sample]: the likeliest next token of each."""
+        began = time.perf_counter()
+        self._runner.move(batch)
+        logits = self._runner.logits(batch)
+        tokens: NDArray[np.int32] = logits.argmax(-1).cpu().numpy().astype(np.int32)
+        self.seconds += time.perf_counter() - began
+        for request_id, token in zip(batch.ids[batch.samples].tolist(), tokens.tolist(), strict=True):
+            self._write(request_id, token)
+        return tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written so far."""
+        return sum(map(len, self.tokens.values()))
+
+    def _write(self, request_id: str, token: int) -> None:
+        if request_id not in self._streams:
+            self._streams[request_id] = TextStream(self._tokenizer, [])
+            self.tokens[request_id], self.texts[request_id] = [], ""
+        self.tokens[request_id].append(token)
+        self.texts[request_id] += self._streams[request_id].push([token])

@@ -1,0 +1,15 @@
+"""How the next token is chosen: a request's parameters, and one draw for every row of a batch.
+
+Importing this loads no torch: logits bring it along.
+"""
+
+from paged.sampling.params import InvalidSampling, SamplingParams
+from paged.sampling.sampler import BadLogits, sample, seed_of
+
+__all__ = [
+    "BadLogits",
+    "InvalidSampling",
+    "SamplingParams",
+    "sample",
+    "seed_of",
+]

@@ -1,0 +1,248 @@
+"""One token a row, drawn from logits.
+
+    logits → temperature → weights, likeliest first → top-k → top-p → a uniform number picks the token
+                           |■■■■■■■■|■■■■|■■|■|■|     |■■■■■■■■|■■■■|■■|
+
+Knows logits, and of each row a few numbers. Does not know requests, models, or when a sequence ends.
+
+A draw depends on its own row alone, to the last bit, in whatever batch it comes: the uniform number is a hash of the row's
+seed and place, and the weights are integers, whose sum is the same in whatever order a device adds them up. That of floats
+is not, and a device's order depends on the shape of the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import PagedError
+from paged.sampling.params import InvalidSampling, check_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# So many of the likeliest tokens are looked at first. top-k and top-p hardly ever need more, and to sort 150,000 logits
+# takes thirty times as long as to pick 1,024 of them.
+_NUM_CANDIDATES = 1024
+
+# Logits that are turned into weights at once, at about 32 bytes each.
+_CELLS_AT_ONCE = 1 << 24
+
+# Multipliers of splitmix64: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", 2014, as
+# published by S. Vigna (https://prng.di.unimi.it/splitmix64.c). To hash a counter, so that a draw needs none before it, is
+# the idea of J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+_DTYPES = {
+    "temperature": np.dtype(np.float64),
+    "top_k": np.dtype(np.int64),
+    "top_p": np.dtype(np.float64),
+    "seeds": np.dtype(np.uint64),
+    "places": np.dtype(np.int64),
+}
+
+
+class BadLogits(PagedError, ValueError):
+    """Logits that no token can be chosen from: `row` of the batch, and its largest logit, `value`."""
+
+    def __init__(self, row: int, value: float) -> None:
+        what = "all its logits are -inf" if value == -np.inf else f"a logit is {'NaN' if np.isnan(value) else 'inf'}"
+        super().__init__(f"row {row}: {what}; a token is chosen from finite logits, at least one of them, and -inf.")
+        self.row = row
+        self.value = value
+
+
+def seed_of(request_id: str, engine_seed: int) -> int:
+    """The seed, of 64 bits, of a request that names none. Raises InvalidSampling for an engine seed of more bits."""
+    check_seed("engine_seed", engine_seed)
+    name = request_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=int(engine_seed).to_bytes(8, "little")).digest())
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: NDArray[np.float64],
+    top_k: NDArray[np.int64],
+    top_p: NDArray[np.float64],
+    seeds: NDArray[np.uint64],
+    places: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """The next token of each row, int32 [n], from logits [n, vocabulary] of any float dtype on any device.
+
+    temperature  [n], 0: the likeliest token, the lowest id of equals
+    top_k        [n], the vocabulary's size or more: off
+    top_p        [n], 1: off; the fewest likeliest tokens whose share of what top_k left reaches it
+    seeds        [n]
+    places       [n], tokens of that sequence that were sampled before
+
+    Of equally likely tokens the lower id is kept first. A token of -inf is never drawn, nor is one that is less than 2^-45
+    times as likely as the likeliest (2^-41 in a vocabulary of four million). Values are taken for granted that
+    `SamplingParams.check` accepts. Raises BadLogits for a row with NaN or inf, or of -inf alone; InvalidSampling for arrays
+    of another shape or kind.
+    """
+    _check_arrays(logits, temperature=temperature, top_k=top_k, top_p=top_p, seeds=seeds, places=places)
+    logits = logits.detach()
+    vocabulary_size = logits.shape[1]
+    likeliest = logits.max(dim=-1)
+    _refuse_bad(likeliest.values)
+    tokens: NDArray[np.int32] = likeliest.indices.cpu().numpy().astype(np.int32)
+    is_drawn = temperature > 0
+    if not is_drawn.any():
+        return tokens
+    uniforms = _uniforms(seeds, places)
+    is_cut = (top_k < vocabulary_size) | (top_p < 1)
+    num_at_once = max(1, _CELLS_AT_ONCE // vocabulary_size)
+    for rows in _pieces(is_drawn & ~is_cut, num_at_once):
+        tokens[rows] = _draw_from_all(_rows_of(logits, rows), temperature[rows], uniforms[rows])
+    for rows in _pieces(is_drawn & is_cut, num_at_once):
+        tokens[rows] = _draw_from_likeliest(
+            _rows_of(logits, rows), temperature[rows], top_k[rows], top_p[rows], uniforms[rows], _NUM_CANDIDATES
+        )
+    return tokens
+
+
+def _check_arrays(logits: Tensor, **columns: NDArray[Any]) -> None:
+    if logits.ndim != 2 or not logits.is_floating_point() or not logits.shape[1]:
+        raise InvalidSampling(f"logits have to be floats [rows, vocabulary]; got {logits.dtype} {list(logits.shape)}.")
+    for name, column in columns.items():
+        if column.dtype != _DTYPES[name] or column.shape != (len(logits),):
+            raise InvalidSampling(
+                f"{name} has to be {_DTYPES[name]} [{len(logits)}], one for each row of logits;"
+                f" got {column.dtype} {list(column.shape)}."
+            )
+
+
+def _refuse_bad(highest: Tensor) -> None:
+    # The maximum of a row with NaN is NaN, so this one number a row tells of all three.
+    values = highest.double().cpu().numpy()
+    is_bad = ~np.isfinite(values)
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        raise BadLogits(row, float(values[row]))
+
+
+def _uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Float64 [n] in [0, 1): 53 bits of each row's own splitmix64 stream, which begins at the hash of its seed."""
+    streams = _mixed(seeds + _GOLDEN)
+    bits = _mixed(streams + places.astype(np.uint64) * _GOLDEN) >> np.uint64(11)
+    return np.multiply(bits, 2.0**-53, dtype=np.float64)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    return values ^ (values >> np.uint64(31))
+
+
+def _pieces(is_wanted: NDArray[np.bool_], num_at_once: int) -> Iterator[NDArray[np.int64]]:
+    rows = np.flatnonzero(is_wanted)
+    for start in range(0, len(rows), num_at_once):
+        yield rows[start : start + num_at_once]
+
+
+def _rows_of(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[_column(logits, rows)[:, 0]]
+
+
+def _column(logits: Tensor, values: NDArray[Any]) -> Tensor:
+    """One number for each row, [n, 1], on the logits' device."""
+    # Here and not above, so that whoever only reads parameters needs no torch; whoever has logits has loaded it.
+    import torch
+
+    return torch.from_numpy(values).to(logits.device)[:, None]
+
+
+def _draw_from_all(
+    logits: Tensor, temperature: NDArray[np.float64], uniforms: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Tokens, [n], of rows where nothing is cut off. Any order of the tokens does then; that of their ids needs no sort."""
+    top = logits.amax(-1, keepdim=True)
+    sums = _weights(logits, top, _column(logits, temperature)).cumsum(-1)
+    return _numbers(_picked(sums, sums[:, -1:], _column(logits, uniforms)))
+
+
+def _draw_from_likeliest(
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    top_k: NDArray[np.int64],
+    top_p: NDArray[np.float64],
+    uniforms: NDArray[np.float64],
+    num_candidates: int,
+) -> NDArray[np.int64]:
+    """Tokens, [n], of rows where something is cut off: from so many candidates, and by a full sort where these are too few.
+
+    Either way gives the same token, because no two tokens share a rank and sums of integers are exact.
+    """
+    import torch
+
+    vocabulary_size = logits.shape[1]
+    num_candidates = min(num_candidates, vocabulary_size)
+    ordered, ids = _likeliest(logits, num_candidates)
+    top, heat = ordered[:, :1], _column(logits, temperature)
+    sums = _weights(ordered, top, heat, vocabulary_size).cumsum(-1)
+
+    kept = _column(logits, top_k).clamp(max=vocabulary_size)
+    total = sums.gather(-1, kept.clamp(max=num_candidates) - 1)
+    keeps_all = kept == vocabulary_size
+    if num_candidates < vocabulary_size and (top_k >= vocabulary_size).any():
+        total = torch.where(keeps_all, _weights(logits, top, heat).sum(-1, keepdim=True), total)
+
+    # As what may be missed, and not as what is wanted: a share of 1 is all of it then, to the last unit.
+    missable = ((1 - _column(logits, top_p)) * total).long()
+    last = torch.searchsorted(sums, (total - missable).clamp(min=1))
+    is_enough = last < num_candidates
+    last = last.clamp(max=num_candidates - 1)
+    picked = _picked(sums, sums.gather(-1, last), _column(logits, uniforms))
+    tokens = _numbers(ids.gather(-1, picked))
+    if num_candidates == vocabulary_size:
+        return tokens
+
+    # What equals the last candidate may have been left out, though its id be lower than that of one that is in.
+    is_enough &= (ordered.gather(-1, last) > ordered[:, -1:]) & (keeps_all | (kept <= num_candidates))
+    rest = np.flatnonzero(_numbers(is_enough) == 0)
+    if len(rest):
+        tokens[rest] = _draw_from_likeliest(
+            _rows_of(logits, rest), temperature[rest], top_k[rest], top_p[rest], uniforms[rest], vocabulary_size
+        )
+    return tokens
+
+
+def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits, largest first, and their ids, both [n, count]. Of equals the lower id stands first.
+
+    Which of those that equal the last one are in is the device's choice, unless all are.
+    """
+    if count == logits.shape[1]:
+        ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return ordered, ids
+    ids = logits.topk(count, sorted=False).indices.sort(-1).values
+    ordered, places = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(-1, places)
+
+
+def _weights(logits: Tensor, top: Tensor, temperature: Tensor, vocabulary_size: int = 0) -> Tensor:
+    """Probabilities as int64, of the shape of `logits`, in a unit that gives `top` a power of two and the sum 62 bits."""
+    bits = 62 - (vocabulary_size or logits.shape[1]).bit_length()
+    exponents = (logits.double() - top.double()).div_(temperature)
+    return exponents.exp_().mul_(2.0**bits).round_().long()
+
+
+def _picked(sums: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
+    """Where in the running sums, [n, vocabulary], the uniform share of what is kept falls, [n, 1]."""
+    import torch
+
+    # Rounded to float64 the product can reach the sum itself, which lies beyond the last token.
+    target = torch.minimum((uniforms * kept).long(), kept - 1)
+    return torch.searchsorted(sums, target, right=True)
+
+
+def _numbers(column: Tensor) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = column[:, 0].long().cpu().numpy()
+    return numbers

@@ -1,0 +1,134 @@
+"""Tokens as text, while they come.
+
+    prompt | output so far
+       |window          |
+        |known to be final|may change|
+
+Each time, only a window of the last tokens is decoded, and what it says beyond what it said before is new: the idea of the
+prefix offset and the read offset of vLLM's and TGI's detokenizers. Unlike theirs the window never waits for a token that
+ends a character, so that even random bytes cost the same for each token.
+
+Knows a Hugging Face tokenizer. Does not know requests or the model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from block_manager import PagedError, token_array
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+# A window of fewer characters could begin and end within the same character, which has at most four bytes.
+_LEAST_CHARS = 4
+
+# Tokens that usually say so many; a window is cut back to them when it has become four times as long.
+_LEAST_TOKENS = 8
+_MOST_TOKENS = 32
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextEnded(PagedError, ValueError):
+    """Tokens for a stream that was finished."""
+
+
+class TextStream:
+    """The text of a growing output.
+
+    What was returned never changes. All of it together is `tokenizer.decode(output)`, except that the output goes on where
+    the prompt ended: it keeps a leading space that would be stripped there, and ends the prompt's last character if that has
+    bytes missing. Bytes that are no character become U+FFFD. The tokenizer's clean-up of spaces, which rewrites text, is off.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, prompt_ids: list[int], *, skip_special_tokens: bool = False
+    ) -> None:
+        """A stream that continues the prompt, of which it reads no more than its end."""
+        # What its `decode` comes to, and several times as fast.
+        self._backend = tokenizer.backend_tokenizer
+        self._skips_special = skip_special_tokens
+        self._unspoken = _special_ids(self._backend) if skip_special_tokens else frozenset()
+        self._has_ended = False
+        self._window = self._end_of(prompt_ids)
+        # Text of the window before the first new character. It may still change if it ends within one.
+        self._before: str | None = self._decoded(self._window)
+        # Characters of the window's text that are final.
+        self._num_final = 0
+
+    def push(self, ids: list[int]) -> str:
+        """The text that is new and final once these tokens have come.
+
+        A character whose bytes have not all come is held back, and so are byte tokens of a tokenizer that knows some
+        characters by bytes alone (<0xE4>) until another token ends their run: it reads them all or none.
+
+        Raises InvalidTokens for what are no token ids, and TextEnded after `finish`.
+        """
+        if self._has_ended:
+            raise TextEnded("the stream was finished; tokens that come later need a stream of their own.")
+        self._window += self._spoken(token_array(ids).tolist())
+        if not self._window or self._is_byte(self._window[-1]):
+            return ""
+        text = self._advanced_to(_settled(self._decoded(self._window)))
+        if len(self._window) > _MOST_TOKENS and self._before is None:
+            self._window = self._end_of(self._window)
+            self._num_final = len(_settled(self._decoded(self._window)))
+        return text
+
+    def finish(self) -> str:
+        """What was held back. Nothing can be pushed after it; called again it returns nothing."""
+        if self._has_ended:
+            return ""
+        self._has_ended = True
+        return self._advanced_to(self._decoded(self._window))
+
+    def _advanced_to(self, text: str) -> str:
+        if self._before is not None:
+            # The output may have changed the prompt's last character, by ending it.
+            self._num_final = _num_shared(self._before, text)
+        new = text[self._num_final :]
+        if new:
+            self._before = None
+            self._num_final = len(text)
+        return new
+
+    def _end_of(self, ids: list[int]) -> list[int]:
+        """The shortest of its ends that can stand for all of it before more text. Doubled until it can."""
+        num_tokens = _LEAST_TOKENS
+        while True:
+            end = self._spoken(token_array(ids[-num_tokens:]).tolist())
+            if num_tokens >= len(ids):
+                return end
+            is_one_run = all(map(self._is_byte, end))
+            if not is_one_run and len(self._decoded(end)) >= _LEAST_CHARS:
+                return end
+            num_tokens *= 2
+
+    def _spoken(self, ids: list[int]) -> list[int]:
+        """Without those that the decoder never sees, lest a window is full of them: they are no context."""
+        return [id for id in ids if id not in self._unspoken and self._backend.id_to_token(id) is not None]
+
+    def _is_byte(self, id: int) -> bool:
+        token = self._backend.id_to_token(id)
+        return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=self._skips_special)
+        return text
+
+
+def _settled(text: str) -> str:
+    """Without what the next token may change: bytes that begin a character and do not end it are one U+FFFD, the last."""
+    return text.removesuffix(_REPLACEMENT)
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def _special_ids(backend: Tokenizer) -> frozenset[int]:
+    return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
