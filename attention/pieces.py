@@ -93,22 +93,28 @@ def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: Layer
     precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
     keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
     q = (queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim)
-    highest = q.new_full((places, num_kv_heads, group, 1), _LOWEST)
-    weight = torch.zeros_like(highest)
-    total = q.new_zeros(places, num_kv_heads, group, head_dim)
+    highest = weight = total = None
     for rows, hidden in _pieces(plan, options.window, num_kv_heads):
         k = keys.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
         v = values.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
         scores = torch.bmm(q, k.transpose(1, 2)).view(places, num_kv_heads, group, PIECE)
         if options.soft_cap is not None:
             scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
-        scores = scores.masked_fill(hidden, -torch.inf)
-        higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
-        shrink, new = torch.exp(highest - higher), torch.exp(scores - higher)
-        weight = weight * shrink + new.sum(-1, keepdim=True)
-        part = torch.bmm(new.view(-1, group, PIECE), v).view_as(total)
-        total = total * shrink + part
+        scores.masked_fill_(hidden, -torch.inf)
+        most = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
+        higher = most if highest is None else torch.maximum(highest, most)
+        new = scores.sub_(higher).exp_()
+        piece_weight = new.sum(-1, keepdim=True)
+        piece = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_kv_heads, group, head_dim)
+        if highest is None or weight is None or total is None:
+            weight, total = piece_weight, piece
+        else:
+            shrink = torch.exp(highest - higher)
+            weight = weight.mul_(shrink).add_(piece_weight)
+            total = total.mul_(shrink).add_(piece)
         highest = higher
+    assert weight is not None, "there is always a first piece"
+    assert total is not None, "there is always a first piece"
     # A padded place has seen nothing: 0 / 1, not 0 / 0.
     out = total / weight.clamp_min(torch.finfo(precise).tiny)
     return out.to(queries.dtype).view(places, num_heads, head_dim)
