@@ -167,7 +167,7 @@ class Engine:
             return [int(token) for token in prompt]
         if self.model.tokenizer is None:
             raise InvalidRequest(f"{self.model.path}: no tokenizer there, so prompts have to be token ids.")
-        found: list[int] = self.model.tokenizer.encode(prompt)
+        found: list[int] = self.model.tokenizer.encode(prompt, verbose=False)
         return found
 
     def abort(self, request_id: str) -> EngineOutput | None:

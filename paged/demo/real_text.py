@@ -31,7 +31,7 @@ class RealText:
         for paragraph in text.split("\n\n"):
             if len(paragraph) >= SHORTEST_PARAGRAPH and paragraph[0].isalpha():
                 starts.append(len(stream))
-            stream += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False)
+            stream += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False, verbose=False)
         self._stream = np.array(stream, np.int32)
         self._starts = np.array(starts, np.int64)
 

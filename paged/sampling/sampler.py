@@ -88,7 +88,7 @@ def sample(
     of another shape or kind.
     """
     _check_arrays(logits, temperature=temperature, top_k=top_k, top_p=top_p, seeds=seeds, places=places)
-    logits = logits.detach()
+    logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
     likeliest = logits.max(dim=-1)
     _refuse_bad(likeliest.values)

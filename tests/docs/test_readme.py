@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sysconfig
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -62,7 +63,7 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
         if program == "make":
             assert re.search(rf"^{arguments[0]}:", makefile, flags=re.MULTILINE), arguments
         else:
-            subcommand = [argument for argument in arguments if argument.islower()]
+            subcommand = [*takewhile(lambda argument: argument.islower() and argument.isalpha(), arguments)]
             result = run_python(str(script), *subcommand, "--help")
             assert result.returncode == 0, result.stderr
 

@@ -53,7 +53,7 @@ def test_without_a_command_the_help_is_shown(paged):
     assert err == ""
 
 
-@pytest.mark.parametrize("command", [["replay"], ["demo"], ["bench", "scheduler"], ["policies"]])
+@pytest.mark.parametrize("command", [["replay"], ["demo"], ["generate"], ["bench", "scheduler"], ["policies"]])
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")
     assert status == 0
@@ -73,6 +73,8 @@ def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(pa
     assert result["peak_block_usage"] > 0.95
     assert 0 < result["prefix_hit_rate"] < 1
     assert result["violations"] == 0
+    assert result["different_outputs"] == 0
+    assert result["tokens_per_s"] > 0
 
 
 def test_the_demo_without_a_terminal_is_plain_lines(paged):
@@ -80,8 +82,21 @@ def test_the_demo_without_a_terminal_is_plain_lines(paged):
     assert (status, err) == (0, "")
     assert "\x1b" not in out
     lines = out.splitlines()
-    assert sum(line.startswith("step ") for line in lines) == 10
+    # A tenth of the requests each, under pressure and with ample memory.
+    assert sum(line.startswith("step ") for line in lines) == 20
     assert any(line.startswith("invariants: 0 violations") for line in lines)
+    assert any(line.startswith("different answers: 0 of 160 ") for line in lines)
+
+
+def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(paged, monkeypatch):
+    monkeypatch.setattr("paged.cli.demo.find_spec", lambda name: None)
+    status, out, err = paged("demo")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == "No torch here, so a stand-in answers; pip install 'paged[engine]' brings the model."
+    assert "invariants: 0 violations in 987 checked steps" in out
+    status, out, err = paged("demo", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["steps"] == 987
 
 
 def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypatch):
@@ -92,7 +107,7 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypat
     status, out, err = paged("demo", "--speed", 1000)
     assert (status, out, err) == (0, "", "")
     drawn = screen.getvalue()
-    for words in ("228 blocks of 16 tokens", "preempted", "160 of 160 requests ended", "prefix hits", "0 violations"):
+    for words in ("96 blocks of 8 tokens", "preempted", "160 of 160 requests ended", "prefix hits", "0 violations"):
         assert words in drawn
     assert "██" in drawn
 

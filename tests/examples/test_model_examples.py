@@ -1,0 +1,46 @@
+"""The examples that run the model which ships: what they print, and that each is short."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def example(repository: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", repository / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["generate", "stream"])
+def test_an_example_is_under_30_lines_of_code(repository, name):
+    source = (repository / "examples" / f"{name}.py").read_text()
+    code = source.split('"""', 2)[2]
+    assert len([line for line in code.splitlines() if line.strip()]) < 30
+
+
+def test_generate_gives_the_same_words_together_and_alone(repository, capsys):
+    answers = example(repository, "generate").main()
+    assert len(answers) == 3
+    assert all(answers)
+    assert "first token after" in capsys.readouterr().out
+
+
+def test_stream_ends_one_request_by_length_and_one_by_abort(repository, capsys):
+    texts = example(repository, "stream").main()
+    out = capsys.readouterr().out
+    assert 60 < len(texts["drawn"]) < 120
+    assert "length" in out
+    assert set(texts) == {"greedy", "drawn"}
+
+
+def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(repository):
+    steps = example(repository, "continuous_batching").steps
+    # Four batches, each as long as its one request of 100.
+    assert steps("static") == 4 * 100
+    # Places come free every 10 steps, and the fourth long request is let in with the seventh that finds one: after 30 steps.
+    assert steps("paged") == 30 + 100
