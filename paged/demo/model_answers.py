@@ -37,6 +37,7 @@ class ModelAnswers:
     def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "torch_gather") -> None:
         manager = scheduler.manager
         self._tokenizer = model.tokenizer
+        self._eos = set(model.eos_token_ids)
         self._runner = Runner(
             model,
             KVPool(
@@ -77,4 +78,9 @@ class ModelAnswers:
             self._streams[request_id] = TextStream(self._tokenizer, [])
             self.tokens[request_id], self.texts[request_id] = [], ""
         self.tokens[request_id].append(token)
+        if token in self._eos:
+            # Lengths are the trace's, so it goes on; what comes after is another text.
+            self.texts[request_id] += self._streams[request_id].finish() + " ¶ "
+            self._streams[request_id] = TextStream(self._tokenizer, [])
+            return
         self.texts[request_id] += self._streams[request_id].push([token])
