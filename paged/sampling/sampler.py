@@ -88,6 +88,7 @@ def sample(
     of another shape or kind.
     """
     _check_arrays(logits, temperature=temperature, top_k=top_k, top_p=top_p, seeds=seeds, places=places)
+    # In one piece: a device may compute `exp` in another way, and round it otherwise, where rows are not.
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
     likeliest = logits.max(dim=-1)
@@ -196,16 +197,14 @@ def _draw_from_likeliest(
 
     # As what may be missed, and not as what is wanted: a share of 1 is all of it then, to the last unit.
     missable = ((1 - _column(logits, top_p)) * total).long()
-    last = torch.searchsorted(sums, (total - missable).clamp(min=1))
-    is_enough = last < num_candidates
-    last = last.clamp(max=num_candidates - 1)
+    last = torch.searchsorted(sums, total - missable).clamp(max=num_candidates - 1)
     picked = _picked(sums, sums.gather(-1, last), _column(logits, uniforms))
     tokens = _numbers(ids.gather(-1, picked))
     if num_candidates == vocabulary_size:
         return tokens
 
     # What equals the last candidate may have been left out, though its id be lower than that of one that is in.
-    is_enough &= (ordered.gather(-1, last) > ordered[:, -1:]) & (keeps_all | (kept <= num_candidates))
+    is_enough = (ordered.gather(-1, last) > ordered[:, -1:]) & (keeps_all | (kept <= num_candidates))
     rest = np.flatnonzero(_numbers(is_enough) == 0)
     if len(rest):
         tokens[rest] = _draw_from_likeliest(
@@ -238,9 +237,8 @@ def _picked(sums: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
     """Where in the running sums, [n, vocabulary], the uniform share of what is kept falls, [n, 1]."""
     import torch
 
-    # Rounded to float64 the product can reach the sum itself, which lies beyond the last token.
-    target = torch.minimum((uniforms * kept).long(), kept - 1)
-    return torch.searchsorted(sums, target, right=True)
+    # At most 1 - 2^-53 of it, which is less than all of it in float64, too, however `kept` was rounded.
+    return torch.searchsorted(sums, (uniforms * kept).long(), right=True)
 
 
 def _numbers(column: Tensor) -> NDArray[np.int64]:

@@ -226,11 +226,14 @@ class SchedulerRig:
             self.scheduler.cancel(flight.batch, moved=moved)
         if not moved:
             self.carries_moves = self.carries_moves or len(flight.batch.moves) > 0
-            for row in flight.batch.loads[:, 0].tolist():
-                id = self.scheduler.id_of(row) or ""
-                load = self.loads.pop(id, None)
-                if load is not None and self.scheduler.status(id) == "loading":
-                    self.asked[id] = load.num_tokens
+        for id in dict.fromkeys(flight.loading):
+            # Whoever lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
+            is_loading = self.scheduler.status(id) == "loading"
+            if moved and is_loading:
+                continue
+            load = self.loads.pop(id, None)
+            if load is not None and is_loading:
+                self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.context_lens[index] - flight.batch.num_tokens[index])
             if start > self.computed.get(key, 0):

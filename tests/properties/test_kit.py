@@ -106,6 +106,21 @@ def test_tokens_appended_to_a_loading_request_do_not_change_what_a_cancelled_bat
     rig.drain()
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_load_that_is_asked_for_anew_is_not_mixed_with_the_one_that_a_cancelled_batch_listed(moved):
+    rig = SchedulerRig(World(num_blocks=8, block_size=2, max_tokens_per_step=4, max_sequences=4))
+    for name, prompt, num_computed in (("r0", [0], 0), ("r1", [0, 0], 0), ("r2", [0] * 4, 3), ("r3", [0], 0)):
+        rig.add(Request(id=name, prompt=prompt, max_tokens=1, num_computed=num_computed))
+    # r2 shares what r1 computes here, so it asks for one token only; after the cancel it has nothing, and asks for three.
+    rig.schedule()
+    rig.cancel(moved)
+    rig.schedule()
+    rig.schedule()
+    rig.run(1)
+    rig.loaded("r2", 1)
+    rig.drain()
+
+
 def test_a_transfer_may_hold_a_shared_block_once_for_each_row():
     rig = SchedulerRig(
         World(num_blocks=8, block_size=1, host_blocks=8, max_tokens_per_step=4, max_sequences=4, async_moves=True)

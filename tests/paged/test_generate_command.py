@@ -1,0 +1,89 @@
+"""`paged generate`: where prompts come from, how answers look, and what wrong input gets."""
+
+import json
+
+import pytest
+
+from paged.cli.app import run
+
+PROMPT = "The with statement is used to"
+
+
+@pytest.fixture
+def paged(capsys):
+    """Run a command line; returns (status, standard output, standard error)."""
+
+    def call(*arguments):
+        status = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_a_prompt_goes_on_and_the_same_call_gives_the_same_text(paged):
+    status, out, err = paged("generate", "--prompt", PROMPT, "--max-tokens", 40)
+    assert (status, err) == (0, "")
+    assert out.startswith(PROMPT)
+    assert len(out) > len(PROMPT) + 20
+    assert paged("generate", "--prompt", PROMPT, "--max-tokens", 40) == (status, out, err)
+
+
+def test_json_tells_ids_text_reasons_and_times(paged):
+    status, out, err = paged("generate", "-p", PROMPT, "-p", "Return", "--max-tokens", 8, "--json")
+    document = json.loads(out)
+    assert (status, err) == (0, "")
+    first, second = document["completions"]
+    assert [first["prompt"], second["prompt"]] == [PROMPT, "Return"]
+    assert first["finish_reason"] in ("length", "stop")
+    assert len(first["token_ids"]) == first["usage"]["output_tokens"] <= 8
+    assert first["timings"]["ttft_s"] > 0
+    assert document["batch_invariant"] is True
+    assert document["tokens_per_s"] > 0
+
+
+def test_prompts_come_from_a_file_a_line_each(paged, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Return a list\n\nÄ with ☃\n", encoding="utf-8")
+    status, out, err = paged("generate", "--file", file, "--max-tokens", 3)
+    assert (status, err) == (0, "")
+    assert "[1] Return a list" in out
+    assert "[2] Ä with ☃" in out
+
+
+def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
+    options = ("--temperature", 0.9, "--top-p", 0.9, "--top-k", 50, "--seed", 3, "--max-tokens", 12)
+    first = paged("generate", "--prompt", PROMPT, *options)
+    assert first == paged("generate", "--prompt", PROMPT, *options)
+    assert paged("generate", "--prompt", PROMPT, "--max-tokens", 5, "--fast")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", ""], "a prompt is empty"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature has to be"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature has to be"),
+        (["--prompt", "a", "--top-p", "0.5"], "temperature 0 is greedy"),
+        (["--prompt", "a", "--temperature", "1", "--top-p", "0"], "top_p has to be"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens has to be"),
+        (["--prompt", "a", "--model", "nowhere"], "nowhere: no such folder"),
+        (["--prompt", "a", "--backend", "flash"], "known ones are reference, torch_gather, xformers_splitk"),
+        (["--prompt", "a", "--dtype", "int8"], "known ones are auto, float32, bfloat16, float16"),
+        (["--prompt", "a", "--policy", "best"], "paged"),
+        (["--file", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(paged, arguments, words):
+    status, out, err = paged("generate", *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(paged, tmp_path):
+    file = tmp_path / "latin1.txt"
+    file.write_bytes(b"fine\nna\xefve\n")
+    status, out, err = paged("generate", "--file", file)
+    assert (status, out) == (2, "")
+    assert f"{file}, line 2: byte 0xef is not UTF-8" in err
