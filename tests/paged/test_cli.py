@@ -9,22 +9,9 @@ import pytest
 from rich.console import Console
 
 from paged import POLICIES, __version__
-from paged.cli.app import run
 from paged.traces import excerpt_path
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
-
-
-@pytest.fixture
-def paged(capsys):
-    """Run a command line in this process: exit status, standard output, standard error."""
-
-    def call(*arguments):
-        status = run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -4,21 +4,7 @@ import json
 
 import pytest
 
-from paged.cli.app import run
-
 PROMPT = "The with statement is used to"
-
-
-@pytest.fixture
-def paged(capsys):
-    """Run a command line; returns (status, standard output, standard error)."""
-
-    def call(*arguments):
-        status = run([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def test_a_prompt_goes_on_and_the_same_call_gives_the_same_text(paged):
