@@ -59,6 +59,9 @@ class Sharing:
         """
         index, tables = self._index, self._tables
         path = index.paths[row]
+        if path.open is None and path.published < tables.full_blocks(row):
+            # What it computed could not become nodes while another batch had the same ones pending; now that may have ended.
+            self.publish(row)
         have = path.published
         if path.open is not None or tables.num_blocks[row] != have:
             return 0

@@ -1,0 +1,276 @@
+"""Attention by xformers' split-K operator in Triton, which reads K and V where they lie, through block tables.
+
+Runs on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. In one call of the operator
+every row has as many queries, and the last of them is the last position that its row reads. So the tokens of a sequence are cut
+into pieces, from behind, and each piece is a row with a table and a length of its own; the first is padded in front:
+
+    37 tokens, the last 18 of them in this step, as two rows of 16 queries
+    reads | 0 ... 36 |    queries | 21 ... 36             |
+    reads | 0 ... 20 |    queries | 14 of padding, 19, 20 |
+
+The number of rows and the width of their tables are constants in the compiled kernel, so both are rounded up to powers of two;
+what is padded points to the scratch block, and is not read. Blocks in front of a layer's window are left out of the tables,
+since their owner may have freed them.
+
+The operator, its paged masks and its way with grouped heads are xformers' (`xformers.ops.fmha.triton_splitk`, BSD); splitting
+the keys is Flash-Decoding (Dao et al., 2023).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention.backend import LayerOptions, LayerShape
+from attention.errors import UnsupportedByBackend
+from attention.kv_pool import KVPool
+from attention.step_tokens import Ints, StepTokens
+
+_BLOCK_SIZES = (16, 32, 64)
+_HEAD_DIMS = (16, 32, 64, 128, 256, 512)
+_DTYPES = (torch.float16, torch.bfloat16)
+_LEAST_CAPABILITY = (8, 0)
+# xformers 0.0.35 reads memory by them.
+_FIRST_WITHOUT_BLOCK_POINTERS = (3, 9)
+# Queries in a row. The operator takes 16 at most; shorter rows are for drafts, which are a few tokens on a long context.
+_ROW_LENGTHS = np.array([1, 2, 4, 8, 16])
+_OTHERS = 'the backends "torch_gather" and "reference" can.'
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """n pieces of `length` queries, in `num_rows` rows, the last of which are padding.
+
+    sequences        int64 [n]; whose piece it is
+    first_positions  int64 [n]; of its first token
+    num_seen         int64 [n]; tokens of its sequence up to and with its last one
+    queries          int64 [num_rows * length]; the token at each place, and token 0 where there is padding
+    tokens, places   int64 [tokens of these pieces]; the tokens, and where each is among the queries
+    """
+
+    length: int
+    num_rows: int
+    sequences: Ints
+    first_positions: Ints
+    num_seen: Ints
+    queries: Tensor
+    tokens: Tensor
+    places: Tensor
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for."""
+
+    step: StepTokens
+    rows: list[Rows]
+    by_window: dict[int | None, list[Any]] = field(default_factory=dict)
+
+
+class Backend:
+    """See the module.
+
+    Raises UnsupportedByBackend when xformers or a Triton that it works with is missing, or an invariant mode is wanted.
+    """
+
+    name = "xformers_splitk"
+    is_invariant = False
+
+    def __init__(self, is_invariant: bool) -> None:
+        if is_invariant:
+            raise _unsupported("an invariant mode: it splits a context by how much else there is", _OTHERS)
+        try:
+            triton = import_module("triton")
+            self._fmha = import_module("xformers.ops.fmha")
+        except ImportError as error:
+            raise _unsupported(f"anything here ({error})", "pip install 'paged[gpu]'") from error
+        if tuple(map(int, triton.__version__.split(".")[:2])) >= _FIRST_WITHOUT_BLOCK_POINTERS:
+            raise _unsupported(
+                f"anything with Triton {triton.__version__}, which has no block pointers",
+                f"pip install 'triton<{_dotted(_FIRST_WITHOUT_BLOCK_POINTERS)}'",
+            )
+        self._mask, self._windowed_mask = _masks(self._fmha)
+        self._operators = {size: _operator(self._fmha, size, self._windowed_mask) for size in _BLOCK_SIZES}
+
+    @staticmethod
+    def check(shape: LayerShape) -> None:
+        """Raise UnsupportedByBackend for a device, dtype, head size or block size that the operator does not take.
+
+        Knows without xformers.
+        """
+        _check_device(shape.device)
+        # The operator takes bfloat16 on a GPU alone.
+        dtypes = _DTYPES if shape.device.type == "cuda" else _DTYPES[:1]
+        limits: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+            (f"{shape.dtype} on {shape.device.type}", shape.dtype, dtypes),
+            (f"head size {shape.head_dim}", shape.head_dim, _HEAD_DIMS),
+            (f"blocks of {shape.block_size} tokens", shape.block_size, _BLOCK_SIZES),
+        )
+        for what, value, known in limits:
+            if value not in known:
+                raise _unsupported(what, f"it takes {_listed(known)}; {_OTHERS}")
+
+    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
+        """Cut the step into rows. Raises UnsupportedByBackend for an ancestor mask."""
+        if step.ancestors is not None:
+            raise _unsupported("drafts that branch", _OTHERS)
+        counts = np.diff(step.starts)
+        longest = len(_ROW_LENGTHS) - 1
+        lengths = _ROW_LENGTHS[np.minimum(np.searchsorted(_ROW_LENGTHS, counts), longest)]
+        return Plan(
+            step,
+            [
+                _cut(step, (lengths == length).nonzero()[0], length, pool.device)
+                for length in np.unique(lengths).tolist()
+            ],
+        )
+
+    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap."""
+        if options.soft_cap is not None:
+            raise _unsupported("a soft cap on scores", _OTHERS)
+        if options.window not in plan.by_window:
+            plan.by_window[options.window] = [
+                self._mask_of(rows, plan.step, pool, options.window) for rows in plan.rows
+            ]
+        num_heads, head_dim = queries.shape[1:]
+        group = num_heads // pool.num_kv_heads
+        # [1, slots, num_kv_heads, group, head_dim]; the heads of a group are the same memory.
+        keys, values = (slots[None, :, :, None].expand(-1, -1, -1, group, -1) for slots in pool.slots(layer))
+        out = torch.zeros_like(queries)
+        # Triton launches on the current device, whichever its arguments are on.
+        with torch.cuda.device(queries.get_device()):
+            for rows, mask in zip(plan.rows, plan.by_window[options.window], strict=True):
+                result = self._fmha.memory_efficient_attention_forward(
+                    queries[rows.queries].view(1, -1, pool.num_kv_heads, group, head_dim),
+                    keys,
+                    values,
+                    attn_bias=mask,
+                    scale=options.scale,
+                    op=self._operators[pool.block_size],
+                )
+                out[rows.tokens] = result.reshape(-1, num_heads, head_dim)[rows.places]
+        return out
+
+    def _mask_of(self, rows: Rows, step: StepTokens, pool: KVPool, window: int | None) -> Any:
+        """xformers' mask of these rows: their lengths, and the tables from the first block in the window on."""
+        lengths, tables = _tables(rows, step, pool.scratch_block, window)
+        mask = (self._mask if window is None else self._windowed_mask).from_seqlens(
+            [rows.length] * rows.num_rows,
+            lengths.tolist(),
+            torch.from_numpy(tables).to(pool.device),
+            step.block_size,
+            device=pool.device,
+        )
+        if window is not None:
+            mask._window_size = window
+        return mask
+
+
+def _check_device(device: torch.device) -> None:
+    is_interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if torch.version.hip is not None or not (device.type == "cuda" or is_interpreted):
+        raise _unsupported(
+            f"device {device}{' of ROCm' if torch.version.hip is not None else ''}",
+            f"it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1); {_OTHERS}",
+        )
+    if device.type == "cuda" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _LEAST_CAPABILITY:
+            raise _unsupported(
+                f"compute capability {_dotted(capability)}",
+                f"it takes {_dotted(_LEAST_CAPABILITY)} and above; {_OTHERS}",
+            )
+
+
+def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> Rows:
+    """The tokens of the chosen sequences in pieces of `length`, each sequence's last piece first."""
+    num_pieces = -(-np.diff(step.starts)[chosen] // length)
+    sequences = np.repeat(chosen, num_pieces)
+    rank_in_sequence = np.arange(len(sequences)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    num_behind = rank_in_sequence * length
+    tokens = (step.starts[sequences + 1] - num_behind)[:, None] + np.arange(-length, 0)
+    is_token = tokens >= step.starts[sequences][:, None]
+    num_seen = step.context_lens[sequences] - num_behind
+    num_rows = _rounded_up(len(sequences))
+    queries = np.zeros((num_rows, length), np.int64)
+    queries[: len(sequences)] = np.where(is_token, tokens, 0)
+    return Rows(
+        length,
+        num_rows,
+        sequences,
+        num_seen - is_token.sum(1),
+        num_seen,
+        torch.from_numpy(queries.reshape(-1)).to(device),
+        torch.from_numpy(tokens[is_token]).to(device),
+        torch.from_numpy(is_token.reshape(-1).nonzero()[0]).to(device),
+    )
+
+
+def _tables(rows: Rows, step: StepTokens, scratch_block: int, window: int | None) -> tuple[Ints, NDArray[np.int32]]:
+    """How many tokens each row reads, int64 [num_rows], and from which blocks, int32 [num_rows, width].
+
+    A row begins with the first block that its first token sees.
+    """
+    n, size = len(rows.sequences), step.block_size
+    first_seen = np.zeros_like(rows.num_seen)
+    if window is not None:
+        first_seen = np.maximum(rows.first_positions - window + 1, 0)
+    first_columns = first_seen // size
+    lengths = np.zeros(rows.num_rows, np.int64)
+    lengths[:n] = rows.num_seen - first_columns * size
+    num_columns = -(-lengths[:n, None] // size)
+    rising = np.arange(_rounded_up(int(num_columns.max(initial=1))))
+    is_read = rising < num_columns
+    columns = np.where(is_read, first_columns[:, None] + rising, 0)
+    tables = np.full((rows.num_rows, len(rising)), scratch_block, np.int32)
+    tables[:n] = np.where(is_read, step.block_tables[rows.sequences[:, None], columns], scratch_block)
+    return lengths, tables
+
+
+def _masks(fmha: Any) -> tuple[Any, Any]:
+    """The class of paged causal masks, and the class of those with a window, which the kernel knows and xformers does not name."""
+    biases = fmha.attn_bias
+    paged, local = biases.PagedBlockDiagonalPaddedKeysMask, biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask
+    return biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask, type("PagedWindowedMask", (paged, local), {})
+
+
+def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
+    """The operator for these blocks: it reads so many keys at once, which must not be more than a block."""
+    base = fmha.triton_splitk.FwOp
+    return type(
+        f"FwOpBlocksOf{block_size}",
+        (base,),
+        {
+            "NAME": f"{base.NAME}_blocks_of_{block_size}",
+            "BLOCK_N": block_size,
+            # A CPU is one only in the interpreter; `check` lets no other pass.
+            "SUPPORTED_DEVICES": {"cuda", "cpu"},
+            "SUPPORTED_ATTN_BIAS_TYPES": (*base.SUPPORTED_ATTN_BIAS_TYPES, windowed_mask),
+        },
+    )
+
+
+def _rounded_up(count: int) -> int:
+    """The least power of two that is not below it."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _unsupported(what: str, instead: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(Backend.name, what, instead)
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
