@@ -21,6 +21,8 @@ from attention.step_tokens import StepTokens
 
 # Context positions in one piece.
 PIECE = 64
+# In float32 64 bytes, which is what torch aligns its memory to.
+_ALIGNED_WIDTH = 16
 # Below every score, and finite, so that no difference of two of them is undefined.
 _LOWEST = -1e30
 
@@ -85,6 +87,15 @@ def _pieces(plan: Plan, window: int | None, num_kv_heads: int) -> list[tuple[Ten
     return plan.by_window[window]
 
 
+def _aligned(matrices: Tensor) -> Tensor:
+    """[n, rows, width]: the same with columns of 0 up to the next width of 16.
+
+    A product's bits depend on where its matrices begin in memory, and those of odd width begin somewhere else at each place.
+    """
+    missing = -matrices.shape[-1] % _ALIGNED_WIDTH
+    return torch.nn.functional.pad(matrices, (0, missing)) if missing else matrices
+
+
 def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
     """See AttentionBackend."""
     places, num_heads, head_dim = queries.shape
@@ -92,11 +103,11 @@ def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: Layer
     group = num_heads // num_kv_heads
     precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
     keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
-    q = (queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim)
+    q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim))
     highest = weight = total = None
     for rows, hidden in _pieces(plan, options.window, num_kv_heads):
-        k = keys.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
-        v = values.index_select(0, rows).to(precise).view(-1, PIECE, head_dim)
+        k = _aligned(keys.index_select(0, rows).to(precise).view(-1, PIECE, head_dim))
+        v = _aligned(values.index_select(0, rows).to(precise).view(-1, PIECE, head_dim))
         scores = torch.bmm(q, k.transpose(1, 2)).view(places, num_kv_heads, group, PIECE)
         if options.soft_cap is not None:
             scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
@@ -105,7 +116,7 @@ def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: Layer
         higher = most if highest is None else torch.maximum(highest, most)
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
-        piece = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_kv_heads, group, head_dim)
+        piece = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_kv_heads, group, -1)
         if highest is None or weight is None or total is None:
             weight, total = piece_weight, piece
         else:
@@ -116,5 +127,5 @@ def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: Layer
     assert weight is not None, "there is always a first piece"
     assert total is not None, "there is always a first piece"
     # A padded place has seen nothing: 0 / 1, not 0 / 0.
-    out = total / weight.clamp_min(torch.finfo(precise).tiny)
-    return out.to(queries.dtype).view(places, num_heads, head_dim)
+    out = total[..., :head_dim] / weight.clamp_min(torch.finfo(precise).tiny)
+    return out.to(queries.dtype).reshape(places, num_heads, head_dim)

@@ -24,17 +24,13 @@ def bytes_per_block(model: LoadedModel, block_size: int) -> int:
 def blocks_within(model: LoadedModel, num_bytes: int, block_size: int, longest: int = 1) -> int:
     """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
     each = bytes_per_block(model, block_size)
-    num_blocks, wanted = num_bytes // each, -(-longest // block_size)
-    if num_blocks < 1:
-        raise BudgetTooSmall(
-            f"{num_bytes:,} bytes do not hold one block of {block_size} tokens; that takes {each:,}.",
-            wanted=each,
-            given=num_bytes,
-        )
-    if num_blocks < wanted:
-        raise BudgetTooSmall(
-            f"{num_bytes:,} bytes hold {num_blocks * block_size:,} tokens; one sequence of {longest:,} takes {wanted * each:,}.",
-            wanted=wanted * each,
-            given=num_bytes,
-        )
-    return num_blocks
+    num_blocks, needed = num_bytes // each, -(-longest // block_size)
+    if num_blocks >= needed:
+        return num_blocks
+    wanted = needed * each
+    if needed == 1:
+        message = f"{num_bytes:,} bytes do not hold one block of {block_size} tokens; that takes {wanted:,}."
+    else:
+        held = num_blocks * block_size
+        message = f"{num_bytes:,} bytes hold {held:,} tokens; one sequence of {longest:,} takes {wanted:,}."
+    raise BudgetTooSmall(message, wanted=wanted, given=num_bytes)

@@ -59,6 +59,8 @@ def _paged_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, head_dim], key and value [1, kv heads, T, head_dim] → [1, T, heads, head_dim]."""
     forward_pass = _UNDER_WAY.get()
+    if getattr(module, "is_causal", True) is False:
+        forward_pass.refuse("attention to what comes later, as an encoder's do")
     if others.get("s_aux") is not None:
         forward_pass.refuse("attention sinks")
     if key.shape[-1] != value.shape[-1]:

@@ -102,6 +102,8 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
+    if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
+        raise UnsupportedModel(f"{folder}: some of its layers attend within chunks, which no backend here does.")
     # The lookup imports the architecture's module.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not getattr(architecture, "_supports_attention_backend", False):
@@ -116,7 +118,7 @@ def _module(folder: Path, dtype: Any) -> Any:
     from transformers.utils import logging
 
     register()
-    verbosity = logging.get_verbosity()
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -128,12 +130,15 @@ def _module(folder: Path, dtype: Any) -> Any:
             attn_implementation=ATTENTION,
             dtype=dtype,
             output_loading_info=True,
+            # They are refused below, by name.
+            ignore_mismatched_sizes=True,
         )
     except Exception as error:
         raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {_first_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
+        if shows_progress:
+            logging.enable_progress_bar()
     wrong = sorted(info["missing_keys"]) + sorted(str(each[0]) for each in info["mismatched_keys"])
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""

@@ -85,6 +85,9 @@ class Runner:
 
     def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
         """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go."""
+        if not step.num_tokens:
+            # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
+            return torch.empty(0, self.model.vocabulary_size)
         if self.tile is None:
             return self._forward_part(step, token_ids, is_sampled)
         found = []
@@ -92,8 +95,6 @@ class Runner:
             stop = min(first + self.tile, step.num_tokens)
             part = step.part(first, stop, self.tile - (stop - first))
             found.append(self._forward_part(part, token_ids[first:stop], is_sampled[first:stop]))
-        if not found:
-            return torch.empty(0, self.model.vocabulary_size)
         return torch.cat(found)
 
     def _forward_part(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
@@ -124,30 +125,33 @@ class Runner:
 
 
 def _places_agree(runner: Runner) -> bool:
-    """Whether every place of a tile gives the same bits: 32 sequences of one token, in order and the other way round."""
-    model, pool = runner.model, runner.pool
+    """Whether every place of a tile gives the same bits: 32 sequences of two tokens, a step each, in order and the other way round."""
+    model = runner.model
     trial = Runner.__new__(Runner)
     trial.model, trial.backend, trial.tile = model, runner.backend, TILE
     trial.pool = KVPool(
         num_layers=model.num_layers,
         num_blocks=TILE,
-        block_size=pool.block_size,
+        block_size=2,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype=pool.dtype,
-        device=pool.device,
+        dtype=runner.pool.dtype,
+        device=runner.pool.device,
     )
     blocks = np.arange(TILE, dtype=np.int32)
-    step = StepTokens(
-        positions=np.zeros(TILE, np.int64),
-        slot_mapping=blocks.astype(np.int64) * pool.block_size,
-        starts=np.arange(TILE + 1),
-        context_lens=np.ones(TILE, np.int64),
-        block_tables=blocks[:, None],
-        block_size=pool.block_size,
-    )
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
-    everyone = np.ones(TILE, np.bool_)
+    found = []
     with torch.inference_mode():
-        there, back = (trial.forward(step, order, everyone) for order in (ids, np.ascontiguousarray(ids[::-1])))
-    return torch.equal(there, back.flip(0))
+        for order in (slice(None), slice(None, None, -1)):
+            for position in range(2):
+                step = StepTokens(
+                    positions=np.full(TILE, position),
+                    slot_mapping=blocks.astype(np.int64) * 2 + position,
+                    starts=np.arange(TILE + 1),
+                    context_lens=np.full(TILE, position + 1),
+                    block_tables=blocks[:, None],
+                    block_size=2,
+                )
+                logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
+            found.append(logits)
+    return torch.equal(found[0], found[1].flip(0))

@@ -1,0 +1,193 @@
+"""What the tests of attention share: sequences in plain contiguous memory, and steps that read them through block tables.
+
+All that nobody owns is NaN: other layers, spare blocks, and the slots of a block that its sequence has not reached. Entries
+behind a table's end name such blocks, or none that there is. So whoever reads what is not theirs, even to multiply it by 0,
+returns NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+# Every file that needs torch skips itself where there is none (pytest.importorskip); this one is loaded all the same.
+with suppress(ModuleNotFoundError):
+    import torch
+
+    from attention import KVPool, StepTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attention import AttentionBackend, LayerOptions
+
+NUM_LAYERS, LAYER = 3, 1
+NUM_SPARE = 3
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """n tokens: queries [n, num_heads, head_dim], keys and values [n, num_kv_heads, head_dim], in the order of positions."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def tokens(self, chosen: NDArray[np.int64]) -> Sequence:
+        """A sequence of these tokens only."""
+        return Sequence(self.queries[chosen], self.keys[chosen], self.values[chosen])
+
+
+# Tokens `done` to `stop` - 1 of the sequence are in the step; those before them were computed earlier.
+Turn = tuple[Sequence, int, int]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A step, the pool with its sequences' history in it, and the queries, keys and values of its tokens."""
+
+    pool: KVPool
+    step: StepTokens
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def attend(self, backend: AttentionBackend, *options: LayerOptions, places: int | None = None) -> list[Tensor]:
+        """What the backend gives for the step's tokens, by one plan, under each of these options; `places` in all."""
+        step = self.step if places is None else replace(self.step, num_padded=places - self.step.num_tokens)
+        return self._forward(backend, step, 0, options)
+
+    def attend_in_parts(self, backend: AttentionBackend, options: LayerOptions, cuts: list[int], places: int) -> Tensor:
+        """The same, the step being cut before these tokens: K and V of a part are written when its turn comes."""
+        total = self.step.num_tokens
+        edges = [0, *sorted({cut for cut in cuts if 0 < cut < total}), total]
+        results = []
+        for first, stop in pairwise(edges):
+            part = self.step.part(first, stop, places - (stop - first))
+            results += self._forward(backend, part, first, (options,))
+        return torch.cat(results)
+
+    def _forward(
+        self, backend: AttentionBackend, step: StepTokens, first: int, options: tuple[LayerOptions, ...]
+    ) -> list[Tensor]:
+        own = slice(first, first + step.num_tokens)
+        self.pool.write_kv(LAYER, step.slot_tensor(self.pool.device), self.keys[own], self.values[own])
+        plan = backend.prepare(step, self.pool)
+        padding = self.queries[:1].repeat(step.num_padded, 1, 1)
+        queries = torch.cat([self.queries[own], padding])
+        results = [backend.attend(queries, self.pool, LAYER, plan, each) for each in options]
+        for result in results:
+            assert result.shape == queries.shape and result.dtype == queries.dtype
+            assert result.isfinite().all()
+        return [result[: step.num_tokens] for result in results]
+
+
+def _draw_sequence(
+    length: int, *, seed: int, num_kv_heads: int = 2, group: int = 2, head_dim: int = 8, dtype: torch.dtype
+) -> Sequence:
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys, values = (
+        torch.randn(length, heads, head_dim, generator=generator, dtype=torch.float64).to(dtype)
+        for heads in (num_kv_heads * group, num_kv_heads, num_kv_heads)
+    )
+    return Sequence(queries, keys, values)
+
+
+def _lay_out(
+    turns: list[Turn],
+    *,
+    block_size: int,
+    seed: int = 0,
+    ancestors: list[NDArray[np.bool_]] | None = None,
+    window: int | None = None,
+) -> Scene:
+    random = np.random.default_rng(seed)
+    counts = np.array([stop - done for _, done, stop in turns])
+    context_lens = np.array([stop for _, _, stop in turns])
+    num_columns = -(-context_lens // block_size)
+    num_owned = int(num_columns.sum())
+    blocks = random.permutation(num_owned + NUM_SPARE)
+    stale = [*blocks[num_owned:], 2**31 - 1]
+    tables = random.choice(stale, (len(turns), int(num_columns.max()) + 2)).astype(np.int32)
+    for table, owned in zip(tables, np.split(blocks[:num_owned], np.cumsum(num_columns)[:-1]), strict=True):
+        table[: len(owned)] = owned
+
+    _, num_kv_heads, head_dim = turns[0][0].keys.shape
+    pool = KVPool(
+        num_layers=NUM_LAYERS,
+        num_blocks=len(blocks),
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=turns[0][0].keys.dtype,
+    )
+    pool.poison(torch.arange(pool.num_blocks))
+
+    positions, slot_mapping = [], []
+    for i, (sequence, done, stop) in enumerate(turns):
+        at = np.arange(stop)
+        slots = torch.from_numpy(tables[i].astype(np.int64)[at // block_size] * block_size + at % block_size)
+        kept = slice(0 if window is None else max(0, done - window + 1), done)
+        pool.write_kv(LAYER, slots[kept], sequence.keys[kept], sequence.values[kept])
+        slot_mapping.append(slots[done:].numpy())
+        positions.append(at[done:] if ancestors is None else done + ancestors[i].sum(1) - 1)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    mask = None
+    if ancestors is not None:
+        # What the mask says about two sequences is nobody's business.
+        mask = random.random((starts[-1], starts[-1])) < 0.5
+        for i, own in enumerate(ancestors):
+            mask[starts[i] : starts[i + 1], starts[i] : starts[i + 1]] = own
+    step = StepTokens(
+        np.concatenate(positions), np.concatenate(slot_mapping), starts, context_lens, tables, block_size, mask
+    )
+    queries, keys, values = (
+        torch.cat([getattr(sequence, name)[done:stop] for sequence, done, stop in turns])
+        for name in ("queries", "keys", "values")
+    )
+    return Scene(pool, step, queries, keys, values)
+
+
+def _branches(parents: list[int]) -> NDArray[np.bool_]:
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for token, parent in enumerate(parents):
+        if parent >= 0:
+            mask[token] |= mask[parent]
+    return mask
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """On two busy cores the threads of a small product wait for each other, for ten times as long as it takes."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def draw_sequence() -> Callable[..., Sequence]:
+    """Draws a sequence of so many tokens from a seed."""
+    return _draw_sequence
+
+
+@pytest.fixture(scope="session")
+def lay_out() -> Callable[..., Scene]:
+    """Puts turns, in their order, into a pool with blocks in an order drawn from a seed.
+
+    `ancestors` are masks, [count, count] a turn. With a `window`, what no token of the step can see is gone from the pool.
+    """
+    return _lay_out
+
+
+@pytest.fixture(scope="session")
+def branches() -> Callable[[list[int]], NDArray[np.bool_]]:
+    """The ancestor mask of tokens whose parents are these: earlier tokens of the step, or -1 for the last one before it."""
+    return _branches

@@ -1,0 +1,117 @@
+"""The tensors of both tiers: what a write touches, what stays zero, what a block costs, and which sizes are none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+
+from attention import InvalidPool, KVPool
+
+SIZES = {"num_layers": 2, "num_blocks": 3, "block_size": 2, "num_kv_heads": 2, "head_dim": 3}
+NUM_SLOTS = SIZES["num_blocks"] * SIZES["block_size"]
+
+
+def make_pool(**changes):
+    return KVPool(**{**SIZES, **changes})
+
+
+def every_block(pool):
+    """K and V of all layers by block, a copy: [layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim]."""
+    layers = range(pool.num_layers)
+    return torch.stack([torch.stack([pool.keys(layer), pool.values(layer)]) for layer in layers])
+
+
+def rising(first, num_tokens):
+    """K or V of so many tokens, all numbers different."""
+    shape = (num_tokens, SIZES["num_kv_heads"], SIZES["head_dim"])
+    return first + torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+def test_a_new_pool_is_all_zero():
+    assert not every_block(make_pool()).any()
+
+
+def test_slots_of_a_block_follow_one_another():
+    pool = make_pool()
+    pool.write_kv(0, torch.tensor([5]), rising(1, 1), rising(7, 1))
+    assert torch.equal(pool.keys(0)[2, 1], rising(1, 1)[0])
+    assert torch.equal(pool.values(0)[2, 1], rising(7, 1)[0])
+
+
+@settings(max_examples=50, derandomize=True)
+@given(st.integers(0, 1), st.lists(st.integers(0, NUM_SLOTS - 1), unique=True))
+def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
+    pool = make_pool()
+    pool.poison(torch.arange(pool.num_blocks))
+    expected = every_block(pool)
+    keys, values = rising(1, len(slots)), rising(1000, len(slots))
+    for token, slot in enumerate(slots):
+        expected[layer, 0, slot // 2, slot % 2] = keys[token]
+        expected[layer, 1, slot // 2, slot % 2] = values[token]
+    pool.write_kv(layer, torch.tensor(slots, dtype=torch.int64), keys, values)
+    assert torch.equal(every_block(pool).nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_slots_are_the_memory_of_the_blocks():
+    pool = make_pool()
+    keys, values = pool.slots(1)
+    assert keys.shape == values.shape == (NUM_SLOTS + 2, 2, 3)
+    keys[3], values[4] = 1, 2
+    assert every_block(pool).nonzero()[:, :4].unique(dim=0).tolist() == [[1, 0, 1, 1], [1, 1, 2, 0]]
+
+
+def test_scratch_comes_after_the_blocks_that_anybody_is_given():
+    pool = make_pool()
+    assert (pool.scratch_block, pool.scratch_slot) == (3, 6)
+    assert len(pool.keys(0)) == 4
+
+
+def test_scratch_stays_zero_whatever_is_done_to_every_block():
+    pool = make_pool(num_host_blocks=3)
+    blocks = torch.arange(3)
+    for layer in range(2):
+        pool.write_kv(layer, torch.arange(NUM_SLOTS), rising(1, NUM_SLOTS), rising(1, NUM_SLOTS))
+    pool.device_to_host(blocks, blocks)
+    pool.host_to_device(blocks, blocks.flip(0))
+    pool.device_to_device(blocks[:1], blocks[1:2])
+    pool.poison(blocks)
+    found = every_block(pool)
+    assert not found[:, :, pool.scratch_block].any()
+    assert found[:, :, :3].isnan().all()
+
+
+def test_poison_reaches_k_and_v_of_its_blocks_in_every_layer():
+    pool = make_pool()
+    pool.poison(torch.tensor([0, 2]))
+    assert every_block(pool).isnan().all(-1).all(-1).all(-1).tolist() == [[[True, False, True, False]] * 2] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_block_costs_what_its_tensors_take(dtype):
+    pool = make_pool(dtype=dtype, num_host_blocks=5)
+    cost = KVPool.bytes_per_block(num_layers=2, block_size=2, num_kv_heads=2, head_dim=3, dtype=dtype)
+    on_device = sum(pool.keys(layer).nbytes + pool.values(layer).nbytes for layer in range(2))
+    assert (on_device, pool._device_kv.nbytes) == (4 * cost, 4 * cost)
+    assert pool._host_kv.nbytes == 5 * cost
+
+
+def test_a_block_is_one_piece_of_memory_on_either_tier():
+    pool = make_pool(num_host_blocks=2)
+    assert pool.keys(1)[2].is_contiguous()
+    assert pool._host_kv[1].is_contiguous()
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_size_below_1_is_refused(name, value):
+    with pytest.raises(InvalidPool, match=f"^{name} has to be at least 1; got {value}.$"):
+        make_pool(**{name: value})
+
+
+def test_fewer_host_blocks_than_none_are_refused():
+    with pytest.raises(InvalidPool, match="^num_host_blocks has to be at least 0; got -1.$"):
+        make_pool(num_host_blocks=-1)

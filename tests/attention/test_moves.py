@@ -1,0 +1,178 @@
+"""The copies of a step: all layers go, the three kinds keep their order, and a wrong block stops all of them.
+
+Every block holds one number of its own: 10, 11, ... on the device, 20, 21, ... on the host; slot and layer come behind the point.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+
+from attention import InvalidPool, KVPool, run_moves
+from paged import Moves
+
+NUM_DEVICE, NUM_HOST, NUM_LAYERS = 5, 4, 3
+
+
+def pairs(*found):
+    return np.array(found, np.int32).reshape(-1, 2)
+
+
+def moves(to_host=(), to_device=(), on_device=()):
+    return Moves(pairs(*to_host), pairs(*to_device), pairs(*on_device))
+
+
+def parts_of(tier):
+    """What tells the parts of a block from one another, all less than 1 and exact."""
+    shape = tier.shape[1:]
+    return torch.arange(shape.numel(), dtype=tier.dtype).view(shape) / 256
+
+
+def fill(tier, first):
+    """Give the blocks of a tier, [blocks, ...], numbers from `first` on."""
+    for block in range(len(tier)):
+        tier[block] = first + block + parts_of(tier)
+
+
+def device(pool):
+    """The device's blocks in the order of the host's dimensions: [blocks, layers, 2, block_size, num_kv_heads, head_dim]."""
+    return pool._device_kv.permute(2, 0, 1, 3, 4, 5)
+
+
+def numbers(tier):
+    """Each block's number; -1 if some part of it is another block's, or at another place."""
+    whole = tier.flatten(1)[:, 0]
+    is_one = (tier - parts_of(tier)).flatten(1) == whole[:, None]
+    return torch.where(is_one.all(1), whole, -1).tolist()
+
+
+@pytest.fixture(scope="session")
+def make_pool():
+    """Builds a pool of five device and four host blocks of two tokens, three layers."""
+
+    def make():
+        pool = KVPool(
+            num_layers=NUM_LAYERS,
+            num_blocks=NUM_DEVICE,
+            block_size=2,
+            num_kv_heads=2,
+            head_dim=3,
+            dtype=torch.float64,
+            num_host_blocks=NUM_HOST,
+        )
+        fill(device(pool)[:NUM_DEVICE], 10)
+        fill(pool._host_kv, 20)
+        return pool
+
+    return make
+
+
+@pytest.fixture
+def pool(make_pool):
+    return make_pool()
+
+
+def state(pool):
+    return numbers(device(pool)[:NUM_DEVICE]), numbers(pool._host_kv)
+
+
+def test_numbers_show_a_part_that_is_elsewhere(pool):
+    pool.values(2)[1, 1] = pool.values(2)[1, 0].clone()
+    assert state(pool) == ([10, -1, 12, 13, 14], [20, 21, 22, 23])
+
+
+def test_no_moves_change_nothing(pool):
+    run_moves(pool, moves())
+    assert state(pool) == ([10, 11, 12, 13, 14], [20, 21, 22, 23])
+
+
+def test_each_pair_is_a_source_and_a_destination(pool):
+    run_moves(pool, moves(to_host=[(4, 0), (1, 3)], to_device=[(2, 0)], on_device=[(3, 2)]))
+    assert state(pool) == ([22, 11, 13, 13, 14], [14, 21, 22, 11])
+
+
+def test_what_goes_to_the_host_comes_back_in_every_layer(pool):
+    before = pool._device_kv.clone()
+    blocks = [(0, 3), (2, 1), (4, 0)]
+    run_moves(pool, moves(to_host=blocks))
+    pool.poison(torch.arange(NUM_DEVICE))
+    run_moves(pool, moves(to_device=[(host, block) for block, host in blocks]))
+    assert torch.equal(pool._device_kv[:, :, [0, 2, 4]], before[:, :, [0, 2, 4]])
+    assert pool._device_kv[:, :, [1, 3]].isnan().all()
+
+
+@pytest.mark.parametrize("later", ["to_device", "on_device"])
+def test_a_block_that_goes_to_the_host_may_be_written_in_the_same_call(pool, later):
+    run_moves(pool, moves(to_host=[(0, 0)], **{later: [(1, 0)]}))
+    found, on_host = state(pool)
+    assert on_host[0] == 10
+    assert found[0] == {"to_device": 21, "on_device": 11}[later]
+
+
+def test_the_kinds_are_done_one_after_another(pool):
+    run_moves(pool, moves(to_host=[(0, 0)], to_device=[(0, 1)], on_device=[(1, 2)]))
+    assert state(pool) == ([10, 10, 10, 13, 14], [10, 21, 22, 23])
+
+
+def test_one_source_may_have_several_destinations(pool):
+    run_moves(pool, moves(to_device=[(0, 0), (0, 1)], on_device=[(4, 2), (4, 3)]))
+    assert state(pool) == ([20, 20, 14, 14, 14], [20, 21, 22, 23])
+
+
+DEVICE, HOST = st.integers(0, NUM_DEVICE - 1), st.integers(0, NUM_HOST - 1)
+
+
+def to_distinct(sources, destinations):
+    return st.lists(st.tuples(sources, destinations), max_size=4, unique_by=lambda pair: pair[1])
+
+
+@settings(max_examples=100, derandomize=True)
+@given(to_distinct(DEVICE, HOST), to_distinct(HOST, DEVICE), to_distinct(DEVICE, DEVICE))
+def test_a_kind_reads_all_its_sources_before_it_writes(make_pool, to_host, to_device, on_device):
+    pool = make_pool()
+    expected, on_host = state(pool)
+    for kind, read, written in (
+        (to_host, expected, on_host),
+        (to_device, on_host, expected),
+        (on_device, expected, expected),
+    ):
+        held = list(read)
+        for source, destination in kind:
+            written[destination] = held[source]
+    run_moves(pool, moves(to_host, to_device, on_device))
+    assert state(pool) == (expected, on_host)
+
+
+GOOD = {"to_host": (0, 0), "to_device": (1, 1), "on_device": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        ("to_host", (5, 1), "a move names block 5; there are 5."),
+        ("to_host", (-1, 1), "a move names block -1; there are 5."),
+        ("to_host", (1, 4), "a move names block 4; there are 4."),
+        ("to_device", (4, 0), "a move names block 4; there are 4."),
+        ("to_device", (0, 5), "a move names block 5; there are 5."),
+        ("to_device", (0, -2), "a move names block -2; there are 5."),
+        ("on_device", (5, 0), "a move names block 5; there are 5."),
+        ("on_device", (0, 99), "a move names block 99; there are 5."),
+    ],
+)
+def test_a_block_that_is_not_there_is_named_and_nothing_is_copied(pool, kind, wrong, message):
+    lists = {name: [pair] for name, pair in GOOD.items()}
+    lists[kind].append(wrong)
+    with pytest.raises(InvalidPool, match=f"^{message}$"):
+        run_moves(pool, moves(**lists))
+    assert state(pool) == ([10, 11, 12, 13, 14], [20, 21, 22, 23])
+
+
+def test_nobody_moves_to_a_host_that_is_not_there():
+    pool = KVPool(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1)
+    with pytest.raises(InvalidPool, match="^a move names block 0; there are 0.$"):
+        run_moves(pool, moves(to_host=[(0, 0)]))

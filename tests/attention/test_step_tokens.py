@@ -1,0 +1,126 @@
+"""What a step says of its tokens: slots by block tables, histories, and what is left of it when it is cut.
+
+Two sequences in blocks of 4: three tokens of "a" behind five, two tokens of "b" behind none.
+
+    a   | 7: 0 1 2 3 | 2: 4 5 6 7 |     b   | 5: 0 1 |
+                         | step   |              step
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+
+from attention import StepTokens
+
+
+@pytest.fixture
+def step():
+    return StepTokens(
+        positions=np.array([5, 6, 7, 0, 1]),
+        slot_mapping=np.array([9, 10, 11, 20, 21]),
+        starts=np.array([0, 3, 5]),
+        context_lens=np.array([8, 2]),
+        block_tables=np.array([[7, 2, -1], [5, -1, -1]], np.int32),
+        block_size=4,
+    )
+
+
+def test_a_step_counts_its_tokens_and_sequences(step):
+    assert (step.num_tokens, step.num_sequences) == (5, 2)
+
+
+def test_slots_follow_the_table(step):
+    assert step.slots_of(0, 7).tolist() == [28, 29, 30, 31, 8, 9, 10]
+    assert step.slots_of(1, 2).tolist() == [20, 21]
+
+
+def test_a_block_that_is_full_takes_no_other_one_with_it(step):
+    assert step.slots_of(0, 4).tolist() == [28, 29, 30, 31]
+    assert step.slots_of(0, 0).tolist() == []
+
+
+def test_slots_do_not_overflow_where_block_ids_are_large(step):
+    step.block_tables[1, 0] = 2**31 - 1
+    assert step.slots_of(1, 1).tolist() == [4 * (2**31 - 1)]
+
+
+def test_history_is_what_came_before_the_step(step):
+    assert step.history(0).tolist() == [28, 29, 30, 31, 8]
+    assert step.history(1).tolist() == []
+
+
+def test_the_slot_mapping_is_a_tensor_of_64_bits(step):
+    found = step.slot_tensor(torch.device("cpu"))
+    assert (found.tolist(), found.dtype) == ([9, 10, 11, 20, 21], torch.int64)
+
+
+def test_a_part_of_a_sequence_has_what_comes_before_it_as_its_history(step):
+    part = step.part(2, 4)
+    assert part.positions.tolist() == [7, 0]
+    assert part.context_lens.tolist() == [8, 1]
+    assert part.history(0).tolist() == [28, 29, 30, 31, 8, 9, 10]
+
+
+def test_a_part_leaves_the_step_as_it_was(step):
+    step.part(0, 2)
+    assert step.context_lens.tolist() == [8, 2]
+    assert step.starts.tolist() == [0, 3, 5]
+
+
+def test_a_part_has_padding_of_its_own(step):
+    assert (step.part(0, 2).num_padded, step.part(0, 2, 30).num_padded) == (0, 30)
+
+
+def test_branches_are_not_cut(step):
+    branching = StepTokens(*(getattr(step, name) for name in step.__slots__[:6]), np.eye(5, dtype=np.bool_))
+    with pytest.raises(AssertionError, match="branches are not cut"):
+        branching.part(0, 2)
+
+
+@st.composite
+def steps_and_cuts(draw):
+    """A step of sequences with (tokens before, tokens in it), and the first and last token of a part that is not empty."""
+    spans = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=6))
+    total = sum(count for _, count in spans)
+    first = draw(st.integers(0, total - 1))
+    return spans, draw(st.integers(1, 4)), first, draw(st.integers(first + 1, total))
+
+
+@settings(max_examples=200, derandomize=True)
+@given(steps_and_cuts())
+def test_a_part_is_the_step_in_which_only_its_tokens_come(case):
+    spans, block_size, first, stop = case
+    tables = np.random.default_rng(0).permutation(len(spans) * 15).reshape(len(spans), 15).astype(np.int32)
+    # Token by token: (sequence, position), and the slot of any of them.
+    tokens = [(i, done + offset) for i, (done, count) in enumerate(spans) for offset in range(count)]
+
+    def slot(i, position):
+        return int(tables[i, position // block_size]) * block_size + position % block_size
+
+    step = StepTokens(
+        np.array([position for _, position in tokens]),
+        np.array([slot(*token) for token in tokens]),
+        np.cumsum([0, *(count for _, count in spans)]),
+        np.array([done + count for done, count in spans]),
+        tables,
+        block_size,
+    )
+    part = step.part(first, stop)
+    found = [
+        (part.history(i).tolist(), part.slot_mapping[own].tolist(), part.positions[own].tolist())
+        for i, own in enumerate(map(slice, part.starts[:-1], part.starts[1:]))
+    ]
+    wanted = []
+    for i in dict.fromkeys(i for i, _ in tokens[first:stop]):
+        own = [position for owner, position in tokens[first:stop] if owner == i]
+        before = [slot(i, position) for position in range(own[0])]
+        wanted.append((before, [slot(i, position) for position in own], own))
+    assert found == wanted
+    assert part.context_lens.tolist() == [positions[-1] + 1 for _, _, positions in wanted]
+    assert part.num_tokens == stop - first

@@ -1,0 +1,135 @@
+"""`xformers_splitk` against the reference, its kernels run by Triton's interpreter on the CPU.
+
+`test_xformers_splitk.py` starts this in a process whose environment turns the interpreter on; anywhere else it is skipped.
+"""
+
+import os
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1; test_xformers_splitk.py runs it", allow_module_level=True)
+with warnings.catch_warnings():
+    # xformers asks for an autotuner in a way that newer Tritons deprecate.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("triton")
+    pytest.importorskip("xformers.ops.fmha._triton.splitk_kernels")
+
+import numpy as np
+import torch
+from hypothesis import given, settings, strategies as st
+
+from attention import LayerOptions, StepTokens, UnsupportedByBackend, get_backend
+
+# The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated"),
+]
+
+REFERENCE = get_backend("reference")
+XFORMERS = get_backend("xformers_splitk")
+PLAIN = LayerOptions(0.25)
+# Absolute and relative, for values of size 1, whose spacing is 2**-10: weights are rounded to float16, and so are results.
+TOLERANCE = 2 * 2**-10
+
+each_block_size = pytest.mark.parametrize("block_size", [16, 32, 64])
+
+
+@pytest.fixture(scope="session")
+def build(draw_sequence, lay_out):
+    """The scene of a step: for each sequence how many tokens were there and how many come; blocks in an order of `seed`."""
+
+    def build(*turns, block_size=16, group=2, num_kv_heads=2, head_dim=16, seed=0, **more):
+        sizes = {"num_kv_heads": num_kv_heads, "group": group, "head_dim": head_dim, "dtype": torch.float16}
+        drawn = [
+            (draw_sequence(done + count, seed=seed + i, **sizes), done, done + count)
+            for i, (done, count) in enumerate(turns)
+        ]
+        return lay_out(drawn, block_size=block_size, seed=seed, **more)
+
+    return build
+
+
+def assert_as_reference(scene, *options, num_padded=0):
+    """Both backends give finite results, and they agree."""
+    expected = scene.attend(REFERENCE, *options)
+    places = scene.step.num_tokens + num_padded
+    for found, wanted in zip(scene.attend(XFORMERS, *options, places=places), expected, strict=True):
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@each_block_size
+@pytest.mark.parametrize("seed", [0, 1])
+def test_decode_reads_blocks_wherever_they_lie(build, block_size, seed):
+    scene = build((0, 1), (15, 1), (16, 1), (64, 1), (127, 1), (130, 1), block_size=block_size, seed=seed)
+    assert_as_reference(scene, PLAIN)
+
+
+@each_block_size
+def test_chunks_of_any_length_go_beside_decode_and_drafts(build, block_size):
+    scene = build((40, 1), (0, 37), (70, 4), (3, 16), (129, 17), (9, 2), block_size=block_size)
+    assert_as_reference(scene, PLAIN, num_padded=3)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "group"), [(1, 1), (3, 1), (1, 7), (2, 3), (2, 8)])
+def test_grouped_heads(build, num_kv_heads, group):
+    scene = build((33, 1), (20, 5), num_kv_heads=num_kv_heads, group=group, block_size=32)
+    assert_as_reference(scene, PLAIN)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_large_heads_have_tiles_of_their_own(build, capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
+    scene = build((17, 1), (30, 16), num_kv_heads=1, group=8, head_dim=128)
+    assert_as_reference(scene, LayerOptions(0.09))
+
+
+@each_block_size
+def test_layers_with_and_without_a_window_share_a_plan(build, block_size):
+    scene = build((0, 1), (140, 1), (70, 19), (65, 3), block_size=block_size)
+    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in (1, 16, 17, None, 64, 1000)))
+
+
+@pytest.mark.parametrize(("done", "count"), [(100, 1), (100, 5), (106, 20)])
+def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count):
+    scene = build((done, count))
+    num_passed = (done - 20 + 1) // 16
+    passed = scene.step.block_tables[0, :num_passed]
+    scene.pool.poison(torch.from_numpy(passed.astype(np.int64)))
+    assert_as_reference(scene, LayerOptions(0.25, window=20))
+
+
+@settings(max_examples=15)
+@given(
+    turns=st.lists(st.tuples(st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 3, 7, 16, 18])), min_size=1, max_size=5),
+    block_size=st.sampled_from([16, 32, 64]),
+    group=st.integers(1, 3),
+    window=st.none() | st.integers(1, 70),
+    seed=st.integers(0, 2**16),
+)
+def test_any_step_gives_what_the_reference_gives(build, turns, block_size, group, window, seed):
+    scene = build(*turns, block_size=block_size, group=group, num_kv_heads=1, seed=seed)
+    assert_as_reference(scene, LayerOptions(0.25, window))
+
+
+def test_a_step_of_padding_alone_gives_zeros(build):
+    scene = build((3, 2))
+    none = np.zeros(0, np.int64)
+    step = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 1), np.int32), 16, num_padded=4)
+    plan = XFORMERS.prepare(step, scene.pool)
+    queries = torch.full((4, 4, 16), torch.nan, dtype=torch.float16)
+    assert XFORMERS.attend(queries, scene.pool, 0, plan, PLAIN).eq(0).all()
+
+
+def test_a_soft_cap_is_refused_before_anything_is_computed(build):
+    with pytest.raises(UnsupportedByBackend, match="a soft cap on scores; the backends"):
+        build((3, 2)).attend(XFORMERS, LayerOptions(0.25, soft_cap=30.0))
+
+
+def test_branching_drafts_are_refused(build, branches):
+    with pytest.raises(UnsupportedByBackend, match="drafts that branch; the backends"):
+        build((3, 2), ancestors=[branches([-1, -1])]).attend(XFORMERS, PLAIN)

@@ -1,0 +1,103 @@
+"""What `xformers_splitk` refuses, said without xformers; and the start of the tests that run its kernels.
+
+Triton decides when it is imported whether it interprets, so those tests (`test_xformers_interpreted.py`) have a process to
+themselves.
+"""
+
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import numpy as np
+import torch
+from numpy.lib import NumpyVersion
+
+from attention import LayerShape, UnsupportedByBackend, get_backend
+from attention.xformers_splitk import Backend
+
+GPU = torch.device("cuda")
+CPU = torch.device("cpu")
+
+
+def shape_with(**changes):
+    shape = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "dtype": torch.float16, "device": GPU}
+    return LayerShape(**{**shape, **changes})
+
+
+@pytest.mark.parametrize("missing", ["xformers.ops.fmha", "triton"])
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnsupportedByBackend, match=r"cannot do anything here \(.*\); pip install 'paged\[gpu\]'"):
+        get_backend("xformers_splitk")
+
+
+def test_a_triton_without_block_pointers_is_refused_with_what_replaces_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9.0"))
+    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
+    with pytest.raises(UnsupportedByBackend, match="anything with Triton 3.9.0, .*; pip install 'triton<3.9'"):
+        get_backend("xformers_splitk")
+
+
+def test_an_invariant_mode_is_referred_to_the_backends_that_have_one():
+    with pytest.raises(
+        UnsupportedByBackend, match='an invariant mode: .*; the backends "torch_gather" and "reference" can'
+    ):
+        get_backend("xformers_splitk", invariant=True)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
+    Backend.check(shape_with(block_size=block_size, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": torch.float32}, "torch.float32 on cuda; it takes torch.float16 or torch.bfloat16; the backends"),
+        ({"head_dim": 80}, "head size 80; it takes 16, 32, 64, 128, 256 or 512; the backends"),
+        ({"head_dim": 8}, "head size 8; it takes 16"),
+        ({"block_size": 48}, "blocks of 48 tokens; it takes 16, 32 or 64; the backends"),
+        (
+            {"device": CPU},
+            r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\)",
+        ),
+    ],
+)
+def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, changes, message):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UnsupportedByBackend, match=message):
+        Backend.check(shape_with(**changes))
+
+
+def test_the_interpreter_takes_float16_alone(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    Backend.check(shape_with(device=CPU))
+    with pytest.raises(UnsupportedByBackend, match="torch.bfloat16 on cpu; it takes torch.float16; the backends"):
+        Backend.check(shape_with(device=CPU, dtype=torch.bfloat16))
+
+
+def test_a_gpu_older_than_ampere_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(UnsupportedByBackend, match="compute capability 7.5; it takes 8.0 and above"):
+        Backend.check(shape_with())
+
+
+@pytest.mark.slow
+def test_the_kernels_give_in_the_interpreter_what_the_reference_gives(run_python, repository):
+    for package in ("xformers", "triton"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install 'paged[gpu]'")
+    if NumpyVersion(np.__version__) >= "2.4.0" and NumpyVersion(version("triton")) < "3.7.0":
+        pytest.skip("the interpreter of Triton before 3.7 needs numpy before 2.4")
+    interpreted = Path(__file__).with_name("test_xformers_interpreted.py")
+    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(interpreted))
+    result = run_python(*arguments, cwd=repository, env={"TRITON_INTERPRET": "1"}, timeout=1200)
+    assert result.returncode == 0, result.stdout + result.stderr

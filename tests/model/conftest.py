@@ -1,0 +1,187 @@
+"""What the tests of models share: tiny checkpoints with random weights, and worlds in which their memory is short.
+
+Torch runs on one thread, since matrices this small are not worth two; transformers says nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paged import Request
+
+# Every file that needs torch skips itself where there is none (pytest.importorskip); this one is loaded all the same.
+with suppress(ModuleNotFoundError):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from paged.model.loading import load_model
+    from paged.testing.pressure import Conditions
+
+if TYPE_CHECKING:
+    from paged.model.loading import LoadedModel
+
+VOCABULARY, FIRST_WORD = 97, 3
+MAX_LENGTH = 128
+# Smaller than most prompts, and no multiple of a block.
+WINDOW = 7
+
+_SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_DECODER = {
+    **_SPECIAL,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_LENGTH,
+}
+_WITH_MLP = {**_DECODER, "intermediate_size": 80}
+_GROUPED = {**_WITH_MLP, "num_key_value_heads": 2}
+# Untied: with Gemma's large embeddings, random text that is tied to them repeats its last word for ever.
+_GEMMA = {**_GROUPED, "head_dim": 16, "tie_word_embeddings": False}
+# Soft caps and scale are far from what would do nothing.
+_GEMMA2 = {
+    **_GEMMA,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 40,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 9.0,
+}
+_GPT2 = {**_SPECIAL, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 80, "n_positions": MAX_LENGTH}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "qwen2": _GROUPED,
+    "qwen3": {**_GROUPED, "head_dim": 16},
+    "mistral": {**_GROUPED, "sliding_window": WINDOW},
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "phi": _GROUPED,
+    "gpt2": {**_GPT2, "scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": _WITH_MLP,
+    "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
+    # Those that are refused.
+    "bert": _WITH_MLP,
+    "bloom": {**_SPECIAL, "hidden_size": 48, "n_layer": 2, "n_head": 4},
+    "falcon": _DECODER,
+    "llama4_text": {
+        **_GROUPED,
+        "head_dim": 16,
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 2,
+        "attention_chunk_size": 8,
+    },
+}
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """transformers neither logs nor draws progress bars inside."""
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet_and_on_one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with _silence():
+        yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """checkpoint(architecture, **changes): a folder with a model of random weights, `changes` being made to its configuration.
+
+    Weights are large enough that greedy text wanders. The folder is shared: copy it before you harm it.
+    """
+    made: dict[str, Path] = {}
+
+    def make(architecture: str, **changes: Any) -> Path:
+        name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(changes.items()))])
+        if name not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            config = AutoConfig.for_model(architecture, **{**CONFIGS[architecture], **changes})
+            with torch.random.fork_rng(), _silence():
+                torch.manual_seed(0)
+                model = AutoModelForCausalLM.from_config(config).float()
+                with torch.no_grad():
+                    for weights in model.parameters():
+                        if weights.dim() == 2:
+                            weights.normal_(0, 0.3)
+                model.save_pretrained(folder)
+            made[name] = folder
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoint: Callable[..., Path]) -> Callable[..., LoadedModel]:
+    """loaded(architecture, **changes): that checkpoint as a LoadedModel, loaded once."""
+    found: dict[Path, LoadedModel] = {}
+
+    def load(architecture: str, **changes: Any) -> LoadedModel:
+        folder = checkpoint(architecture, **changes)
+        if folder not in found:
+            found[folder] = load_model(folder)
+        return found[folder]
+
+    return load
+
+
+@dataclass(frozen=True)
+class World:
+    """Requests, and conditions under which there is not room for all of them."""
+
+    conditions: Conditions
+    requests: tuple[Request, ...]
+
+
+def _draw_world(chance: random.Random) -> World:
+    """Requests that share prefixes, most of them cut near a block's end, and grow into each other's memory."""
+    block_size = chance.choice([1, 2, 3, 4, 4, 5, 8, 8, 16, 32, 64, chance.randint(1, 64)])
+    most_blocks = 6 if block_size <= 4 else 3 if block_size <= 16 else 1
+    texts = [[chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(80)] for _ in range(2)]
+    requests = []
+    for number in range(chance.randint(4, 6)):
+        length = block_size * chance.randint(1, most_blocks) + chance.choice([-1, -1, 0, 0, 1, 2, -(block_size // 2)])
+        tail = [chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(chance.choice([0, 0, 1, 2]))]
+        shared = chance.choice(texts)[: max(1, length - len(tail))]
+        max_tokens = chance.choice([2, 6, 10, 14])
+        priority = chance.choice([0, 0, 0, 1])
+        requests.append(Request(id=str(number), prompt=shared + tail, max_tokens=max_tokens, priority=priority))
+    largest = max(-(-(len(request.prompt) + request.max_tokens) // block_size) for request in requests)
+    return World(
+        Conditions(
+            num_blocks=largest + chance.choice([0, 0, 1]),
+            block_size=block_size,
+            host_blocks=chance.choice([0, 2, 2 * largest, 4 * largest]),
+            policy=chance.choice(["paged", "paged", "paged", "vllm", "fastgen"]),
+            max_tokens_per_step=chance.choice([7, 16, 40, 100]),
+            max_sequences=chance.choice([3, 6, 8]),
+            max_chunk=chance.choice([None, 64, chance.randint(1, 64)]),
+            backend=chance.choice(["reference", "torch_gather"]),
+        ),
+        tuple(requests),
+    )
+
+
+@pytest.fixture(scope="session")
+def draw_world() -> Callable[[random.Random], World]:
+    """Draws a World from a source of chance, seeded or Hypothesis's."""
+    return _draw_world

@@ -1,0 +1,259 @@
+"""A checkpoint that cannot be run says so before anything runs: which folder, what is wrong, and what would do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers.utils import logging
+
+from paged.model.capacity import blocks_within, bytes_per_block
+from paged.model.errors import BrokenCheckpoint, BudgetTooSmall, CheckpointNotFound, ModelError, UnsupportedModel
+from paged.model.loading import load_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(checkpoint, tmp_path) -> Path:
+    """A Llama of one's own to harm."""
+    return shutil.copytree(checkpoint("llama"), tmp_path / "a-llama")
+
+
+def change_weights(folder: Path, change: Callable[[dict], None]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_json(folder: Path, name: str, **changes) -> None:
+    values = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(values | changes))
+
+
+def write_tokenizer(folder: Path) -> None:
+    words = {"<unk>": 0, "a": 1, "block": 2, "is": 3, "free": 4}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>").save_pretrained(folder)
+
+
+def test_a_checkpoint_is_what_its_configuration_says(loaded):
+    model = loaded("llama")
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 12)
+    assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (97, 128, (2,))
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+    assert not model.module.training
+
+
+def test_a_head_can_be_larger_than_its_share_of_the_hidden_size(loaded):
+    assert loaded("qwen3").head_dim == 16
+
+
+def test_a_folder_may_be_named_by_a_string(folder):
+    assert load_model(str(folder)).path == folder
+
+
+def test_no_tokenizer_is_no_fault(folder):
+    assert load_model(folder).tokenizer is None
+
+
+def test_a_tokenizer_is_loaded_where_there_is_one(folder):
+    write_tokenizer(folder)
+    assert load_model(folder).tokenizer.encode("a free block") == [1, 4, 2]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_dtype_can_be_asked_for(folder, dtype):
+    assert load_model(folder, dtype=dtype).dtype is getattr(torch, dtype)
+
+
+def test_auto_is_float32_on_a_cpu_whatever_is_stored(folder):
+    change_weights(folder, lambda weights: weights.update({name: each.half() for name, each in weights.items()}))
+    change_json(folder, "config.json", dtype="float16")
+    assert load_model(folder).dtype is torch.float32
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones(folder):
+    with pytest.raises(
+        UnsupportedModel, match="unknown dtype 'float8'; known ones are auto, float32, bfloat16, float16."
+    ):
+        load_model(folder, dtype="float8")
+
+
+def test_several_ids_may_end_a_sequence_and_those_outside_the_vocabulary_do_not(folder):
+    change_json(folder, "generation_config.json", eos_token_id=[2, 5, 500])
+    assert load_model(folder).eos_token_ids == (2, 5)
+
+
+def test_without_a_generation_config_the_configuration_names_what_ends_a_sequence(folder):
+    (folder / "generation_config.json").unlink()
+    assert load_model(folder).eos_token_ids == (2,)
+
+
+def no_folder(folder):
+    shutil.rmtree(folder)
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder):
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def config_that_is_cut(folder):
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def config_without_a_type(folder):
+    (folder / "config.json").write_text("{}")
+
+
+def config_of_an_unknown_type(folder):
+    change_json(folder, "config.json", model_type="perceptron")
+
+
+def weights_that_are_cut(folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+
+
+def weights_of_no_bytes(folder):
+    (folder / WEIGHTS).write_bytes(b"")
+
+
+def one_tensor_left_out(folder):
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
+
+
+def one_layer_too_few(folder):
+    change_json(folder, "config.json", num_hidden_layers=3)
+
+
+def shard_that_is_missing(folder):
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def tokenizer_that_is_cut(folder):
+    (folder / "tokenizer.json").write_text("{")
+
+
+HARMS = [
+    (no_folder, CheckpointNotFound, "no such folder"),
+    (no_config, CheckpointNotFound, "no config.json; a folder in the Hugging Face layout is needed"),
+    (no_weights, CheckpointNotFound, "no .safetensors file; other formats of weights are not read"),
+    (config_that_is_cut, BrokenCheckpoint, "config.json cannot be read: Expecting value: line 1"),
+    (config_without_a_type, BrokenCheckpoint, "config.json cannot be read: .*`model_type`"),
+    (config_of_an_unknown_type, BrokenCheckpoint, "config.json cannot be read: .*`perceptron`"),
+    (weights_that_are_cut, BrokenCheckpoint, "the weights cannot be read: .*file not fully covered"),
+    (weights_of_no_bytes, BrokenCheckpoint, "the weights cannot be read: .*header too small"),
+    (one_tensor_left_out, BrokenCheckpoint, "weights that are missing .*: model.layers.1.self_attn.k_proj.weight.$"),
+    (one_layer_too_few, BrokenCheckpoint, "model.layers.2.*, model.layers.2.*, model.layers.2.* and 6 more.$"),
+    (shard_that_is_missing, BrokenCheckpoint, "the weights cannot be read: .*model-00002-of-00002.safetensors"),
+    (tokenizer_that_is_cut, BrokenCheckpoint, "the tokenizer cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("harm", "error", "message"), HARMS, ids=[harm.__name__ for harm, *_ in HARMS])
+def test_a_broken_checkpoint_is_told_by_its_folder_and_its_fault(folder, harm, error, message):
+    harm(folder)
+    with pytest.raises(error, match=f"^{re.escape(str(folder))}: .*{message}") as raised:
+        load_model(folder)
+    assert isinstance(raised.value, ModelError)
+
+
+def test_a_weight_of_another_shape_is_named(folder):
+    change_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(7)}))
+    with pytest.raises(BrokenCheckpoint, match=r"model\.norm\.weight"):
+        load_model(folder)
+
+
+def test_a_weight_of_another_shape_is_refused(folder):
+    change_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(7)}))
+    with pytest.raises(BrokenCheckpoint, match=f"^{re.escape(str(folder))}: "):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("falcon", "FalconForCausalLM"), ("bloom", "BloomForCausalLM")])
+def test_an_architecture_with_attention_of_its_own_is_refused_by_name(checkpoint, architecture, name):
+    folder = checkpoint(architecture)
+    with pytest.raises(UnsupportedModel, match=f"^{re.escape(str(folder))}: {name} ignores .* Llama, Qwen, .* do not"):
+        load_model(folder)
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path):
+    config = T5Config(vocab_size=97, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=f"^{re.escape(str(tmp_path))}: t5 is no decoder that writes text."):
+        load_model(tmp_path)
+
+
+def test_an_encoder_is_refused(checkpoint):
+    with pytest.raises(UnsupportedModel, match="attention to what comes later, as an encoder's do"):
+        load_model(checkpoint("bert"))
+
+
+def test_attention_in_chunks_is_refused(checkpoint):
+    with pytest.raises(UnsupportedModel, match="chunk"):
+        load_model(checkpoint("llama4_text"))
+
+
+def test_loading_leaves_how_much_transformers_says_as_it_was(folder):
+    logging.set_verbosity_info()
+    try:
+        load_model(folder)
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity_error()
+
+
+def test_loading_leaves_progress_bars_off_that_were_off(folder):
+    logging.disable_progress_bar()
+    load_model(folder)
+    assert not logging.is_progress_bar_enabled()
+
+
+def test_a_block_takes_what_its_k_and_v_take(loaded):
+    # K and V, 2 layers, 16 tokens, 2 heads of 12 numbers of 4 bytes.
+    assert bytes_per_block(loaded("llama"), 16) == 2 * 2 * 16 * 2 * 12 * 4 == 6144
+
+
+def test_half_as_many_bytes_hold_a_block_of_16_bit_numbers(folder):
+    assert bytes_per_block(load_model(folder, dtype="bfloat16"), 16) == 3072
+
+
+def test_as_many_blocks_as_fit(loaded):
+    assert [blocks_within(loaded("llama"), num_bytes, 16) for num_bytes in (6144, 12287, 12288)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "longest", "wanted", "message"),
+    [
+        (6143, 1, 6144, "6,143 bytes do not hold one block of 16 tokens; that takes 6,144."),
+        (0, 1, 6144, "0 bytes do not hold one block of 16 tokens; that takes 6,144."),
+        (18431, 33, 18432, "18,431 bytes hold 32 tokens; one sequence of 33 takes 18,432."),
+        (6143, 33, 18432, "6,143 bytes hold 0 tokens; one sequence of 33 takes 18,432."),
+    ],
+)
+def test_a_budget_that_is_too_small_says_what_would_do_and_that_does(loaded, num_bytes, longest, wanted, message):
+    model = loaded("llama")
+    with pytest.raises(BudgetTooSmall, match=re.escape(message)) as raised:
+        blocks_within(model, num_bytes, 16, longest)
+    assert (raised.value.wanted, raised.value.given) == (wanted, num_bytes)
+    assert blocks_within(model, raised.value.wanted, 16, longest) == wanted // 6144

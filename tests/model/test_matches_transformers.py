@@ -1,0 +1,112 @@
+"""Ten architectures on paged memory write what transformers' own `generate` writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from attention import LayerOptions
+from paged import Request
+from paged.model.runner import Runner
+from paged.testing.pressure import Conditions, PressureRun
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
+MAX_TOKENS = 12
+# The four need 29 blocks in the end.
+SMALL_POOL = Conditions(num_blocks=16, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
+
+
+def _prompts() -> list[list[int]]:
+    """1, 5, 20 and 33 tokens; the last two begin alike."""
+    words = np.random.default_rng(1)
+    one, five, twenty, many = (words.integers(3, 97, length).tolist() for length in (1, 5, 20, 33))
+    return [one, five, twenty, twenty[:9] + many[9:]]
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoint):
+    """generated(architecture): what transformers writes after each prompt."""
+    found = {}
+
+    def texts(architecture):
+        if architecture not in found:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint(architecture)).eval()
+            model.generation_config.eos_token_id = None
+            found[architecture] = [
+                model.generate(
+                    torch.tensor([prompt]),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                    max_new_tokens=MAX_TOKENS,
+                    do_sample=False,
+                )[0, len(prompt) :].tolist()
+                for prompt in _prompts()
+            ]
+        return found[architecture]
+
+    return texts
+
+
+def small_pool_run(model, backend, *, batch_invariant=True):
+    """All four prompts are to share a pool that holds hardly more than the longest of them."""
+    run = PressureRun(model, replace(SMALL_POOL, backend=backend))
+    if not batch_invariant:
+        run.runner = Runner(model, run.pool, backend=backend, batch_invariant=False)
+    return run
+
+
+def written(run):
+    requests = [Request(id=str(i), prompt=prompt, max_tokens=MAX_TOKENS) for i, prompt in enumerate(_prompts())]
+    return list(run.run(requests).tokens.values())
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
+@pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
+    run = small_pool_run(loaded(architecture), backend, batch_invariant=batch_invariant)
+    assert written(run) == generated(architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_texts_are_not_one_word_again_and_again(architecture, generated):
+    assert min(len(set(text)) for text in generated(architecture)) >= 5
+
+
+def test_the_small_pool_preempts_and_cuts_prompts(loaded):
+    run = small_pool_run(loaded("llama"), "torch_gather")
+    batches, schedule = [], run.scheduler.schedule
+    run.scheduler.schedule = lambda: batches.append(schedule()) or batches[-1]
+    written(run)
+    stats = run.scheduler.stats()
+    assert stats.preemptions_recompute + stats.preemptions_swap > 0
+    assert any((~batch.samples).any() for batch in batches), "a chunk that does not end its prompt"
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+@pytest.mark.parametrize(
+    ("architecture", "ignored"),
+    [
+        ("mistral", {"window": None}),
+        ("gemma2", {"window": None}),
+        ("gemma2", {"soft_cap": None}),
+        ("gemma2", {"scale": 16**-0.5}),
+        ("gpt2", {"scale": 12**-0.5}),
+    ],
+)
+def test_what_a_layer_asks_for_would_be_missed(architecture, ignored, backend, loaded, generated):
+    run = small_pool_run(loaded(architecture), backend)
+    attend = run.runner.backend.attend
+
+    def ignore(queries, pool, layer, plan, options: LayerOptions):
+        return attend(queries, pool, layer, plan, replace(options, **ignored))
+
+    run.runner.backend.attend = ignore
+    assert written(run) != generated(architecture)

@@ -1,0 +1,84 @@
+"""An answer under memory pressure is the answer without it, tokens and logits, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, note, strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from paged.testing.pressure import PressureRun, differences, run_alone
+
+# Sizes that no vector unit likes are among them.
+MODELS = {
+    "llama": ("llama", {}),
+    "llama, odd": ("llama", {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}),
+    "gemma2": ("gemma2", {}),
+    "gpt2": ("gpt2", {}),
+}
+ODD_HEADS = {
+    "llama": {"hidden_size": 42, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 77},
+    "gpt2": {"n_embd": 33, "n_head": 3, "n_inner": 77},
+}
+
+
+def press(model, world):
+    """(what pressure did, what it changed)."""
+    answers = PressureRun(model, world.conditions).run(world.requests)
+    return answers, differences(answers, run_alone(model, world.requests, world.conditions.backend))
+
+
+@given(chance=st.randoms(use_true_random=False), name=st.sampled_from(["llama"] * 3 + list(MODELS)))
+def test_pressure_changes_no_bit_of_an_answer(loaded, draw_world, chance, name):
+    architecture, changes = MODELS[name]
+    world = draw_world(chance)
+    note(f"{name}: {world}")
+    _, changed = press(loaded(architecture, **changes), world)
+    assert changed == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_pressed_in_every_way(loaded, draw_world, name):
+    architecture, changes = MODELS[name]
+    recomputed = swapped = hit_tokens = 0
+    for seed in range(6):
+        answers, changed = press(loaded(architecture, **changes), draw_world(random.Random(seed)))
+        assert changed == [], seed
+        recomputed, swapped = recomputed + answers.recomputed, swapped + answers.swapped
+        hit_tokens += answers.hit_tokens
+    assert recomputed > 0 and swapped > 0 and hit_tokens > 0
+
+
+# Not strict: what a matrix kernel does with rows that are not aligned differs between CPUs.
+@pytest.mark.parametrize("architecture", ODD_HEADS)
+def test_heads_of_odd_sizes_are_no_excuse(loaded, draw_world, architecture):
+    for seed in range(4):
+        world = draw_world(random.Random(seed))
+        _, changed = press(loaded(architecture, **ODD_HEADS[architecture]), world)
+        assert changed == [], seed
+
+
+def test_most_worlds_press(loaded, draw_world):
+    preempted = hit = 0
+    for seed in range(20):
+        world = draw_world(random.Random(seed))
+        answers = PressureRun(loaded("llama"), world.conditions).run(world.requests)
+        preempted += answers.recomputed + answers.swapped > 0
+        hit += answers.hit_tokens > 0
+    assert min(preempted, hit) >= 12
+
+
+def test_pressure_changes_nothing_on_two_threads_either(loaded, draw_world):
+    torch.set_num_threads(2)
+    world = draw_world(random.Random(2))
+    try:
+        _, changed = press(loaded("llama"), replace(world, requests=world.requests[:3]))
+    finally:
+        torch.set_num_threads(1)
+    assert changed == []

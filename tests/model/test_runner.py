@@ -1,0 +1,192 @@
+"""A runner's logits: in tiles they are a sequence's own, to the last bit, and packed they are close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from attention import KVPool, StepTokens, UnknownBackend
+from paged import Request
+from paged.model.runner import Runner
+from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
+ROOMY = Conditions(num_blocks=64, block_size=4, prefix_caching=False)
+# Logits are of size 10 at most, and float32 has 7 digits.
+CLOSE = 5e-5
+
+each_backend = pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+each_mode = pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
+
+
+def pool_for(model, num_blocks=16):
+    return KVPool(
+        num_layers=model.num_layers,
+        num_blocks=num_blocks,
+        block_size=4,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+
+
+def requests_of(*lengths):
+    words = np.random.default_rng(5)
+    return [
+        Request(id=str(i), prompt=words.integers(3, 97, length).tolist(), max_tokens=6)
+        for i, length in enumerate(lengths)
+    ]
+
+
+@torch.inference_mode()
+def logits_of(runner, step, token_ids, is_sampled):
+    return runner.forward(step, np.asarray(token_ids, np.int32), np.asarray(is_sampled, np.bool_))
+
+
+def whole_prompt(prompt, first_block=0):
+    """A step of one sequence that comes whole, its blocks being in a row."""
+    count = len(prompt)
+    num_blocks = -(-count // 4)
+    step = StepTokens(
+        np.arange(count),
+        first_block * 4 + np.arange(count),
+        np.array([0, count]),
+        np.array([count]),
+        np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None],
+        4,
+    )
+    return step
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_tile_is_32_places(loaded, architecture):
+    model = loaded(architecture)
+    assert Runner(model, pool_for(model)).tile == 32
+
+
+def test_packed_there_are_no_tiles(loaded):
+    model = loaded("llama")
+    assert Runner(model, pool_for(model), batch_invariant=False).tile is None
+
+
+@pytest.fixture
+def place_matters(loaded):
+    """A Llama whose logits are a little higher the later in a tile they stand."""
+    model = loaded("llama")
+
+    def lift(module, inputs, logits):
+        return logits + torch.arange(logits.shape[1]).view(1, -1, 1) * 1e-3
+
+    hook = model.module.lm_head.register_forward_hook(lift)
+    yield model
+    hook.remove()
+
+
+def test_where_places_do_not_agree_each_token_goes_by_itself(place_matters):
+    assert Runner(place_matters, pool_for(place_matters)).tile == 1
+
+
+def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
+    requests = requests_of(3, 9)
+    together = PressureRun(place_matters, replace(ROOMY, max_chunk=2)).run(requests)
+    assert differences(together, run_alone(place_matters, requests, "torch_gather")) == []
+
+
+@each_backend
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize(
+    "conditions",
+    [ROOMY, replace(ROOMY, max_chunk=3), replace(ROOMY, max_tokens_per_step=5), replace(ROOMY, block_size=64)],
+    ids=["together", "in chunks", "on a budget", "in large blocks"],
+)
+def test_logits_do_not_depend_on_who_else_is_in_the_batch(loaded, architecture, backend, conditions):
+    model, requests = loaded(architecture), requests_of(1, 40, 7, 33, 2)
+    together = PressureRun(model, replace(conditions, backend=backend)).run(requests)
+    assert differences(together, run_alone(model, requests, backend)) == []
+
+
+@each_backend
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_logits_are_close(loaded, architecture, backend):
+    model, requests = loaded(architecture), requests_of(1, 40, 7)
+    conditions = replace(ROOMY, backend=backend, max_chunk=16)
+    packed = PressureRun(model, conditions)
+    packed.runner = Runner(model, packed.pool, backend=backend, batch_invariant=False)
+    ours, theirs = packed.run(requests), PressureRun(model, conditions).run(requests)
+    assert ours.tokens == theirs.tokens
+    for request in requests:
+        a, b = torch.stack(ours.logits[request.id]), torch.stack(theirs.logits[request.id])
+        assert float((a - b).abs().max()) < CLOSE
+
+
+@each_mode
+def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch_invariant):
+    model = loaded("llama")
+    runner = Runner(model, pool_for(model), batch_invariant=batch_invariant)
+    prompt = range(3, 43)
+    every = logits_of(runner, whole_prompt(prompt), prompt, [True] * 40)
+    some = logits_of(runner, whole_prompt(prompt), prompt, np.isin(range(40), [4, 31, 32]))
+    assert every.shape == (40, 97) and every.dtype is torch.float32
+    torch.testing.assert_close(some, every[[4, 31, 32]], atol=CLOSE, rtol=0)
+
+
+@each_mode
+def test_where_nobody_asks_k_and_v_are_written_all_the_same(loaded, batch_invariant):
+    model = loaded("llama")
+    pool = pool_for(model)
+    runner = Runner(model, pool, batch_invariant=batch_invariant)
+    pool.poison(torch.arange(16))
+    prompt = range(3, 11)
+    assert logits_of(runner, whole_prompt(prompt, first_block=5), prompt, [False] * 8).shape == (0, 97)
+    written = [block for block in range(16) if pool.keys(1)[block].isfinite().all()]
+    assert written == [5, 6]
+
+
+@each_mode
+def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
+    model = loaded("gpt2")
+    run = PressureRun(model, ROOMY)
+    run.runner = Runner(model, run.pool, batch_invariant=batch_invariant)
+    run.run(requests_of(3, 9))
+    for layer in range(model.num_layers):
+        for part in (run.pool.keys(layer), run.pool.values(layer)):
+            assert not part[run.pool.scratch_block].any()
+
+
+@pytest.mark.parametrize(
+    "batch_invariant",
+    [
+        True,
+        False,
+    ],
+    ids=["invariant", "packed"],
+)
+def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
+    """Such a step delivers the outputs of requests that ended outside any other."""
+    model = loaded("llama")
+    runner = Runner(model, pool_for(model), batch_invariant=batch_invariant)
+    none = np.zeros(0, np.int64)
+    step = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 1), np.int32), 4)
+    assert logits_of(runner, step, none, none).shape == (0, 97)
+
+
+def test_logits_of_16_bit_weights_are_float32(checkpoint):
+    from paged.model.loading import load_model
+
+    model = load_model(checkpoint("llama"), dtype="bfloat16")
+    answers = PressureRun(model, ROOMY).run(requests_of(5))
+    assert {row.dtype for row in answers.logits["0"]} == {torch.float32}
+
+
+def test_an_unknown_backend_is_refused(loaded):
+    model = loaded("llama")
+    with pytest.raises(
+        UnknownBackend, match="unknown attention backend 'fast'; known ones are reference, torch_gather"
+    ):
+        Runner(model, pool_for(model), backend="fast")
