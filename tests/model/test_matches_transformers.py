@@ -20,14 +20,14 @@ from paged.testing.pressure import Conditions, PressureRun
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
 MAX_TOKENS = 12
-# The four need 29 blocks in the end.
-SMALL_POOL = Conditions(num_blocks=16, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
+# The four need 36 blocks in the end.
+SMALL_POOL = Conditions(num_blocks=23, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
 
 
 def _prompts() -> list[list[int]]:
-    """1, 5, 20 and 33 tokens; the last two begin alike."""
+    """1, 5, 20 and 61 tokens; the last two begin alike."""
     words = np.random.default_rng(1)
-    one, five, twenty, many = (words.integers(3, 97, length).tolist() for length in (1, 5, 20, 33))
+    one, five, twenty, many = (words.integers(3, 97, length).tolist() for length in (1, 5, 20, 61))
     return [one, five, twenty, twenty[:9] + many[9:]]
 
 
