@@ -45,7 +45,6 @@ class Engine:
     seed                of requests that name none, with their id
     clock               seconds
     max_retries         how often a step that failed is tried again before its requests end with "error"
-    check               recompute every invariant after each step, and poison freed blocks (slow)
 
     Raises ModelError, BudgetTooSmall, InvalidConfig, UnknownPolicy, and attention's UnknownBackend or UnsupportedByBackend.
     """
