@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from attention import KVPool
 from block_manager import BlockManager, InvalidConfig, PagedError
@@ -22,7 +23,7 @@ from paged.model.runner import Runner
 from paged.results import EngineOutput, EngineStats
 from paged.sampling.params import SamplingParams
 from paged.sampling.sampler import sample, seed_of
-from scheduler import Batch, DuplicateRequest, InvalidRequest, Request, Scheduler
+from scheduler import Batch, DuplicateRequest, InvalidRequest, Outputs, Request, Scheduler
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20
@@ -233,7 +234,8 @@ class Engine:
                 for row in self.scheduler.rows_of(request_id):
                     self._sampling.set(row, live)
 
-    def _sampled(self, batch: Batch, logits: Any) -> Any:
+    def _sampled(self, batch: Batch, logits: Tensor) -> NDArray[np.int32]:
+        """int32 [rows that sample]."""
         rows = batch.rows[batch.samples]
         if not len(rows):
             return np.empty(0, np.int32)
@@ -248,7 +250,7 @@ class Engine:
             places=places,
         )
 
-    def _news(self, outputs: Any) -> list[EngineOutput]:
+    def _news(self, outputs: Outputs) -> list[EngineOutput]:
         now, news = self._clock(), []
         for output in outputs:
             live = self._live.get(output.id)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, note, strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-import torch
 
 from paged.testing.pressure import PressureRun, differences, run_alone
 
@@ -21,10 +18,11 @@ MODELS = {
     "llama, odd": ("llama", {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("gemma2", {}),
     "gpt2": ("gpt2", {}),
-}
-ODD_HEADS = {
-    "llama": {"hidden_size": 42, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 77},
-    "gpt2": {"n_embd": 33, "n_head": 3, "n_inner": 77},
+    "llama, odd heads": (
+        "llama",
+        {"hidden_size": 42, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 77},
+    ),
+    "gpt2, odd heads": ("gpt2", {"n_embd": 33, "n_head": 3, "n_inner": 77}),
 }
 
 
@@ -56,12 +54,6 @@ def test_every_model_is_pressed_in_every_way(loaded, draw_world, name):
 
 
 # Not strict: what a matrix kernel does with rows that are not aligned differs between CPUs.
-@pytest.mark.parametrize("architecture", ODD_HEADS)
-def test_heads_of_odd_sizes_are_no_excuse(loaded, draw_world, architecture):
-    for seed in range(4):
-        world = draw_world(random.Random(seed))
-        _, changed = press(loaded(architecture, **ODD_HEADS[architecture]), world)
-        assert changed == [], seed
 
 
 def test_most_worlds_press(loaded, draw_world):
@@ -72,13 +64,3 @@ def test_most_worlds_press(loaded, draw_world):
         preempted += answers.recomputed + answers.swapped > 0
         hit += answers.hit_tokens > 0
     assert min(preempted, hit) >= 12
-
-
-def test_pressure_changes_nothing_on_two_threads_either(loaded, draw_world):
-    torch.set_num_threads(2)
-    world = draw_world(random.Random(2))
-    try:
-        _, changed = press(loaded("llama"), replace(world, requests=world.requests[:3]))
-    finally:
-        torch.set_num_threads(1)
-    assert changed == []
