@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention import KVPool
 from block_manager import BlockManager, InvalidConfig, PagedError
 from paged.live_request import LiveRequest, RowSampling
-from paged.model.capacity import blocks_within, bytes_per_block
+from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import Runner
 from paged.results import EngineOutput, EngineStats
@@ -88,16 +87,7 @@ class Engine:
             max_model_len=longest,
             vocabulary_size=self.model.vocabulary_size,
         )
-        self.pool = KVPool(
-            num_layers=self.model.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=self.model.num_kv_heads,
-            head_dim=self.model.head_dim,
-            dtype=self.model.dtype,
-            device=self.model.device,
-            num_host_blocks=host_blocks,
-        )
+        self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
         self.runner = Runner(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
         self._seed = seed
         self._clock = clock

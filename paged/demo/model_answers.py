@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention import KVPool
+from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import Runner
 from paged.text import TextStream
@@ -40,14 +40,10 @@ class ModelAnswers:
         self._eos = set(model.eos_token_ids)
         self._runner = Runner(
             model,
-            KVPool(
-                num_layers=model.num_layers,
+            pool_for(
+                model,
                 num_blocks=manager.num_blocks,
                 block_size=manager.block_size,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                dtype=model.dtype,
-                device=model.device,
                 num_host_blocks=manager.num_host_blocks,
             ),
             backend=backend,

@@ -1,6 +1,6 @@
-"""How many blocks a number of bytes holds.
+"""Memory for a model's K and V: how many blocks a number of bytes holds, and a pool of so many.
 
-Knows the arithmetic of a model's K and V. Allocates nothing.
+Knows the shape of a model's K and V. Does not know who uses a block.
 """
 
 from __future__ import annotations
@@ -18,6 +18,20 @@ def bytes_per_block(model: LoadedModel, block_size: int) -> int:
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=model.dtype,
+    )
+
+
+def pool_for(model: LoadedModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVPool:
+    """A pool for the K and V of this model, on its device and in its dtype. Raises attention's InvalidPool."""
+    return KVPool(
+        num_layers=model.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        num_host_blocks=num_host_blocks,
     )
 
 

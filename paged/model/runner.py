@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend, run_moves
+from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
@@ -129,15 +130,7 @@ def _places_agree(runner: Runner) -> bool:
     model = runner.model
     trial = Runner.__new__(Runner)
     trial.model, trial.backend, trial.tile = model, runner.backend, TILE
-    trial.pool = KVPool(
-        num_layers=model.num_layers,
-        num_blocks=TILE,
-        block_size=2,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=runner.pool.dtype,
-        device=runner.pool.device,
-    )
+    trial.pool = pool_for(model, num_blocks=TILE, block_size=2)
     blocks = np.arange(TILE, dtype=np.int32)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
     found = []

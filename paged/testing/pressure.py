@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention import KVPool
 from block_manager import BlockManager
+from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import Runner
 from scheduler import Batch, Request, Scheduler
@@ -68,13 +68,10 @@ class PressureRun:
             max_model_len=model.max_length,
             vocabulary_size=model.vocabulary_size,
         )
-        self.pool = KVPool(
-            num_layers=model.num_layers,
+        self.pool = pool_for(
+            model,
             num_blocks=conditions.num_blocks,
             block_size=conditions.block_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=model.dtype,
             num_host_blocks=conditions.host_blocks,
         )
         self.runner = Runner(model, self.pool, backend=conditions.backend, batch_invariant=True)
