@@ -59,7 +59,7 @@ class Backend:
 
     def __init__(self, is_invariant: bool) -> None:
         self.is_invariant = is_invariant
-        self._workspaces: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._workspaces: dict[tuple[torch.dtype, torch.device, int, int], tuple[Tensor, Tensor]] = {}
 
     def check(self, shape: LayerShape) -> None:
         """It can do every shape."""
@@ -134,7 +134,8 @@ class Backend:
         if options.soft_cap is None:
             result = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale)
         else:
-            scores = torch.matmul(q, k.transpose(2, 3)).float() * options.scale
+            precise = torch.float64 if q.dtype == torch.float64 else torch.float32
+            scores = torch.matmul(q, k.transpose(2, 3)).to(precise) * options.scale
             scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
             result = torch.matmul(torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).to(v.dtype), v)
         result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
@@ -143,7 +144,7 @@ class Backend:
     def _gathered(self, pool: KVPool, layer: int, slots: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """K and V of these slots in memory that is allocated once: a fresh gather of this size costs page faults."""
         count = len(slots)
-        key = (pool.dtype, pool.device)
+        key = (pool.dtype, pool.device, pool.num_kv_heads, pool.head_dim)
         if key not in self._workspaces or len(self._workspaces[key][0]) < count:
             room = (2 * count, pool.num_kv_heads, pool.head_dim)
             empty = torch.empty(room, dtype=pool.dtype, device=pool.device)
