@@ -53,9 +53,6 @@ def test_every_model_is_pressed_in_every_way(loaded, draw_world, name):
     assert recomputed > 0 and swapped > 0 and hit_tokens > 0
 
 
-# Not strict: what a matrix kernel does with rows that are not aligned differs between CPUs.
-
-
 def test_most_worlds_press(loaded, draw_world):
     preempted = hit = 0
     for seed in range(20):
