@@ -36,10 +36,10 @@ def pool_for(model, num_blocks=16):
     )
 
 
-def requests_of(*lengths, max_tokens=6):
+def requests_of(*lengths):
     words = np.random.default_rng(5)
     return [
-        Request(id=str(i), prompt=words.integers(3, 97, length).tolist(), max_tokens=max_tokens)
+        Request(id=str(i), prompt=words.integers(3, 97, length).tolist(), max_tokens=6)
         for i, length in enumerate(lengths)
     ]
 
@@ -109,17 +109,6 @@ def test_logits_do_not_depend_on_who_else_is_in_the_batch(loaded, architecture, 
     model, requests = loaded(architecture), requests_of(1, 40, 7, 33, 2)
     together = PressureRun(model, replace(conditions, backend=backend)).run(requests)
     assert differences(together, run_alone(model, requests, backend)) == []
-
-
-def test_they_do_not_on_two_threads_either(loaded):
-    # Few tokens: two threads that wait for each other are slow where others work, too.
-    model, requests = loaded("llama"), requests_of(5, 3, max_tokens=1)
-    torch.set_num_threads(2)
-    try:
-        together = PressureRun(model, replace(ROOMY, max_chunk=3)).run(requests)
-        assert differences(together, run_alone(model, requests, "torch_gather")) == []
-    finally:
-        torch.set_num_threads(1)
 
 
 @each_backend
