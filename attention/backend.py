@@ -42,6 +42,15 @@ class LayerOptions:
     window: int | None = None
     soft_cap: float | None = None
 
+    def capped(self, scores: Tensor) -> Tensor:
+        """The scores, of any shape, as the soft cap leaves them."""
+        return scores if self.soft_cap is None else torch.tanh(scores / self.soft_cap) * self.soft_cap
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What scores and weights are computed in: float64 for float64, float32 for all else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
 
 class AttentionBackend(Protocol):
     """One way to compute attention. `is_invariant`: a token's result does not depend, to the last bit, on what else is in the

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention.backend import LayerOptions
+from attention.backend import LayerOptions, working_dtype
 from attention.kv_pool import KVPool
 from attention.step_tokens import StepTokens
 
@@ -29,7 +29,10 @@ _LOWEST = -1e30
 
 @dataclass(slots=True)
 class Plan:
-    """slots and seen: int64 and bool [places, pieces, PIECE]; positions: int64 [places], of the tokens, for windows."""
+    """What each place sees, before a window: slots, int64 [places, width], and the positions there, -1 where there is nothing.
+
+    positions are the places' own, int64 [places].
+    """
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -40,10 +43,10 @@ class Plan:
 
 
 def prepare(step: StepTokens, pool: KVPool) -> Plan:
-    """The slots of what each place sees; what it does not see is scratch, at position -1."""
+    """The slots of what each place sees."""
     places = step.num_tokens + step.num_padded
     width = -(-int(step.context_lens.max(initial=1)) // PIECE) * PIECE
-    slots = np.full((places, width), pool.scratch_slot, np.int64)
+    slots = np.zeros((places, width), np.int64)
     context_positions = np.full((places, width), -1, np.int64)
     for i in range(step.num_sequences):
         first, stop = int(step.starts[i]), int(step.starts[i + 1])
@@ -101,16 +104,14 @@ def attend(queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: Layer
     places, num_heads, head_dim = queries.shape
     num_kv_heads = pool.num_kv_heads
     group = num_heads // num_kv_heads
-    precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    precise = working_dtype(queries.dtype)
     keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
     q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim))
     highest = weight = total = None
     for rows, hidden in _pieces(plan, options.window, num_kv_heads):
         k = _aligned(keys.index_select(0, rows).to(precise).view(-1, PIECE, head_dim))
         v = _aligned(values.index_select(0, rows).to(precise).view(-1, PIECE, head_dim))
-        scores = torch.bmm(q, k.transpose(1, 2)).view(places, num_kv_heads, group, PIECE)
-        if options.soft_cap is not None:
-            scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
+        scores = options.capped(torch.bmm(q, k.transpose(1, 2)).view(places, num_kv_heads, group, PIECE))
         scores.masked_fill_(hidden, -torch.inf)
         most = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
         higher = most if highest is None else torch.maximum(highest, most)

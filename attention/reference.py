@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention.backend import LayerOptions, LayerShape
+from attention.backend import LayerOptions, LayerShape, working_dtype
 from attention.kv_pool import KVPool
 from attention.step_tokens import Ints, StepTokens
 
@@ -56,7 +56,7 @@ class Backend:
         """See AttentionBackend."""
         keys, values = pool.slots(layer)
         group = queries.shape[1] // pool.num_kv_heads
-        precise = torch.float64 if queries.dtype == torch.float64 else torch.float32
+        precise = working_dtype(queries.dtype)
         out = torch.zeros_like(queries)
         for token, (position, slots, positions) in enumerate(plan.seen):
             if options.window is not None:
@@ -65,9 +65,7 @@ class Backend:
             k = keys[index].to(precise).repeat_interleave(group, 1)
             v = values[index].to(precise).repeat_interleave(group, 1)
             # [tokens seen, heads]
-            scores = (queries[token].to(precise) * k).sum(-1) * options.scale
-            if options.soft_cap is not None:
-                scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+            scores = options.capped((queries[token].to(precise) * k).sum(-1) * options.scale)
             weights = torch.softmax(scores, 0)
             out[token] = (weights.unsqueeze(-1) * v).sum(0).to(out.dtype)
         return out

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention import pieces
-from attention.backend import LayerOptions, LayerShape
+from attention.backend import LayerOptions, LayerShape, working_dtype
 from attention.kv_pool import KVPool
 from attention.step_tokens import Ints, StepTokens
 
@@ -32,7 +32,7 @@ class Part:
     """Sequences that are computed by one call: b of them, each with q tokens over at most L slots.
 
     tokens      int64 [b * q], their places in the step
-    slots       int64 [b, L], and context_positions int64 [b, L] of these, -1 where there is padding
+    slots       int64 [b, L], anything where there is padding, and context_positions int64 [b, L] of these, -1 there
     positions   int64 [b, q]
     seen        bool [b, q, L] for branches, else None: what lies before
     """
@@ -92,12 +92,11 @@ class Backend:
         rising = np.arange(width)
         blocks = step.block_tables[chosen[:, None], rising[None, ::size] // size].astype(np.int64)
         slots = (blocks[:, :, None] * size + np.arange(size)).reshape(len(chosen), -1)[:, :width]
-        is_padding = rising >= lengths[:, None]
         tokens = step.starts[chosen]
         return Part(
             torch.from_numpy(tokens).to(pool.device),
-            np.where(is_padding, pool.scratch_slot, slots),
-            np.where(is_padding, -1, rising),
+            slots,
+            np.where(rising < lengths[:, None], rising, -1),
             step.positions[tokens][:, None],
             None,
         )
@@ -134,9 +133,7 @@ class Backend:
         if options.soft_cap is None:
             result = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale)
         else:
-            precise = torch.float64 if q.dtype == torch.float64 else torch.float32
-            scores = torch.matmul(q, k.transpose(2, 3)).to(precise) * options.scale
-            scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
+            scores = options.capped(torch.matmul(q, k.transpose(2, 3)).to(working_dtype(q.dtype)) * options.scale)
             result = torch.matmul(torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).to(v.dtype), v)
         result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
@@ -169,9 +166,7 @@ def _slots_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tenso
     """Slots, int64 [b * L], scratch where no query looks, and what each query sees, bool [b, q, L]; made once a window."""
     if window not in part.by_window:
         context, positions = part.context_positions[:, None, :], part.positions[:, :, None]
-        seen = context >= 0 if part.seen is not None else (context >= 0) & (context <= positions)
-        if part.seen is not None:
-            seen = seen & part.seen
+        seen = (context >= 0) & (context <= positions if part.seen is None else part.seen)
         if window is not None:
             seen = seen & (context > positions - window)
         slots = np.where(seen.any(1), part.slots, pool.scratch_slot)

@@ -94,7 +94,6 @@ class Engine:
         self._max_retries = max_retries
         self._live: dict[str, LiveRequest] = {}
         self._sampling = RowSampling()
-        self._late_outputs: list[EngineOutput] = []
         self._num_added = 0
         self._failures = self._failed_steps = self._steps = self._output_tokens = 0
         self._host_s = self._model_s = 0.0
@@ -109,8 +108,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, or an output has not been handed out."""
-        return bool(self._live or self._late_outputs)
+        """Whether any request is alive."""
+        return bool(self._live)
 
     def add_request(
         self,
@@ -174,11 +173,10 @@ class Engine:
         A step that fails is taken back and tried again; when it fails once too often its requests end with "error". Raises
         EngineFailed when its copies fail.
         """
-        late, self._late_outputs = self._late_outputs, []
         began = self._clock()
         batch = self.scheduler.schedule(began)
         if batch.is_empty:
-            return late
+            return []
         self._note_admitted(batch)
         try:
             self.runner.move(batch)
@@ -191,10 +189,10 @@ class Engine:
             tokens = self._sampled(batch, logits)
         except Exception as error:
             self.scheduler.cancel(batch, moved=True)
-            return late + self._retried(batch, error)
+            return self._retried(batch, error)
         self._failures = 0
         outputs = self.scheduler.update(batch, tokens, now=computed)
-        news = late + self._news(outputs)
+        news = self._news(outputs)
         self._steps += 1
         self._output_tokens += len(tokens)
         done = self._clock()

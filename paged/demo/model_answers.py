@@ -64,11 +64,6 @@ class ModelAnswers:
             self._write(request_id, token)
         return tokens
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens written so far."""
-        return sum(map(len, self.tokens.values()))
-
     def _write(self, request_id: str, token: int) -> None:
         if request_id not in self._streams:
             self._streams[request_id] = TextStream(self._tokenizer, [])

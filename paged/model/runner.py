@@ -68,7 +68,6 @@ class Runner:
         """The copies of the batch, which come before its forward pass."""
         run_moves(self.pool, batch.moves)
 
-    @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """float32 [rows that sample, vocabulary]: the forward pass of a batch whose moves have run."""
         is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
@@ -84,6 +83,7 @@ class Runner:
         )
         return self.forward(step, batch.token_ids, is_sampled)
 
+    @torch.inference_mode()
     def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
         """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go."""
         if not step.num_tokens:
@@ -134,17 +134,16 @@ def _places_agree(runner: Runner) -> bool:
     blocks = np.arange(TILE, dtype=np.int32)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
     found = []
-    with torch.inference_mode():
-        for order in (slice(None), slice(None, None, -1)):
-            for position in range(2):
-                step = StepTokens(
-                    positions=np.full(TILE, position),
-                    slot_mapping=blocks.astype(np.int64) * 2 + position,
-                    starts=np.arange(TILE + 1),
-                    context_lens=np.full(TILE, position + 1),
-                    block_tables=blocks[:, None],
-                    block_size=2,
-                )
-                logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
-            found.append(logits)
+    for order in (slice(None), slice(None, None, -1)):
+        for position in range(2):
+            step = StepTokens(
+                positions=np.full(TILE, position),
+                slot_mapping=blocks.astype(np.int64) * 2 + position,
+                starts=np.arange(TILE + 1),
+                context_lens=np.full(TILE, position + 1),
+                block_tables=blocks[:, None],
+                block_size=2,
+            )
+            logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
+        found.append(logits)
     return torch.equal(found[0], found[1].flip(0))
