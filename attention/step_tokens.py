@@ -61,6 +61,14 @@ class StepTokens:
         slots: Ints = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
         return slots
 
+    def slots_by_column(self, width: int, chosen: Ints | None = None) -> Ints:
+        """int64 [sequences, at most width]: slots of the first `width` tokens of every sequence, or of those chosen, by its block
+        table; behind a sequence's own tokens, and where its table ends, anything or nothing."""
+        columns = self.block_tables[:, : -(-width // self.block_size)]
+        blocks = (columns if chosen is None else columns[chosen]).astype(np.int64)
+        slots: Ints = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
+        return slots.reshape(len(blocks), blocks.shape[1] * self.block_size)[:, :width]
+
     def slot_tensor(self, device: torch.device) -> Tensor:
         """The slot mapping as a tensor, int64 [T]."""
         return torch.from_numpy(self.slot_mapping).to(device)

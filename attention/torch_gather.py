@@ -21,6 +21,7 @@ from attention import pieces
 from attention.backend import LayerOptions, LayerShape, working_dtype
 from attention.kv_pool import KVPool
 from attention.step_tokens import Ints, StepTokens
+from attention.workspace import Workspace
 
 _MOST_BUCKETS = 8
 # Sequences below which one more bucket costs more than the padding that it saves.
@@ -59,7 +60,7 @@ class Backend:
 
     def __init__(self, is_invariant: bool) -> None:
         self.is_invariant = is_invariant
-        self._workspaces: dict[tuple[torch.dtype, torch.device, int, int], tuple[Tensor, Tensor]] = {}
+        self._workspace = Workspace()
 
     def check(self, shape: LayerShape) -> None:
         """It can do every shape."""
@@ -80,18 +81,17 @@ class Backend:
     ) -> Tensor:
         """See AttentionBackend."""
         if isinstance(plan, pieces.Plan):
-            return pieces.attend(queries, pool, layer, plan, options)
+            return pieces.attend(queries, pool, layer, plan, options, self._workspace)
         out = torch.zeros_like(queries)
         for part in plan.parts:
             self._attend_part(queries, out, pool, layer, part, options)
         return out
 
     def _bucket(self, step: StepTokens, pool: KVPool, chosen: Ints) -> Part:
-        size, lengths = step.block_size, step.context_lens[chosen]
+        lengths = step.context_lens[chosen]
         width = int(lengths.max())
         rising = np.arange(width)
-        blocks = step.block_tables[chosen[:, None], rising[None, ::size] // size].astype(np.int64)
-        slots = (blocks[:, :, None] * size + np.arange(size)).reshape(len(chosen), -1)[:, :width]
+        slots = step.slots_by_column(width, chosen)
         tokens = step.starts[chosen]
         return Part(
             torch.from_numpy(tokens).to(pool.device),
@@ -124,7 +124,9 @@ class Backend:
         group = queries.shape[1] // num_kv_heads
         (b, num_queries), width = part.positions.shape, part.slots.shape[1]
         slots, seen = _slots_and_mask(part, options.window, pool)
-        k, v = self._gathered(pool, layer, slots, (b, width, num_kv_heads, head_dim))
+        keys, values = pool.slots(layer)
+        k = self._workspace.gathered("keys", keys, slots).view(b, width, num_kv_heads, head_dim)
+        v = self._workspace.gathered("values", values, slots).view(b, width, num_kv_heads, head_dim)
         # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, head_dim].
         q = queries[part.tokens].view(b, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(b, num_kv_heads, group * num_queries, head_dim)
@@ -137,21 +139,6 @@ class Backend:
             result = torch.matmul(torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).to(v.dtype), v)
         result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
-
-    def _gathered(self, pool: KVPool, layer: int, slots: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """K and V of these slots in memory that is allocated once: a fresh gather of this size costs page faults."""
-        count = len(slots)
-        key = (pool.dtype, pool.device, pool.num_kv_heads, pool.head_dim)
-        if key not in self._workspaces or len(self._workspaces[key][0]) < count:
-            room = (2 * count, pool.num_kv_heads, pool.head_dim)
-            empty = torch.empty(room, dtype=pool.dtype, device=pool.device)
-            self._workspaces[key] = (empty, torch.empty_like(empty))
-        found = []
-        for source, workspace in zip(pool.slots(layer), self._workspaces[key], strict=True):
-            room_here = workspace[:count]
-            torch.index_select(source, 0, slots, out=room_here)
-            found.append(room_here.view(shape))
-        return found[0], found[1]
 
 
 def _buckets(chosen: Ints, lengths: Ints) -> list[Ints]:

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from attention import StepTokens, run_moves
+from attention import KVPool, StepTokens, run_moves
 from block_manager import Moves
 from paged.model.runner import Runner
 from paged.testing.pressure import Answers, PressureRun, differences, run_alone
@@ -196,20 +196,22 @@ def cuts_without_telling(run):
     )
 
 
+class PadsWithFreed(KVPool):
+    """Points padding to a block that whoever is asked says is free."""
+
+    def ask(self, find_free):
+        self._find_free = find_free
+
+    @property
+    def scratch_slot(self):
+        free = self._find_free()
+        return int(free[0]) * self.block_size if len(free) else super().scratch_slot
+
+
 def pads_with_freed_blocks(run):
     """What nobody is to see is read from a block that is free, not from scratch."""
-    prepare = run.runner.backend.prepare
-
-    def spoilt(step, pool):
-        plan = prepare(step, pool)
-        free = (run.manager.block_states() == 0).nonzero()[0]
-        if len(free) and hasattr(plan, "scratch_slot"):
-            slot = int(free[0]) * pool.block_size
-            plan.slots[plan.slots == plan.scratch_slot] = slot
-            plan.scratch_slot = slot
-        return plan
-
-    run.runner.backend.prepare = spoilt
+    run.runner.pool.__class__ = PadsWithFreed
+    run.runner.pool.ask(lambda: (run.manager.block_states() == 0).nonzero()[0])
 
 
 def frees_a_block_that_is_in_use(run):
