@@ -23,9 +23,10 @@ from attention.kv_pool import KVPool
 from attention.step_tokens import Ints, StepTokens
 from attention.workspace import Workspace
 
-_MOST_BUCKETS = 8
-# Sequences below which one more bucket costs more than the padding that it saves.
-_LEAST_IN_A_BUCKET = 4
+# Numbers of buckets that are tried.
+_BUCKETS = (1, 2, 4, 8)
+# What is gathered and multiplied in the time that the calls of one more bucket take: about 60 microseconds on a CPU.
+_BYTES_A_CALL = 400_000
 
 
 @dataclass(slots=True)
@@ -70,8 +71,11 @@ class Backend:
         if self.is_invariant:
             return pieces.prepare(step, pool)
         counts = np.diff(step.starts)
+        bytes_per_slot = 2 * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
         single = ((counts == 1) & (step.ancestors is None)).nonzero()[0]
-        parts = [self._bucket(step, pool, bucket) for bucket in _buckets(single, step.context_lens[single])]
+        parts = [
+            self._bucket(step, pool, bucket) for bucket in _buckets(single, step.context_lens[single], bytes_per_slot)
+        ]
         for i in np.setdiff1d(np.arange(step.num_sequences), single).tolist():
             parts.append(self._chunk(step, pool, i))
         return Plan(parts)
@@ -141,12 +145,19 @@ class Backend:
         out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
 
 
-def _buckets(chosen: Ints, lengths: Ints) -> list[Ints]:
+def _buckets(chosen: Ints, lengths: Ints, bytes_per_slot: int) -> list[Ints]:
+    """The sequences by length, in as many even parts as cost least: each padded to its longest, and a call for each."""
     if not len(chosen):
         return []
-    order = chosen[np.argsort(lengths, kind="stable")]
-    count = max(1, min(_MOST_BUCKETS, len(order) // _LEAST_IN_A_BUCKET))
-    return cast("list[Ints]", np.array_split(order, count))
+    by_length = np.argsort(lengths, kind="stable")
+    rising = lengths[by_length]
+
+    def cost(count: int) -> int:
+        num_slots = sum(len(part) * int(part[-1]) for part in np.array_split(rising, count))
+        return num_slots * bytes_per_slot + count * _BYTES_A_CALL
+
+    count = min((each for each in _BUCKETS if each <= len(rising)), key=cost)
+    return cast("list[Ints]", np.array_split(chosen[by_length], count))
 
 
 def _slots_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor, Tensor]:

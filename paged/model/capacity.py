@@ -21,9 +21,11 @@ def bytes_per_block(model: LoadedModel, block_size: int) -> int:
     )
 
 
-def pool_for(model: LoadedModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVPool:
+def pool_for(
+    model: LoadedModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0, kind: type[KVPool] = KVPool
+) -> KVPool:
     """A pool for the K and V of this model, on its device and in its dtype. Raises attention's InvalidPool."""
-    return KVPool(
+    return kind(
         num_layers=model.num_layers,
         num_blocks=num_blocks,
         block_size=block_size,

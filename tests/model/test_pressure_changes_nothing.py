@@ -10,7 +10,8 @@ from hypothesis import given, note, strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged.testing.pressure import PressureRun, differences, run_alone
+from paged import Request
+from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
 
 # Sizes that no vector unit likes are among them.
 MODELS = {
@@ -27,9 +28,10 @@ MODELS = {
 
 
 def press(model, world):
-    """(what pressure did, what it changed)."""
+    """(what pressure did, what it changed, and what was in a slot of somebody else's)."""
     answers = PressureRun(model, world.conditions).run(world.requests)
-    return answers, differences(answers, run_alone(model, world.requests, world.conditions.backend))
+    alone = run_alone(model, world.requests, world.conditions.backend)
+    return answers, differences(answers, alone) + answers.violations + alone.violations
 
 
 @given(chance=st.randoms(use_true_random=False), name=st.sampled_from(["llama"] * 3 + list(MODELS)))
@@ -61,3 +63,11 @@ def test_most_worlds_press(loaded, draw_world):
         preempted += answers.recomputed + answers.swapped > 0
         hit += answers.hit_tokens > 0
     assert min(preempted, hit) >= 12
+
+
+def test_the_sequences_of_a_group_are_told_apart(loaded):
+    request = Request(id="group", prompt=list(range(3, 12)), max_tokens=5, num_sequences=3)
+    answers = PressureRun(loaded("llama"), Conditions(num_blocks=16, block_size=4)).run([request])
+    alone = PressureRun(loaded("llama"), Conditions(num_blocks=16, block_size=4)).run([request])
+    assert answers.violations == [] and differences(answers, alone) == []
+    assert [(who, len(tokens)) for who, tokens in answers.tokens.items()] == [(("group", i), 5) for i in range(3)]

@@ -20,10 +20,11 @@ pytest.importorskip("transformers")
 
 import torch
 
-from attention import KVPool, StepTokens, run_moves
+from attention import StepTokens, run_moves
 from block_manager import Moves
 from paged.model.runner import Runner
 from paged.testing.pressure import Answers, PressureRun, differences, run_alone
+from paged.testing.shadowed_pool import ShadowedPool
 
 SEEDS = range(10)
 Fault = Callable[[PressureRun], None]
@@ -38,15 +39,20 @@ class Case:
     alone: Answers
 
     def reports(self, fault: Fault | None = None, *, poison: bool = True) -> list[str]:
-        """What the oracle says of a run with this fault. An index out of range, or shapes that do not fit, say it, too."""
+        """What the oracle says of a run with this fault, shadow and answers. An index out of range, or shapes that do not fit, say
+        it, too."""
+        try:
+            answers = self.answers(fault, poison=poison)
+        except (IndexError, ValueError) as error:
+            return [f"{type(error).__name__}: {error}"]
+        return differences(answers, self.alone) + answers.violations
+
+    def answers(self, fault: Fault | None, *, poison: bool = True) -> Answers:
+        """Those of a run with this fault."""
         run = PressureRun(self.model, self.world.conditions, poison=poison)
         if fault is not None:
             fault(run)
-        try:
-            answers = run.run(self.world.requests, most_steps=1000)
-        except (IndexError, ValueError) as error:
-            return [f"{type(error).__name__}: {error}"]
-        return differences(answers, self.alone)
+        return run.run(self.world.requests, most_steps=1000)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +202,7 @@ def cuts_without_telling(run):
     )
 
 
-class PadsWithFreed(KVPool):
+class PadsWithFreed(ShadowedPool):
     """Points padding to a block that whoever is asked says is free."""
 
     def ask(self, find_free):
@@ -289,3 +295,22 @@ def test_without_a_fault_nothing_is_reported(cases):
 def test_poison_is_what_shows_a_read_of_freed_memory(cases):
     case = cases[0]
     assert case.reports(pads_with_freed_blocks) and not case.reports(pads_with_freed_blocks, poison=False)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        loses_what_goes_to_the_host,
+        loses_what_comes_from_the_host,
+        fetches_the_wrong_host_block,
+        brings_blocks_back_in_the_wrong_order,
+        moves_after_the_forward_pass,
+        moves_a_step_late,
+        writes_next_door,
+        does_not_write_the_last_token_of_a_chunk,
+        finds_one_block_too_many,
+    ],
+)
+def test_the_shadow_says_which_slot_it_was(fault, cases):
+    said = [violation for case in cases for violation in case.answers(fault).violations]
+    assert any("should hold position" in violation for violation in said)

@@ -121,7 +121,7 @@ def test_packed_logits_are_close(loaded, architecture, backend):
     ours, theirs = packed.run(requests), PressureRun(model, conditions).run(requests)
     assert ours.tokens == theirs.tokens
     for request in requests:
-        a, b = torch.stack(ours.logits[request.id]), torch.stack(theirs.logits[request.id])
+        a, b = torch.stack(ours.logits[request.id, 0]), torch.stack(theirs.logits[request.id, 0])
         assert float((a - b).abs().max()) < CLOSE
 
 
@@ -181,7 +181,7 @@ def test_logits_of_16_bit_weights_are_float32(checkpoint):
 
     model = load_model(checkpoint("llama"), dtype="bfloat16")
     answers = PressureRun(model, ROOMY).run(requests_of(5))
-    assert {row.dtype for row in answers.logits["0"]} == {torch.float32}
+    assert {row.dtype for row in answers.logits["0", 0]} == {torch.float32}
 
 
 def test_an_unknown_backend_is_refused(loaded):

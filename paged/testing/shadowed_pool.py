@@ -1,0 +1,67 @@
+"""A pool that remembers who wrote each slot, and at which position: what is executed on the tensors is executed on a shadow, too.
+
+Knows what each slot of a batch is to hold, because it is told. Does not know how attention reads: that every row's slots hold its
+own tokens is asked once its forward pass is over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention import KVPool
+from paged.testing.content import POISON
+from paged.testing.shadow_kv import ShadowKV, Slots
+
+
+class ShadowedPool(KVPool):
+    """A KVPool with a ShadowKV. `violations` grows by a sentence for whatever is written where it should not be."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.shadow = ShadowKV(self.num_blocks, self.block_size, self.num_host_blocks)
+        self.violations: list[str] = []
+        self._planned = np.full(self.num_blocks * self.block_size, POISON, np.int64)
+
+    def plan(self, slots: Slots, contents: Slots) -> None:
+        """The batch to come writes these contents, int64 [T] of the shadow's numbers, to these slots, int64 [T], and no others."""
+        self._planned.fill(POISON)
+        self._planned[slots] = contents
+
+    def check_row(self, table: NDArray[np.integer], contents: Slots, who: str) -> None:
+        """Each position's slot, by the block table, holds what is expected there, int64 [length]."""
+        self.violations += self.shadow.mismatches(table, contents, who)
+
+    def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As it is; a slot that no token of the batch was to go to holds nothing that anybody may read."""
+        super().write_kv(layer, slot_mapping, keys, values)
+        if layer == 0:
+            slots = slot_mapping.cpu().numpy()
+            self.violations += self.shadow.write(slots, self._planned[slots])
+
+    def poison(self, blocks: Tensor) -> None:
+        """As it is."""
+        super().poison(blocks)
+        self.shadow.poison(blocks.tolist())
+
+    def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
+        """As it is."""
+        super().device_to_host(sources, destinations)
+        self._copied("device_to_host", sources, destinations)
+
+    def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """As it is."""
+        super().host_to_device(sources, destinations)
+        self._copied("host_to_device", sources, destinations)
+
+    def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """As it is."""
+        super().device_to_device(sources, destinations)
+        self._copied("device_to_device", sources, destinations)
+
+    def _copied(self, kind: str, sources: Tensor, destinations: Tensor) -> None:
+        self.violations += self.shadow.copy(kind, torch.stack([sources, destinations], 1).numpy())
