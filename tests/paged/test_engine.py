@@ -104,10 +104,14 @@ def test_answers_do_not_depend_on_neighbours_or_memory(model):
     assert tight.scheduler.check() == []
 
 
+# The model knows its text by heart: cooler, and chance has little to decide.
+HOT = 3.0
+
+
 def test_seeds_decide_and_ids_stand_in_for_them(model):
     def drawn(id, seed=None, engine_seed=0):
         engine = Engine(model, seed=engine_seed)
-        engine.add_request(PROMPT, SamplingParams(max_tokens=15, temperature=1.0, seed=seed), id=id)
+        engine.add_request(PROMPT, SamplingParams(max_tokens=15, temperature=HOT, seed=seed), id=id)
         return [token for output in run(engine)[id] for token in output.token_ids]
 
     assert drawn("a", seed=1) == drawn("b", seed=1) != drawn("a", seed=2)
@@ -262,3 +266,10 @@ def test_the_checkpoint_that_ships_is_small_and_says_how_well_it_does():
     assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) <= 2_000_000
     report = msgspec.json.decode((folder / "training.json").read_bytes())
     assert report["training_loss"] < 0.5 < report["held_out_loss"]
+
+
+def test_it_goes_on_as_the_documentation_does(model):
+    engine = Engine(model)
+    engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")
+    text = "".join(output.text for output in run(engine)["a"])
+    assert " ".join(text.split()).startswith("wrap the execution of a block with methods defined by a context manager")
