@@ -122,7 +122,7 @@ def attend(
     q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim))
     highest = weight = total = None
     for piece in _pieces(plan, options.window, pool):
-        k = _aligned(workspace.gathered("piece", keys, piece.rows).to(precise).view(-1, PIECE, head_dim))
+        k = _aligned(workspace.gathered("first", keys, piece.rows).to(precise).view(-1, PIECE, head_dim))
         scores = options.capped(torch.bmm(q, k.transpose(1, 2)).view(places, -1, PIECE))
         scores.masked_fill_(piece.hidden, -torch.inf)
         most = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
@@ -130,7 +130,7 @@ def attend(
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
         # Where the keys lay, which nobody needs any more: that memory is in a cache.
-        v = _aligned(workspace.gathered("piece", values, piece.rows).to(precise).view(-1, PIECE, head_dim))
+        v = _aligned(workspace.gathered("first", values, piece.rows).to(precise).view(-1, PIECE, head_dim))
         piece_total = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_heads, -1)
         if highest is None or weight is None or total is None:
             weight, total = piece_weight, piece_total

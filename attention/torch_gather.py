@@ -1,4 +1,4 @@
-"""Attention by gathering K and V through the block tables into a workspace, and torch's own scaled dot product on that.
+"""Attention by gathering K and V through the block tables into a workspace, and torch's products on that.
 
 Runs wherever torch does. Sequences with one token are sorted by length and go in a few buckets, each padded to its longest;
 a chunk goes by itself. What is padded or out of a layer's window is read from the scratch block, so that nobody multiplies what a
@@ -9,7 +9,7 @@ bit whatever else is in the step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -70,14 +70,15 @@ class Backend:
         """Sort the sequences into parts."""
         if self.is_invariant:
             return pieces.prepare(step, pool)
-        counts = np.diff(step.starts)
+        is_single = np.diff(step.starts) == 1
+        if step.ancestors is not None:
+            is_single[:] = False
+        single = is_single.nonzero()[0]
         bytes_per_slot = 2 * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
-        single = ((counts == 1) & (step.ancestors is None)).nonzero()[0]
         parts = [
             self._bucket(step, pool, bucket) for bucket in _buckets(single, step.context_lens[single], bytes_per_slot)
         ]
-        for i in np.setdiff1d(np.arange(step.num_sequences), single).tolist():
-            parts.append(self._chunk(step, pool, i))
+        parts += [self._chunk(step, pool, i) for i in (~is_single).nonzero()[0].tolist()]
         return Plan(parts)
 
     def attend(
@@ -125,22 +126,27 @@ class Backend:
         self, queries: Tensor, out: Tensor, pool: KVPool, layer: int, part: Part, options: LayerOptions
     ) -> None:
         num_kv_heads, head_dim = pool.num_kv_heads, pool.head_dim
-        group = queries.shape[1] // num_kv_heads
         (b, num_queries), width = part.positions.shape, part.slots.shape[1]
-        slots, seen = _slots_and_mask(part, options.window, pool)
-        keys, values = pool.slots(layer)
-        k = self._workspace.gathered("keys", keys, slots).view(b, width, num_kv_heads, head_dim)
-        v = self._workspace.gathered("values", values, slots).view(b, width, num_kv_heads, head_dim)
+        rows, hidden = _rows_and_mask(part, options.window, pool)
+        keys, values = (each.view(-1, head_dim) for each in pool.slots(layer))
         # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, head_dim].
-        q = queries[part.tokens].view(b, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(b, num_kv_heads, group * num_queries, head_dim)
-        mask = seen[:, None].expand(b, group, num_queries, width).reshape(b, 1, group * num_queries, width)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        if options.soft_cap is None:
-            result = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale)
+        q = queries[part.tokens].view(b, num_queries, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+        group = q.shape[2]
+        q = q.reshape(b * num_kv_heads, group * num_queries, head_dim)
+        k = self._workspace.gathered("first", keys, rows).view(-1, width, head_dim)
+        if num_queries > 1 and options.soft_cap is None:
+            # The scores of a long chunk are not to be held, all of them.
+            v = self._workspace.gathered("second", values, rows).view(-1, width, head_dim)
+            seen = hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
+            q, k, v = (each.view(b, num_kv_heads, -1, head_dim) for each in (q, k, v))
+            result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=options.scale)
         else:
-            scores = options.capped(torch.matmul(q, k.transpose(2, 3)).to(working_dtype(q.dtype)) * options.scale)
-            result = torch.matmul(torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).to(v.dtype), v)
+            scores = torch.bmm(q, k.transpose(1, 2)).to(working_dtype(q.dtype)).mul_(options.scale)
+            scores = options.capped(scores).view(b, num_kv_heads, group, num_queries, width)
+            weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1).to(q.dtype)
+            # Where the keys lay, which nobody needs any more: that memory is in a cache.
+            v = self._workspace.gathered("first", values, rows).view(-1, width, head_dim)
+            result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v)
         result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
 
@@ -150,26 +156,32 @@ def _buckets(chosen: Ints, lengths: Ints, bytes_per_slot: int) -> list[Ints]:
     if not len(chosen):
         return []
     by_length = np.argsort(lengths, kind="stable")
-    rising = lengths[by_length]
+    rising: list[int] = lengths[by_length].tolist()
+
+    def bounds(count: int) -> list[tuple[int, int]]:
+        ends = [len(rising) * i // count for i in range(count + 1)]
+        return list(pairwise(ends))
 
     def cost(count: int) -> int:
-        num_slots = sum(len(part) * int(part[-1]) for part in np.array_split(rising, count))
+        num_slots: int = sum((stop - start) * rising[stop - 1] for start, stop in bounds(count))
         return num_slots * bytes_per_slot + count * _BYTES_A_CALL
 
     count = min((each for each in _BUCKETS if each <= len(rising)), key=cost)
-    return cast("list[Ints]", np.array_split(chosen[by_length], count))
+    return [chosen[by_length[start:stop]] for start, stop in bounds(count)]
 
 
-def _slots_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor, Tensor]:
-    """Slots, int64 [b * L], scratch where no query looks, and what each query sees, bool [b, q, L]; made once a window."""
+def _rows_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor, Tensor]:
+    """Rows of a layer seen as [slots * kv heads, head_dim], int64 [b * kv heads * L], scratch where no query looks, and what a query
+    does not see, bool [b, 1, 1, q, L]; made once a window."""
     if window not in part.by_window:
         context, positions = part.context_positions[:, None, :], part.positions[:, :, None]
         seen = (context >= 0) & (context <= positions if part.seen is None else part.seen)
         if window is not None:
             seen = seen & (context > positions - window)
         slots = np.where(seen.any(1), part.slots, pool.scratch_slot)
+        rows = slots[:, None] * pool.num_kv_heads + np.arange(pool.num_kv_heads)[:, None]
         part.by_window[window] = (
-            torch.from_numpy(slots.reshape(-1)).to(pool.device),
-            torch.from_numpy(seen).to(pool.device),
+            torch.from_numpy(rows.reshape(-1)).to(pool.device),
+            torch.from_numpy(~seen[:, None, None]).to(pool.device),
         )
     return part.by_window[window]
