@@ -31,7 +31,7 @@ from paged.engine import Engine
 from paged.model.capacity import pool_for
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel, load_model
-from paged.model.runner import TILE, Runner
+from paged.model.runner import TILE, runner_for
 from paged.sampling.params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -60,7 +60,9 @@ def chunk_step(count: int, context: int) -> StepTokens:
 
 def forward(model: LoadedModel, step: StepTokens, *, tile: int | None) -> Cell:
     """The runner on this step, which samples everywhere."""
-    runner = Runner(model, pool_for(model, num_blocks=1024, block_size=BLOCK_SIZE), batch_invariant=tile is not None)
+    runner = runner_for(
+        model, pool_for(model, num_blocks=1024, block_size=BLOCK_SIZE), batch_invariant=tile is not None
+    )
     if tile is not None and runner.tile != TILE:
         raise RuntimeError(f"places of a tile disagree on this machine, so that tiles have {runner.tile} tokens here")
     runner.tile = tile
@@ -94,7 +96,7 @@ def bare_forward(model: LoadedModel, count: int) -> Cell:
 def attention_alone(model: LoadedModel, step: StepTokens) -> Cell:
     """Packed mode's attention in every layer, by itself, its plan made before."""
     pool = pool_for(model, num_blocks=1024, block_size=BLOCK_SIZE)
-    backend = Runner(model, pool, batch_invariant=False).backend
+    backend = runner_for(model, pool, batch_invariant=False).backend
     plan = backend.prepare(step, pool)
     queries = torch.randn(step.num_tokens, model.num_heads, model.head_dim)
     options = LayerOptions(model.head_dim**-0.5)

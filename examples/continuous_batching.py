@@ -9,7 +9,7 @@ next step, so the short ones pass beside the long ones. The counts can be checke
 import sys
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 from paged import Engine, SamplingParams
 from paged.checkpoint import checkpoint_path
@@ -23,10 +23,11 @@ def steps(policy: str) -> int:
     for length in LENGTHS:
         engine.add_request("A queue", SamplingParams(max_tokens=length, ignore_eos=True))
     console = Console(file=sys.stderr)
-    for _ in track(range(sum(LENGTHS)), policy, console=console, disable=not console.is_terminal):
-        if not engine.has_unfinished:
-            break
-        engine.step()
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(policy, total=len(LENGTHS))
+        while engine.has_unfinished:
+            ended = [output for output in engine.step() if output.finish_reason]
+            progress.advance(bar, len(ended))
     return engine.stats().steps
 
 

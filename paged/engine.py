@@ -18,7 +18,7 @@ from block_manager import BlockManager, InvalidConfig, PagedError
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.loading import LoadedModel, load_model
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
 from paged.sampling.params import SamplingParams
 from paged.sampling.sampler import sample, seed_of
@@ -88,7 +88,7 @@ class Engine:
             vocabulary_size=self.model.vocabulary_size,
         )
         self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
-        self.runner = Runner(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
+        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
         self._seed = seed
         self._clock = clock
         self._max_retries = max_retries

@@ -31,8 +31,8 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     width = min(width, MAX_WIDTH)
     map_lines = _block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
     num_left = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
-    # Where a model writes, most of what is left shows what; events keep a few lines.
-    num_events = min(num_left, MIN_EVENTS) if frame.texts else num_left
+    # Where a model writes, two thirds of what is left show what.
+    num_events = min(num_left, max(MIN_EVENTS, num_left // 3)) if frame.texts else num_left
     blocks = Panel(
         Group(*map_lines),
         title=Text(f"device: {len(frame.cells)} blocks of {frame.block_size} tokens", style="bold"),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.text import TextStream
 from scheduler import Batch, Scheduler
 
@@ -38,7 +38,7 @@ class ModelAnswers:
         manager = scheduler.manager
         self._tokenizer = model.tokenizer
         self._eos = set(model.eos_token_ids)
-        self._runner = Runner(
+        self._runner = runner_for(
             model,
             pool_for(
                 model,

@@ -19,6 +19,9 @@ from attention import LayerOptions
 from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
 from paged.model.hook import ATTENTION, register, under_way
 
+# Characters of a library's message that are quoted.
+_LONGEST_CAUSE = 300
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -85,7 +88,10 @@ def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     if not folder.is_dir():
-        raise CheckpointNotFound(f"{folder}: no such folder.")
+        raise CheckpointNotFound(
+            f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer); "
+            "nothing is fetched by name."
+        )
     if not (folder / "config.json").is_file():
         raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
     if not any(folder.glob("*.safetensors")):
@@ -94,7 +100,7 @@ def _config(folder: Path) -> Any:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: config.json cannot be read: {_first_line(error)}") from error
+        raise BrokenCheckpoint(f"{folder}: config.json cannot be read: {_cause(error)}") from error
 
 
 def _check_architecture(config: Any, folder: Path) -> None:
@@ -134,7 +140,7 @@ def _module(folder: Path, dtype: Any) -> Any:
             ignore_mismatched_sizes=True,
         )
     except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {_first_line(error)}") from error
+        raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {_cause(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
         if shows_progress:
@@ -154,7 +160,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: the tokenizer cannot be read: {_first_line(error)}") from error
+        raise BrokenCheckpoint(f"{folder}: the tokenizer cannot be read: {_cause(error)}") from error
 
 
 def _eos(module: Any, config: Any) -> tuple[int, ...]:
@@ -218,6 +224,7 @@ def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
     return trial
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _cause(error: BaseException) -> str:
+    """What a library says of a file, as one line that a terminal can hold: its first words may be no cause."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"

@@ -46,23 +46,14 @@ class _Pass:
 
 
 class Runner:
-    """Runs batches of one scheduler on one pool. `tile` is the places of a forward pass, None in packed mode.
+    """Runs batches of one scheduler on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
+    None is packed mode. `runner_for` chooses both."""
 
-    Raises UnknownBackend or UnsupportedByBackend.
-    """
-
-    def __init__(
-        self, model: LoadedModel, pool: KVPool, *, backend: str = "torch_gather", batch_invariant: bool = True
-    ) -> None:
+    def __init__(self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, tile: int | None) -> None:
         self.model = model
         self.pool = pool
-        self.backend: AttentionBackend = get_backend(backend, invariant=batch_invariant)
-        self.backend.check(
-            LayerShape(model.num_heads, model.num_kv_heads, model.head_dim, pool.block_size, model.dtype, model.device)
-        )
-        self.tile: int | None = None
-        if batch_invariant:
-            self.tile = TILE if _places_agree(self) else 1
+        self.backend = backend
+        self.tile = tile
 
     def move(self, batch: Batch) -> None:
         """The copies of the batch, which come before its forward pass."""
@@ -125,12 +116,25 @@ class Runner:
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
 
 
-def _places_agree(runner: Runner) -> bool:
+def runner_for(
+    model: LoadedModel, pool: KVPool, *, backend: str = "torch_gather", batch_invariant: bool = True
+) -> Runner:
+    """A runner of this backend: packed, or batch-invariant by tiles of 32, by single tokens where a tile's places disagree.
+
+    Raises UnknownBackend or UnsupportedByBackend.
+    """
+    chosen = get_backend(backend, invariant=batch_invariant)
+    chosen.check(
+        LayerShape(model.num_heads, model.num_kv_heads, model.head_dim, pool.block_size, model.dtype, model.device)
+    )
+    if not batch_invariant:
+        return Runner(model, pool, chosen, None)
+    return Runner(model, pool, chosen, TILE if _places_agree(model, chosen) else 1)
+
+
+def _places_agree(model: LoadedModel, backend: AttentionBackend) -> bool:
     """Whether every place of a tile gives the same bits: 32 sequences of two tokens, a step each, in order and the other way round."""
-    model = runner.model
-    trial = Runner.__new__(Runner)
-    trial.model, trial.backend, trial.tile = model, runner.backend, TILE
-    trial.pool = pool_for(model, num_blocks=TILE, block_size=2)
+    trial = Runner(model, pool_for(model, num_blocks=TILE, block_size=2), backend, TILE)
     blocks = np.arange(TILE, dtype=np.int32)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
     found = []

@@ -18,7 +18,7 @@ from torch import Tensor
 from block_manager import BlockManager
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.testing.shadowed_pool import ShadowedPool
 from scheduler import Batch, Request, Scheduler
 
@@ -85,7 +85,7 @@ class PressureRun:
         assert isinstance(pool, ShadowedPool), "that kind was asked for"
         self.pool = pool
         self._contents: dict[Who, list[int]] = {}
-        self.runner = Runner(model, self.pool, backend=conditions.backend, batch_invariant=True)
+        self.runner = runner_for(model, self.pool, backend=conditions.backend, batch_invariant=True)
 
     def logits(self, batch: Batch) -> Tensor:
         """Moves, then the forward pass."""

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from attention import LayerOptions
 from paged import Request
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.testing.pressure import Conditions, PressureRun
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
@@ -58,7 +58,7 @@ def small_pool_run(model, backend, *, batch_invariant=True):
     """All four prompts are to share a pool that holds hardly more than the longest of them."""
     run = PressureRun(model, replace(SMALL_POOL, backend=backend))
     if not batch_invariant:
-        run.runner = Runner(model, run.pool, backend=backend, batch_invariant=False)
+        run.runner = runner_for(model, run.pool, backend=backend, batch_invariant=False)
     return run
 
 

@@ -22,7 +22,7 @@ import torch
 
 from attention import StepTokens, run_moves
 from block_manager import Moves
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, PressureRun, differences, run_alone
 from paged.testing.shadowed_pool import ShadowedPool
 
@@ -256,7 +256,7 @@ def finds_one_block_too_many(run):
 
 def sums_in_whatever_order(run):
     """Packed: every product has the shape that the batch happens to have."""
-    run.runner = Runner(run.runner.model, run.pool, backend=run.runner.backend.name, batch_invariant=False)
+    run.runner = runner_for(run.runner.model, run.pool, backend=run.runner.backend.name, batch_invariant=False)
 
 
 FAULTS = [

@@ -14,7 +14,7 @@ import torch
 
 from attention import KVPool, StepTokens, UnknownBackend
 from paged import Request
-from paged.model.runner import Runner
+from paged.model.runner import runner_for
 from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
@@ -67,12 +67,12 @@ def whole_prompt(prompt, first_block=0):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_tile_is_32_places(loaded, architecture):
     model = loaded(architecture)
-    assert Runner(model, pool_for(model)).tile == 32
+    assert runner_for(model, pool_for(model)).tile == 32
 
 
 def test_packed_there_are_no_tiles(loaded):
     model = loaded("llama")
-    assert Runner(model, pool_for(model), batch_invariant=False).tile is None
+    assert runner_for(model, pool_for(model), batch_invariant=False).tile is None
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def place_matters(loaded):
 
 
 def test_where_places_do_not_agree_each_token_goes_by_itself(place_matters):
-    assert Runner(place_matters, pool_for(place_matters)).tile == 1
+    assert runner_for(place_matters, pool_for(place_matters)).tile == 1
 
 
 def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
@@ -117,7 +117,7 @@ def test_packed_logits_are_close(loaded, architecture, backend):
     model, requests = loaded(architecture), requests_of(1, 40, 7)
     conditions = replace(ROOMY, backend=backend, max_chunk=16)
     packed = PressureRun(model, conditions)
-    packed.runner = Runner(model, packed.pool, backend=backend, batch_invariant=False)
+    packed.runner = runner_for(model, packed.pool, backend=backend, batch_invariant=False)
     ours, theirs = packed.run(requests), PressureRun(model, conditions).run(requests)
     assert ours.tokens == theirs.tokens
     for request in requests:
@@ -128,7 +128,7 @@ def test_packed_logits_are_close(loaded, architecture, backend):
 @each_mode
 def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch_invariant):
     model = loaded("llama")
-    runner = Runner(model, pool_for(model), batch_invariant=batch_invariant)
+    runner = runner_for(model, pool_for(model), batch_invariant=batch_invariant)
     prompt = range(3, 43)
     every = logits_of(runner, whole_prompt(prompt), prompt, [True] * 40)
     some = logits_of(runner, whole_prompt(prompt), prompt, np.isin(range(40), [4, 31, 32]))
@@ -140,7 +140,7 @@ def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch
 def test_where_nobody_asks_k_and_v_are_written_all_the_same(loaded, batch_invariant):
     model = loaded("llama")
     pool = pool_for(model)
-    runner = Runner(model, pool, batch_invariant=batch_invariant)
+    runner = runner_for(model, pool, batch_invariant=batch_invariant)
     pool.poison(torch.arange(16))
     prompt = range(3, 11)
     assert logits_of(runner, whole_prompt(prompt, first_block=5), prompt, [False] * 8).shape == (0, 97)
@@ -152,7 +152,7 @@ def test_where_nobody_asks_k_and_v_are_written_all_the_same(loaded, batch_invari
 def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
     model = loaded("gpt2")
     run = PressureRun(model, ROOMY)
-    run.runner = Runner(model, run.pool, batch_invariant=batch_invariant)
+    run.runner = runner_for(model, run.pool, batch_invariant=batch_invariant)
     run.run(requests_of(3, 9))
     for layer in range(model.num_layers):
         for part in (run.pool.keys(layer), run.pool.values(layer)):
@@ -170,7 +170,7 @@ def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
 def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
     """Such a step delivers the outputs of requests that ended outside any other."""
     model = loaded("llama")
-    runner = Runner(model, pool_for(model), batch_invariant=batch_invariant)
+    runner = runner_for(model, pool_for(model), batch_invariant=batch_invariant)
     none = np.zeros(0, np.int64)
     step = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 1), np.int32), 4)
     assert logits_of(runner, step, none, none).shape == (0, 97)
@@ -189,4 +189,4 @@ def test_an_unknown_backend_is_refused(loaded):
     with pytest.raises(
         UnknownBackend, match="unknown attention backend 'fast'; known ones are reference, torch_gather"
     ):
-        Runner(model, pool_for(model), backend="fast")
+        runner_for(model, pool_for(model), backend="fast")
