@@ -77,7 +77,12 @@ class Engine:
         if max_model_len is not None and self.model.max_length is not None and max_model_len > self.model.max_length:
             raise InvalidConfig(f"max_model_len {max_model_len} is beyond the model's {self.model.max_length} tokens.")
         if num_blocks is None:
-            num_blocks = self._blocks(kv_cache_bytes, block_size, longest, max_sequences)
+            if block_size < 1:
+                raise InvalidConfig(f"block_size has to be at least 1; got {block_size}.")
+            if kv_cache_bytes is not None:
+                num_blocks = blocks_within(self.model, kv_cache_bytes, block_size, max_model_len or 1)
+            else:
+                num_blocks = self._default_blocks(block_size, longest, max_sequences)
         manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
             manager,
@@ -98,11 +103,7 @@ class Engine:
         self._failures = self._failed_steps = self._steps = self._output_tokens = 0
         self._host_s = self._model_s = 0.0
 
-    def _blocks(self, num_bytes: int | None, block_size: int, longest: int | None, max_sequences: int) -> int:
-        if num_bytes is not None:
-            return blocks_within(self.model, num_bytes, block_size)
-        if block_size < 1:
-            raise InvalidConfig(f"block_size has to be at least 1; got {block_size}.")
+    def _default_blocks(self, block_size: int, longest: int | None, max_sequences: int) -> int:
         room = max(1, DEFAULT_KV_BYTES // bytes_per_block(self.model, block_size))
         return room if longest is None else min(room, max_sequences * -(-longest // block_size))
 

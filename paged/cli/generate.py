@@ -146,10 +146,11 @@ def _document(engine: "Engine", completions: "list[Completion]", fast: bool) -> 
 
 def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> None:
     out = console()
-    sys.stdout.write(prompt)
+    # Ahead of the first text, and not before: a prompt that is refused is not repeated.
+    ahead = [prompt]
 
     def write(output: "EngineOutput") -> None:
-        sys.stdout.write(output.text)
+        sys.stdout.write((ahead.pop() if ahead else "") + output.text)
         if out.is_terminal:
             sys.stdout.flush()
 

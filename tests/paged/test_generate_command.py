@@ -1,8 +1,11 @@
 """`paged generate`: where prompts come from, how answers look, and what wrong input gets."""
 
 import json
+import shutil
 
 import pytest
+
+from paged.checkpoint import checkpoint_path
 
 PROMPT = "The with statement is used to"
 
@@ -73,3 +76,11 @@ def test_a_file_that_is_not_utf8_is_named_with_its_line(paged, tmp_path):
     status, out, err = paged("generate", "--file", file)
     assert (status, out) == (2, "")
     assert f"{file}, line 2: byte 0xef is not UTF-8" in err
+
+
+def test_a_prompt_that_is_refused_is_not_written(paged, tmp_path):
+    for file in checkpoint_path().glob("[cgm]*"):
+        shutil.copy(file, tmp_path)
+    status, out, err = paged("generate", "--prompt", PROMPT, "--model", tmp_path)
+    assert (status, out) == (2, "")
+    assert "no tokenizer there, so prompts have to be token ids" in err
