@@ -9,9 +9,11 @@ STAMP := $(VENV)/.installed
 PYTEST ?=
 # Hypothesis examples of each state machine in `make campaign`.
 EXAMPLES ?= 20000
+# Random worlds of `make pressure`.
+WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench campaign soak mutants clean
+.PHONY: help install demo test lint format bench campaign pressure soak mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,6 +49,9 @@ bench: $(STAMP) ## time a scheduler step
 
 campaign: $(STAMP) ## run the state machines for EXAMPLES examples each (20,000; hours)
 	@PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/properties $(PYTEST)
+
+pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
+	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

@@ -86,7 +86,6 @@ def _stand_in_demo(speed: float, is_silent: bool) -> ReplayResult:
 def _model_demo(speed: float, is_silent: bool) -> tuple[ReplayResult, dict[str, Any]]:
     """The replay under pressure, and what comparing it with one in ample memory gave."""
     from paged.checkpoint import checkpoint_path
-    from paged.demo.model_answers import one_thread
     from paged.demo.real_text import RealText
     from paged.model.loading import load_model
 
@@ -94,9 +93,8 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[ReplayResult, dict[str, 
     trace = _trace(MODEL_SCALES)
     prompt_of = RealText(trace, model.tokenizer).prompt
     ample_pool = msgspec.structs.replace(MODEL_POOL, blocks=AMPLE_BLOCKS, host_blocks=0)
-    with one_thread():
-        tight, tokens, seconds = _answered(model, trace, prompt_of, MODEL_POOL, TITLE, speed, is_silent)
-        ample, expected, _ = _answered(model, trace, prompt_of, ample_pool, AMPLE_TITLE, 1000.0, is_silent)
+    tight, tokens, seconds = _answered(model, trace, prompt_of, MODEL_POOL, TITLE, speed, is_silent)
+    ample, expected, _ = _answered(model, trace, prompt_of, ample_pool, AMPLE_TITLE, 1000.0, is_silent)
     num_tokens = sum(map(len, tokens.values()))
     return tight, {
         "model": "the checkpoint that ships with paged",

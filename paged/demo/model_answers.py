@@ -6,11 +6,8 @@ Knows a loaded model, a pool and the arrays of a batch. Does not know the trace,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paged.model.capacity import pool_for
@@ -18,17 +15,6 @@ from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.text import TextStream
 from scheduler import Batch, Scheduler
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A model this small gains little from a second thread, and waits for it whenever somebody else is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class ModelAnswers:

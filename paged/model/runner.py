@@ -9,6 +9,8 @@ prompt was cut or where its blocks lie. Otherwise all tokens of the batch are on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ from scheduler import Batch
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
 TILE = 32
+# Parameters below which a second thread saves little, and makes every small product wait whenever somebody else is busy: for
+# a hundred times as long as it takes, with two threads on two cores of which one is not free.
+_ONE_THREAD_BELOW = 10_000_000
 
 
 class _Pass:
@@ -54,6 +59,7 @@ class Runner:
         self.pool = pool
         self.backend = backend
         self.tile = tile
+        self._is_small = sum(each.numel() for each in model.module.parameters()) < _ONE_THREAD_BELOW
 
     def move(self, batch: Batch) -> None:
         """The copies of the batch, which come before its forward pass."""
@@ -80,6 +86,10 @@ class Runner:
         if not step.num_tokens:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
             return torch.empty(0, self.model.vocabulary_size)
+        with _one_thread() if self._is_small else nullcontext():
+            return self._forward(step, token_ids, is_sampled)
+
+    def _forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
         if self.tile is None:
             return self._forward_part(step, token_ids, is_sampled)
         found = []
@@ -114,6 +124,16 @@ class Runner:
         padded = np.zeros(step.num_tokens + step.num_padded, np.int64)
         padded[: step.num_tokens] = values
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def runner_for(

@@ -75,6 +75,23 @@ def test_packed_there_are_no_tiles(loaded):
     assert runner_for(model, pool_for(model), batch_invariant=False).tile is None
 
 
+def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded, monkeypatch):
+    model, seen = loaded("llama"), []
+    runner = runner_for(model, pool_for(model))
+    attend = runner.backend.attend
+
+    def noted(*arguments):
+        seen.append(torch.get_num_threads())
+        return attend(*arguments)
+
+    monkeypatch.setattr(runner.backend, "attend", noted)
+    torch.set_num_threads(3)
+    logits_of(runner, whole_prompt([5, 6]), [5, 6], [False, True])
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def place_matters(loaded):
     """A Llama whose logits are a little higher the later in a tile they stand."""

@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-import torch
 
 from paged import (
     LLM,
@@ -27,14 +26,6 @@ PROMPT = "The with statement"
 @pytest.fixture(scope="module")
 def model():
     return load_model(checkpoint_path())
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Clock:
