@@ -6,6 +6,7 @@ loaded when they are used, so that importing this costs no torch.
     KVPool                     the tensors of both tiers; run_moves copies between them
     StepTokens                 what one forward pass attends to, as arrays
     get_backend(name)          a way to compute attention: "reference", "torch_gather", "xformers_splitk"
+    best_backend(shape)        the fastest of them that can do such layers here
     LayerShape, LayerOptions   what a layer is like, and how it attends
 """
 
@@ -13,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attention.backend import AttentionBackend, LayerOptions, LayerShape, get_backend, known_backends
+    from attention.backend import AttentionBackend, LayerOptions, LayerShape, best_backend, get_backend, known_backends
     from attention.errors import AttentionError, InvalidPool, UnknownBackend, UnsupportedByBackend
     from attention.kv_pool import KVPool
     from attention.movement import run_moves
@@ -29,6 +30,7 @@ _HOMES = {
     "StepTokens": "attention.step_tokens",
     "UnknownBackend": "attention.errors",
     "UnsupportedByBackend": "attention.errors",
+    "best_backend": "attention.backend",
     "get_backend": "attention.backend",
     "known_backends": "attention.backend",
     "run_moves": "attention.movement",
@@ -44,6 +46,7 @@ __all__ = [
     "StepTokens",
     "UnknownBackend",
     "UnsupportedByBackend",
+    "best_backend",
     "get_backend",
     "known_backends",
     "run_moves",

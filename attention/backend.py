@@ -12,14 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attention.errors import UnknownBackend
+from attention.errors import UnknownBackend, UnsupportedByBackend
 from attention.kv_pool import KVPool
 from attention.step_tokens import StepTokens
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What all layers have in common: query heads, heads of K and V (a divisor), their size, tokens a block, dtype and device."""
+    """What all layers have in common: query heads, heads of K and V (a divisor), their size, tokens a block, dtype and device; and
+    whether any layer caps its scores."""
 
     num_heads: int
     num_kv_heads: int
@@ -27,6 +28,7 @@ class LayerShape:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    has_soft_cap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,9 @@ _MODULES = {
     "xformers_splitk": "attention.xformers_splitk",
 }
 
+# Those that are faster there than what runs everywhere, the fastest first.
+_ON_CUDA = ("xformers_splitk",)
+
 
 def known_backends() -> tuple[str, ...]:
     """The names that `get_backend` takes."""
@@ -98,3 +103,15 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
         raise UnknownBackend(name, _MODULES)
     backend: AttentionBackend = import_module(_MODULES[name]).Backend(invariant)
     return backend
+
+
+def best_backend(shape: LayerShape, *, invariant: bool = False) -> AttentionBackend:
+    """The fastest backend that can do layers of this shape here: on CUDA `xformers_splitk` where it can, everywhere else `torch_gather`."""
+    for name in _ON_CUDA if shape.device.type == "cuda" else ():
+        try:
+            backend = get_backend(name, invariant=invariant)
+            backend.check(shape)
+        except UnsupportedByBackend:
+            continue
+        return backend
+    return get_backend("torch_gather", invariant=invariant)

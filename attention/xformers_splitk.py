@@ -101,7 +101,7 @@ class Backend:
 
     @staticmethod
     def check(shape: LayerShape) -> None:
-        """Raise UnsupportedByBackend for a device, dtype, head size or block size that the operator does not take.
+        """Raise UnsupportedByBackend for a device, dtype, head size, block size or soft cap that the operator does not take.
 
         Knows without xformers.
         """
@@ -116,6 +116,8 @@ class Backend:
         for what, value, known in limits:
             if value not in known:
                 raise _unsupported(what, f"it takes {_listed(known)}; {_OTHERS}")
+        if shape.has_soft_cap:
+            raise _unsupported("a soft cap on scores", _OTHERS)
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
         """Cut the step into rows. Raises UnsupportedByBackend for an ancestor mask."""
@@ -133,9 +135,8 @@ class Backend:
         )
 
     def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap."""
-        if options.soft_cap is not None:
-            raise _unsupported("a soft cap on scores", _OTHERS)
+        """See AttentionBackend."""
+        assert options.soft_cap is None, "check() says that there is none"
         if options.window not in plan.by_window:
             plan.by_window[options.window] = [
                 self._mask_of(rows, plan.step, pool, options.window) for rows in plan.rows

@@ -39,7 +39,7 @@ class Engine:
     num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences can need)
     host_blocks         host blocks to swap to
     max_model_len       tokens of one sequence; None: what the model and the pool allow
-    backend             how attention is computed, see attention.known_backends()
+    backend             how attention is computed, see attention.known_backends(); "auto": the fastest that can do it here
     batch_invariant     an answer depends on nothing but its request; off: faster, and words may differ under load
     dtype               "auto" (float32 on a CPU), "float32", "bfloat16" or "float16"
     seed                of requests that name none, with their id
@@ -62,7 +62,7 @@ class Engine:
         max_sequences: int = 32,
         max_model_len: int | None = None,
         prefix_caching: bool = True,
-        backend: str = "torch_gather",
+        backend: str = "auto",
         batch_invariant: bool = True,
         dtype: str = "auto",
         device: str = "cpu",

@@ -37,7 +37,7 @@ TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens
 Seed = Annotated[int | None, typer.Option(help="Of every request's draws.", show_default="one of each request's number", rich_help_panel=_SAMPLING)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
-Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk.", rich_help_panel=_MODEL)]
+Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
 Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes: faster, but words may differ with what else is running.", rich_help_panel=_MODEL)]
@@ -60,7 +60,7 @@ def generate(
     seed: Seed = None,
     ignore_eos: IgnoreEos = False,
     model: Model = None,
-    backend: Backend = "torch_gather",
+    backend: Backend = "auto",
     dtype: Dtype = "auto",
     device: Device = "cpu",
     fast: Fast = False,

@@ -20,7 +20,7 @@ from scheduler import Batch, Scheduler
 class ModelAnswers:
     """Runs the batches of one scheduler. `tokens` and `texts` by request id are what it has written."""
 
-    def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "torch_gather") -> None:
+    def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "auto") -> None:
         manager = scheduler.manager
         self._tokenizer = model.tokenizer
         self._eos = set(model.eos_token_ids)

@@ -33,6 +33,7 @@ class LoadedModel:
     tokenizer        None where the folder has none
     num_layers, num_heads, num_kv_heads, head_dim
                      the shape of its K and V, as a trial run showed it
+    has_soft_cap     whether any layer caps its scores
     vocabulary_size  token ids have to be below it
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
@@ -45,6 +46,7 @@ class LoadedModel:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    has_soft_cap: bool
     vocabulary_size: int
     max_length: int | None
     eos_token_ids: tuple[int, ...]
@@ -76,6 +78,7 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
         num_heads=trial.num_heads,
         num_kv_heads=trial.num_kv_heads,
         head_dim=trial.head_dim,
+        has_soft_cap=trial.has_soft_cap,
         vocabulary_size=int(text.vocab_size),
         max_length=getattr(text, "max_position_embeddings", None),
         eos_token_ids=_eos(module, text),
@@ -181,10 +184,12 @@ class _Trial:
         self.folder = folder
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
+        self.has_soft_cap = False
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         self.layers.add(layer)
         self.shapes.add((queries.shape[1], keys.shape[1], keys.shape[2]))
+        self.has_soft_cap |= options.soft_cap is not None
         return values.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
 
     def refuse(self, what: str) -> None:

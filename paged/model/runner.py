@@ -18,7 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend, run_moves
+from attention import (
+    AttentionBackend,
+    KVPool,
+    LayerOptions,
+    LayerShape,
+    StepTokens,
+    best_backend,
+    get_backend,
+    run_moves,
+)
 from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
@@ -136,17 +145,26 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def runner_for(
-    model: LoadedModel, pool: KVPool, *, backend: str = "torch_gather", batch_invariant: bool = True
-) -> Runner:
-    """A runner of this backend: packed, or batch-invariant by tiles of 32, by single tokens where a tile's places disagree.
+def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
+    """A runner of this backend, or of the best: packed, or batch-invariant by tiles of 32, by single tokens where a tile's places
+    disagree.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
-    chosen = get_backend(backend, invariant=batch_invariant)
-    chosen.check(
-        LayerShape(model.num_heads, model.num_kv_heads, model.head_dim, pool.block_size, model.dtype, model.device)
+    shape = LayerShape(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=pool.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        has_soft_cap=model.has_soft_cap,
     )
+    if backend == "auto":
+        chosen = best_backend(shape, invariant=batch_invariant)
+    else:
+        chosen = get_backend(backend, invariant=batch_invariant)
+        chosen.check(shape)
     if not batch_invariant:
         return Runner(model, pool, chosen, None)
     return Runner(model, pool, chosen, TILE if _places_agree(model, chosen) else 1)

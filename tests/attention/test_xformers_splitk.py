@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.lib import NumpyVersion
 
-from attention import LayerShape, UnsupportedByBackend, get_backend
+from attention import LayerShape, UnsupportedByBackend, best_backend, get_backend
 from attention.xformers_splitk import Backend
 
 GPU = torch.device("cuda")
@@ -81,6 +81,33 @@ def test_the_interpreter_takes_float16_alone(monkeypatch):
     Backend.check(shape_with(device=CPU))
     with pytest.raises(UnsupportedByBackend, match="torch.bfloat16 on cpu; it takes torch.float16; the backends"):
         Backend.check(shape_with(device=CPU, dtype=torch.bfloat16))
+
+
+def test_a_soft_cap_is_refused():
+    with pytest.raises(UnsupportedByBackend, match="a soft cap on scores; the backends"):
+        Backend.check(shape_with(has_soft_cap=True))
+
+
+def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.8.0"))
+    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
+    monkeypatch.setattr(Backend, "__init__", lambda self, is_invariant: refuse_invariance(is_invariant))
+    assert best_backend(shape_with()).name == "xformers_splitk"
+    assert best_backend(shape_with(head_dim=80)).name == "torch_gather"
+    assert best_backend(shape_with(has_soft_cap=True)).name == "torch_gather"
+    assert best_backend(shape_with(device=CPU)).name == "torch_gather"
+    chosen = best_backend(shape_with(), invariant=True)
+    assert (chosen.name, chosen.is_invariant) == ("torch_gather", True)
+
+
+def refuse_invariance(is_invariant):
+    if is_invariant:
+        raise UnsupportedByBackend("xformers_splitk", "an invariant mode", "others can.")
+
+
+def test_where_it_is_not_installed_another_one_is_chosen(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", None)
+    assert best_backend(shape_with()).name == "torch_gather"
 
 
 def test_a_gpu_older_than_ampere_is_refused(monkeypatch):

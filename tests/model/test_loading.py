@@ -62,6 +62,11 @@ def test_a_head_can_be_larger_than_its_share_of_the_hidden_size(loaded):
     assert loaded("qwen3").head_dim == 16
 
 
+def test_a_soft_cap_shows(loaded):
+    assert loaded("gemma2").has_soft_cap
+    assert not loaded("llama").has_soft_cap
+
+
 def test_a_folder_may_be_named_by_a_string(folder):
     assert load_model(str(folder)).path == folder
 
