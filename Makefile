@@ -48,13 +48,13 @@ bench: $(STAMP) ## time a scheduler step
 	@$(BIN)/paged bench scheduler
 
 campaign: $(STAMP) ## run the state machines for EXAMPLES examples each (20,000; hours)
-	@PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/properties $(PYTEST)
+	@PAGED_FAILURES=failures PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/properties $(PYTEST)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
-	@PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
+	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
 	@$(BIN)/mutmut run

@@ -14,6 +14,7 @@ import typer
 from attention import AttentionError
 from paged import MissingExtra, PagedError, __version__
 from paged.cli.bench import bench_app
+from paged.cli.check import check_app
 from paged.cli.demo import demo
 from paged.cli.generate import generate
 from paged.cli.policies import policies
@@ -40,6 +41,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(replay)
 app.add_typer(bench_app, name="bench")
+app.add_typer(check_app, name="check")
 app.command()(policies)
 
 

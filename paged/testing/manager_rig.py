@@ -18,7 +18,7 @@ from paged.testing import invariants
 from paged.testing.content import typed
 from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
 from paged.testing.shadow_kv import ShadowKV
-from paged.testing.violation import Violation
+from paged.testing.violation import Call, Program, Violation
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,13 @@ class ManagerRig:
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
         self.has_failed = False
-        self.program: list[str] = []
+        self.calls: list[Call] = []
         self.events: Counter[str] = Counter()
+
+    @property
+    def program(self) -> Program:
+        """What led here."""
+        return Program("ManagerRig", self.world, tuple(self.calls))
 
     @property
     def rows(self) -> list[int]:
@@ -455,9 +460,10 @@ class ManagerRig:
         self.shadow.poison(set(range(self.world.host_blocks)) - set(self.host_ids.values()), "host")
 
     def _note(self, verb: str, *arguments: Any) -> None:
-        self.program.append(f"rig.{verb}({', '.join(map(repr, arguments))})")
+        # As they are now: the naive model may go on writing to a list of tokens.
+        self.calls.append((verb, tuple(list(each) if isinstance(each, list) else each for each in arguments)))
 
     def _fail_on(self, found: list[str]) -> None:
         if found:
             self.has_failed = True
-            raise Violation(found, [f"rig = ManagerRig({self.world})", *self.program])
+            raise Violation(found, self.program)

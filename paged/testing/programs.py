@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from paged.testing.scheduler_rig import Call, SchedulerRig
-from paged.testing.violation import Violation
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.violation import Call, Violation
 from paged.testing.world import Builder, World, build_scheduler
 
 PATTERNS = ([0], [0, 1], [0, 0, 1], [1])

@@ -21,13 +21,11 @@ from paged.testing import batch_oracles, life_oracles
 from paged.testing.books import ExpectedRequest
 from paged.testing.content import POISON
 from paged.testing.shadow_kv import ShadowKV, Slots
-from paged.testing.violation import Violation
+from paged.testing.violation import Call, Program, Violation
 from paged.testing.world import Builder, World, build_scheduler
 
 Key = tuple[str, int]
 """One sequence: the request's id and its number in the request."""
-Call = tuple[str, tuple[Any, ...]]
-"""One method of the rig and its arguments."""
 Delivery = tuple[list[int], str | None]
 """What an output says of a sequence: its new tokens, and why it ended."""
 
@@ -91,10 +89,9 @@ class SchedulerRig:
         return bool(self.live or self.flights or self.transfers or self.scheduler.has_unfinished)
 
     @property
-    def program(self) -> list[str]:
-        """The lines that led here, ready to paste."""
-        lines = [f"rig.{verb}({', '.join(map(repr, arguments))})" for verb, arguments in self.calls]
-        return [f"rig = SchedulerRig({self.world})", *lines]
+    def program(self) -> Program:
+        """What led here."""
+        return Program("SchedulerRig", self.world, tuple(self.calls))
 
     def in_flight(self, id: str) -> bool:
         """Whether an outstanding batch computes for this request."""

@@ -10,7 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from paged.testing.programs import RandomEngine
+from paged.testing.saved import keep
 from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.violation import Violation
 from paged.testing.world import Builder, World, build_scheduler
 
 TINY = World(num_blocks=12, block_size=2, host_blocks=6, max_tokens_per_step=16, max_sequences=6, max_chunk=4)
@@ -31,13 +33,17 @@ class SoakReport:
 def soak(num_requests: int, *, seed: int = 0, world: World = TINY, build: Builder = build_scheduler) -> SoakReport:
     """Submit `num_requests` requests at random, then drain, and forget the cache: every block has to be free again.
 
-    Raises Violation as soon as anything is wrong; `check()` has run after every call.
+    Raises Violation as soon as anything is wrong; `check()` has run after every call. PAGED_FAILURES saves it, as in `run_machine`.
     """
     rig = SchedulerRig(world, build)
     engine = RandomEngine(rig, random.Random(seed), trouble=0.3)
-    while rig.num_added < num_requests:
-        engine.do()
-    rig.drain()
+    try:
+        while rig.num_added < num_requests:
+            engine.do()
+        rig.drain()
+    except Violation as violation:
+        keep(violation, build)
+        raise
     num_cached = int(rig.manager.num_cached)
     rig.manager.reset_cache()
     return SoakReport(rig.num_added, len(rig.calls), int(rig.manager.num_free), num_cached, rig.events)

@@ -1,14 +1,37 @@
-"""How the kit says that a rule was broken: what was seen, and the program that led there, ready to paste into a test."""
+"""How the kit says that a rule was broken: what was seen, and the program that led there, ready to paste into a test or to be saved.
+
+Knows what a program is: a rig, its world, its calls. Does not know what any of them does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[str, tuple[Any, ...]]
+"""One method of a rig and its arguments."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What was done to a subject: `rig` is the name of the class that did it, `world` what it was built from."""
+
+    rig: str
+    world: Any
+    calls: tuple[Call, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """Python, ready to paste: a constructor and its calls."""
+        lines = [f"rig.{verb}({', '.join(map(repr, arguments))})" for verb, arguments in self.calls]
+        return [f"rig = {self.rig}({self.world})", *lines]
 
 
 class Violation(AssertionError):
-    """`found`: every broken rule as a sentence. `program`: the lines that led there, a constructor and its calls."""
+    """`found`: every broken rule as a sentence. `program`: what led there."""
 
-    def __init__(self, found: Sequence[str], program: Sequence[str]) -> None:
-        super().__init__("\n".join([*found, "", "The program:", *program]))
+    def __init__(self, found: Sequence[str], program: Program) -> None:
+        super().__init__("\n".join([*found, "", "The program:", *program.lines]))
         self.found = list(found)
-        self.program = list(program)
+        self.program = program

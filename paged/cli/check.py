@@ -1,0 +1,66 @@
+"""`paged check`: what the test kit found, run again.
+
+Knows saved programs and how a violation is shown. Does not know what is right: the rigs say so.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paged.cli.options import Json
+from paged.cli.show import print_json, printed
+
+STILL_FAILS = 1
+
+check_app = typer.Typer(help="Run again what the test kit found.", no_args_is_help=False)
+
+
+@check_app.callback(invoke_without_command=True)
+def _check(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@check_app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A program that the kit saved, or `save` of paged.testing.")],
+    build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="What builds the subject from a world; modules of the current folder are found.",
+            show_default="what the file names, or paged's own",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a saved failure from the start, with every oracle watching, and say what it violates now.
+
+    The exit status is 0 if it violates nothing any more, and 1 if it does. The state machines and the soak save what they find in the folder
+    that PAGED_FAILURES in the environment names.
+
+    Example: `PAGED_FAILURES=failures make campaign; paged check replay failures/manager-1f0c3a77.json`
+    """
+    from paged.testing.saved import imported, load, rerun
+
+    saved = load(file)
+    violation = rerun(saved, imported(build))
+    if json:
+        program = saved.program if violation is None else violation.program
+        print_json(
+            {
+                "file": str(file),
+                "found_then": saved.found,
+                "found_now": [] if violation is None else violation.found,
+                "program": program.lines,
+            }
+        )
+    elif violation is None:
+        printed(f"{file}: {len(saved.calls)} calls, nothing violated any more. Then it was:")
+        for sentence in saved.found:
+            printed(f"  {sentence}")
+    else:
+        printed(str(violation))
+    if violation is not None:
+        raise typer.Exit(STILL_FAILS)

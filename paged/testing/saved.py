@@ -1,0 +1,222 @@
+"""A failure as a small JSON file: the world, the calls, what was found, and what built the subject; written, read and run again.
+
+    {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build", "world": {"num_blocks": 3, ...},
+     "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]], "found": ["2: blocks [0] have ..."]}
+
+What JSON has no word for is an object with one name: a tuple, bytes (in hex) or a Request. Knows the two rigs and their worlds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from block_manager import PagedError
+from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.programs import replay
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.violation import Program, Violation
+from paged.testing.world import World
+from scheduler import Request
+
+FORMAT = 1
+_WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World}
+_RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig}
+
+
+class InvalidProgram(PagedError, ValueError):
+    """A file that is no saved program, or one that this version cannot run; or a subject that cannot be built from its name."""
+
+
+class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """The file. `build` is "module:name" of what builds the subject from a world, None for our own."""
+
+    format: int
+    paged: str
+    rig: str
+    world: dict[str, Any]
+    calls: list[list[Any]]
+    found: list[str]
+    build: str | None = None
+
+    @property
+    def program(self) -> Program:
+        """As it was. Raises InvalidProgram."""
+        if self.rig not in _RIGS:
+            raise InvalidProgram(f"unknown rig {self.rig!r}; known ones are {', '.join(_RIGS)}.")
+        world = _as(_WORLDS[self.rig], self.world)
+        calls = []
+        for number, call in enumerate(self.calls):
+            if not call or not isinstance(call[0], str) or not _is_verb(self.rig, call[0]):
+                raise InvalidProgram(f"call {number}: {call[:1]} is no method of {self.rig}.")
+            arguments = tuple(_restored(each) for each in call[1:])
+            try:
+                signature(getattr(_RIGS[self.rig], call[0])).bind(None, *arguments)
+            except TypeError as error:
+                raise InvalidProgram(f"call {number}: {call[0]}: {error}.") from error
+            calls.append((call[0], arguments))
+        return Program(self.rig, world, tuple(calls))
+
+
+def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | None = None) -> Path:
+    """Write the violation's program into a folder, under a name made from its content; returns the file.
+
+    `build` is named in it if it can be imported by its name. Raises InvalidProgram for an argument that no file can hold.
+    """
+    from paged import __version__
+
+    program = violation.program
+    saved = SavedProgram(
+        format=FORMAT,
+        paged=__version__,
+        rig=program.rig,
+        world=msgspec.to_builtins(program.world),
+        calls=[[verb, *map(_plain, arguments)] for verb, arguments in program.calls],
+        found=violation.found,
+        build=_name_of(build),
+    )
+    data = msgspec.json.format(msgspec.json.encode(saved), indent=1)
+    name = f"{program.rig.removesuffix('Rig').lower()}-{blake2b(data, digest_size=4).hexdigest()}.json"
+    file = Path(folder) / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data + b"\n")
+    return file
+
+
+def keep(violation: Violation, build: Callable[..., Any] | None = None) -> None:
+    """Save it in the folder that PAGED_FAILURES in the environment names, if it does, and say in the violation how to run it again."""
+    folder = os.environ.get("PAGED_FAILURES")
+    if folder:
+        violation.add_note(f"Saved. To run it again: paged check replay {save(violation, folder, build)}")
+
+
+def load(file: str | Path) -> SavedProgram:
+    """Read a file that `save` wrote. Raises InvalidProgram, and OSError if there is none."""
+    data = Path(file).read_bytes()
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidProgram(f"{file}: not JSON: {error}.") from error
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != FORMAT:
+        version = document.get("paged", "unknown") if isinstance(document, dict) else "unknown"
+        raise InvalidProgram(
+            f"{file}: a saved program of format {found!r} (paged {version}); this version reads format {FORMAT}."
+        )
+    try:
+        return msgspec.convert(document, SavedProgram)
+    except msgspec.ValidationError as error:
+        raise InvalidProgram(f"{file}: {error}.") from error
+
+
+def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Violation | None:
+    """Run it from the start, to the end of everything that it began; what it violates now, None if it does not.
+
+    `build` takes the place of what built the subject then. Raises InvalidProgram.
+    """
+    program = saved.program
+    builder = build if build is not None else imported(saved.build)
+    try:
+        _run(program, builder)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def _run(program: Program, build: Callable[..., Any] | None) -> None:
+    more = () if build is None else (build,)
+    if program.rig == "SchedulerRig":
+        replay(program.world, program.calls, *more).drain()
+        return
+    rig = ManagerRig(program.world, *more)
+    for verb, arguments in program.calls:
+        getattr(rig, verb)(*arguments)
+    rig.drain()
+
+
+def imported(name: str | None) -> Callable[..., Any] | None:
+    """What "module:name" names, the current folder being looked in, too. Raises InvalidProgram."""
+    if name is None:
+        return None
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise InvalidProgram(f"{name!r} does not name what builds a subject; MODULE:NAME does.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidProgram(f"{name}: {error}.") from error
+    if not callable(found):
+        raise InvalidProgram(f"{name} cannot be called with a world; it is {type(found).__name__}.")
+    return cast("Callable[..., Any]", found)
+
+
+def _name_of(build: Callable[..., Any] | None) -> str | None:
+    """Its "module:name", None where that would not find it again: a lambda, something local, or none at all."""
+    module, path = getattr(build, "__module__", None), getattr(build, "__qualname__", "<none>")
+    if module in (None, "__main__") or "<" in path or str(module).startswith("paged.testing"):
+        return None
+    return f"{module}:{path}"
+
+
+def _is_verb(rig: str, verb: str) -> bool:
+    return not verb.startswith("_") and callable(getattr(_RIGS[rig], verb, None))
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's words."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (list, np.ndarray)):
+        return [_plain(each) for each in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(each) for each in value]}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, Request):
+        usual = msgspec.structs.asdict(Request(id="", prompt=[]))
+        fields = msgspec.structs.asdict(value)
+        told = [name for name in fields if name in ("id", "prompt") or fields[name] != usual[name]]
+        return {"request": {name: _plain(fields[name]) for name in told}}
+    raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_restored(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise InvalidProgram(f"{value} is no saved value.")
+    ((kind, content),) = value.items()
+    try:
+        if kind == "tuple":
+            return tuple(_restored(each) for each in content)
+        if kind == "bytes":
+            return bytes.fromhex(content)
+        if kind == "request":
+            return Request(**{name: _restored(each) for name, each in content.items()})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidProgram(f"{value} is no saved {kind}: {error}.") from error
+    raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes and request are.")
+
+
+def _as(kind: Any, fields: dict[str, Any]) -> Any:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidProgram(f"the world: {error}.") from error

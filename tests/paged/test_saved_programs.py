@@ -1,0 +1,217 @@
+"""What the kit found is a small file, and running it again finds the same."""
+
+import json
+import random
+import sys
+
+import msgspec
+import pytest
+
+from paged import BlockManager, Request, Scheduler
+from paged.testing import ManagerRig, ManagerWorld, RandomEngine, SchedulerRig, Violation, machines, random_world, soak
+from paged.testing.machines import ManagerMachine, run_machine
+from paged.testing.saved import InvalidProgram, imported, load, rerun, save
+from paged.testing.world import build_scheduler
+
+THEIRS = '''
+from paged import BlockManager
+
+
+class Forgets(BlockManager):
+    """Takes one block less than the cache holds."""
+
+    def add(self, tokens, *, namespace=None):
+        row = super().add(tokens, namespace=namespace)
+        self.truncate(row, max(0, len(self.table(row)) - 1))
+        return row
+
+
+def build(world):
+    return Forgets(world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching)
+'''
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """What builds a manager with a fault, in a module of its own that can be imported."""
+    (tmp_path / "their_engine.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield imported("their_engine:build")
+    sys.modules.pop("their_engine")
+
+
+@pytest.fixture
+def failing(theirs):
+    """Calls that show the fault."""
+
+    def fail():
+        rig = ManagerRig(ManagerWorld(num_blocks=4, block_size=1), theirs)
+        row = rig.add([0, 1, 2], None)
+        rig.allocate([row], [3])
+        rig.confirm()
+        rig.add([0, 1, 2], None)
+
+    return fail
+
+
+@pytest.fixture
+def failure(theirs, failing, tmp_path):
+    """The file of a violation of it."""
+    with pytest.raises(Violation) as caught:
+        failing()
+    return save(caught.value, tmp_path / "failures", theirs)
+
+
+def broken(program):
+    """The violation that this program ends with, as a rig that fails says it."""
+    return Violation(["1: something"], program)
+
+
+def test_a_program_of_a_scheduler_comes_back_as_it_was(tmp_path):
+    for seed in range(8):
+        chance = random.Random(seed)
+        rig = SchedulerRig(random_world(chance))
+        engine = RandomEngine(rig, chance)
+        for _ in range(60):
+            engine.do()
+        saved = load(save(broken(rig.program), tmp_path))
+        assert saved.program == rig.program, seed
+        assert rerun(saved) is None, seed
+
+
+@pytest.mark.parametrize("namespace", [None, 1, True, "1", b"\x00\xff", ("a", (1, b"b"), None)])
+def test_a_program_of_a_manager_comes_back_as_it_was(namespace, tmp_path):
+    rig = ManagerRig(ManagerWorld(num_blocks=4))
+    row = rig.add([0, 1, 2], namespace)
+    rig.allocate([row], [3])
+    rig.misuse("free", [row, 77])
+    rig.confirm()
+    saved = load(save(broken(rig.program), tmp_path))
+    assert saved.program == rig.program
+    assert type(saved.program.calls[0][1][1]) is type(namespace)
+    assert rerun(saved) is None
+
+
+def test_every_field_of_a_request_comes_back(tmp_path):
+    request = Request(
+        id="r0", prompt=[1, 0], max_tokens=3, stop_token_ids=(1,), priority=-1, salt="a", extra_key=(1, b"x", "y")
+    )
+    rig = SchedulerRig(random_world(random.Random(0)))
+    rig.calls.append(("add", (request,)))
+    assert load(save(broken(rig.program), tmp_path)).program.calls == (("add", (request,)),)
+
+
+def test_what_a_machine_finds_is_saved_and_says_how_to_run_it_again(theirs, failing, tmp_path, monkeypatch):
+    class TheirMachine(ManagerMachine):
+        build = staticmethod(theirs)
+
+    # In the place of Hypothesis, which would look for a failure, and for a shorter one, for half a minute.
+    monkeypatch.setattr(machines, "run_state_machine_as_test", lambda machine, settings: failing())
+    monkeypatch.setenv("PAGED_FAILURES", str(tmp_path / "failures"))
+    with pytest.raises(Violation) as caught:
+        run_machine(TheirMachine, few=1)
+    (file,) = (tmp_path / "failures").iterdir()
+    assert f"paged check replay {file}" in caught.value.__notes__[-1]
+    assert load(file).program == caught.value.program
+
+
+def test_what_was_found_is_found_again_and_not_in_another_manager(failure):
+    saved = load(failure)
+    assert saved.build == "their_engine:build"
+    again = rerun(saved)
+    assert again is not None
+    assert again.found == saved.found
+    assert again.program == saved.program
+    assert rerun(saved, build=lambda world: BlockManager(world.num_blocks, world.block_size)) is None
+
+
+def test_a_soak_saves_what_it_finds(tmp_path, monkeypatch):
+    class Losing(Scheduler):
+        def abort(self, request_id):
+            return None
+
+    monkeypatch.setenv("PAGED_FAILURES", str(tmp_path))
+    with pytest.raises(Violation) as caught:
+        soak(500, build=lambda world: build_scheduler(world, Losing))
+    (file,) = tmp_path.iterdir()
+    assert load(file).program == caught.value.program
+
+
+def test_the_command_says_whether_it_still_fails(failure, paged, tmp_path):
+    status, out, err = paged("check", "replay", failure)
+    assert (status, err) == (1, "")
+    assert out.splitlines()[0] == load(failure).found[0]
+    assert "rig = ManagerRig(ManagerWorld(" in out
+    status, out, err = paged("check", "replay", failure, "--json")
+    document = json.loads(out)
+    assert (status, err, document["found_now"]) == (1, "", document["found_then"])
+    mended = msgspec.json.decode(failure.read_bytes()) | {"build": None}
+    failure.write_bytes(msgspec.json.encode(mended))
+    status, out, err = paged("check", "replay", failure)
+    assert (status, err) == (0, "")
+    assert "nothing violated any more" in out
+    assert paged("check", "replay", failure, "--build", "their_engine:build")[0] == 1
+
+
+GOOD = {
+    "format": 1,
+    "paged": "0.1.0",
+    "rig": "ManagerRig",
+    "world": {"num_blocks": 4},
+    "calls": [["add", [0, 1], None]],
+    "found": ["1: something"],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2, "paged": "9.0"}, "of format 2 (paged 9.0); this version reads format 1"),
+        ({"format": None}, "of format None"),
+        ({"rig": "Rig"}, "unknown rig 'Rig'; known ones are ManagerRig, SchedulerRig"),
+        ({"world": {"num_blocks": "many"}}, "the world: Expected `int`, got `str`"),
+        ({"calls": [["_note", "x"]]}, "call 0: ['_note'] is no method of ManagerRig"),
+        ({"calls": [["add", [0]], ["fly"]]}, "call 1: ['fly'] is no method of ManagerRig"),
+        ({"calls": [[]]}, "call 0"),
+        ({"calls": [["add"]]}, "call 0: add: missing a required argument: 'tokens'"),
+        ({"calls": [["add", {"set": [1]}]]}, "'set' is no kind of saved value"),
+        ({"calls": [["add", {"bytes": "zz"}]]}, "is no saved bytes"),
+        ({"calls": [["add", {"request": {"name": 1}}]]}, "is no saved request"),
+        ({"calls": "all"}, "Expected `array`, got `str`"),
+        ({"build": "nowhere:build"}, "nowhere:build: No module named 'nowhere'"),
+        ({"build": "json:nothing"}, "json:nothing: module 'json' has no attribute 'nothing'"),
+        ({"build": "json"}, "MODULE:NAME does"),
+        ({"build": "json:__name__"}, "cannot be called with a world"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_refused_with_the_reason(change, words, tmp_path, paged):
+    file = tmp_path / "program.json"
+    file.write_bytes(msgspec.json.encode(GOOD | change))
+    status, out, err = paged("check", "replay", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"", "not JSON"), (b"\xff", "not JSON"), (b"[1]", "of format None")])
+def test_what_is_no_program_at_all_is_refused(data, words, tmp_path, paged):
+    file = tmp_path / "program.json"
+    file.write_bytes(data)
+    assert words in paged("check", "replay", file)[2]
+
+
+def test_a_missing_file_is_named(paged, tmp_path):
+    status, _, err = paged("check", "replay", tmp_path / "nowhere.json")
+    assert status == 2
+    assert "nowhere.json" in err
+
+
+def test_what_no_file_can_hold_is_refused(tmp_path):
+    rig = ManagerRig(ManagerWorld())
+    rig.calls.append(("add", ({1, 2},)))
+    with pytest.raises(InvalidProgram, match=r"\{1, 2\} of type set cannot be saved"):
+        save(broken(rig.program), tmp_path)
+
+
+def test_a_builder_that_cannot_be_found_again_is_not_named(tmp_path):
+    rig = ManagerRig(ManagerWorld())
+    assert load(save(broken(rig.program), tmp_path, build=lambda world: None)).build is None
