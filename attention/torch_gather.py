@@ -134,19 +134,20 @@ class Backend:
         group = q.shape[2]
         q = q.reshape(b * num_kv_heads, group * num_queries, head_dim)
         k = self._workspace.gathered("first", keys, rows).view(-1, width, head_dim)
-        if num_queries > 1 and options.soft_cap is None:
-            # The scores of a long chunk are not to be held, all of them.
+        precise = working_dtype(q.dtype)
+        if options.soft_cap is None and (num_queries > 1 or q.dtype != precise):
+            # It holds neither the scores of a whole chunk nor K and V in more than their 16 bits; else products are faster.
             v = self._workspace.gathered("second", values, rows).view(-1, width, head_dim)
             seen = hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
             q, k, v = (each.view(b, num_kv_heads, -1, head_dim) for each in (q, k, v))
             result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=options.scale)
         else:
-            scores = torch.bmm(q, k.transpose(1, 2)).to(working_dtype(q.dtype)).mul_(options.scale)
+            scores = torch.bmm(q.to(precise), k.to(precise).transpose(1, 2)).mul_(options.scale)
             scores = options.capped(scores).view(b, num_kv_heads, group, num_queries, width)
-            weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1).to(q.dtype)
+            weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1)
             # Where the keys lay, which nobody needs any more: that memory is in a cache.
             v = self._workspace.gathered("first", values, rows).view(-1, width, head_dim)
-            result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v)
+            result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v.to(precise)).to(q.dtype)
         result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
 

@@ -135,8 +135,9 @@ class Backend:
         )
 
     def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend."""
-        assert options.soft_cap is None, "check() says that there is none"
+        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, which `check` was not told of."""
+        if options.soft_cap is not None:
+            raise _unsupported("a soft cap on scores", _OTHERS)
         if options.window not in plan.by_window:
             plan.by_window[options.window] = [
                 self._mask_of(rows, plan.step, pool, options.window) for rows in plan.rows

@@ -1,6 +1,6 @@
 """The pressure oracle: an answer under memory pressure has to be the answer without it, tokens and logits, to the last bit.
 
-`run_under` runs requests through our scheduler and a model runner under given conditions and keeps every logit row that was sampled
+`PressureRun` runs requests through our scheduler and a model runner under given conditions and keeps every logit row that was sampled
 from; `differences` compares two such runs. Blocks are filled with NaN when they become free, so that a read of somebody else's
 memory shows, and a shadow keeps who wrote which slot. Knows public calls of scheduler, pool and runner. Does not know why two runs differ.
 """

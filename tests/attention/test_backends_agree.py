@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention import LayerOptions, get_backend, known_backends
+from attention import KVPool, LayerOptions, StepTokens, get_backend, known_backends
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -261,3 +261,23 @@ def test_one_backend_serves_pools_of_several_shapes(draw_sequence, lay_out):
         assert_close(
             scene.attend(backend, LayerOptions(1.0))[0], scene.attend(REFERENCE, LayerOptions(1.0))[0], TOLERANCES
         )
+
+
+@pytest.mark.parametrize("soft_cap", [None, 50.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each_backend
+def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap):
+    """Scores of about 20, of which such a number keeps a tenth: weights would be off by as much."""
+    pool = KVPool(num_layers=1, num_blocks=1, block_size=64, num_kv_heads=1, head_dim=64, dtype=dtype)
+    drawn = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(64, 1, 64, generator=drawn).to(dtype) for _ in range(2))
+    pool.write_kv(0, torch.arange(64), keys, values)
+    queries = torch.randn(1, 4, 64, generator=drawn).to(dtype)
+    one = np.array([63])
+    step = StepTokens(one, one, np.array([0, 1]), one + 1, np.array([[0]], np.int32), 64)
+    found = []
+    for backend in (get_backend(name), get_backend("reference")):
+        plan = backend.prepare(step, pool)
+        found.append(backend.attend(queries, pool, 0, plan, LayerOptions(1.0, soft_cap=soft_cap)).float())
+    ours, expected = found
+    assert (ours - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()

@@ -125,6 +125,11 @@ def test_a_step_of_padding_alone_gives_zeros(build):
     assert XFORMERS.attend(queries, scene.pool, 0, plan, PLAIN).eq(0).all()
 
 
+def test_a_soft_cap_is_refused_before_anything_is_computed(build):
+    with pytest.raises(UnsupportedByBackend, match="a soft cap on scores; the backends"):
+        build((3, 2)).attend(XFORMERS, LayerOptions(0.25, soft_cap=30.0))
+
+
 def test_branching_drafts_are_refused(build, branches):
     with pytest.raises(UnsupportedByBackend, match="drafts that branch; the backends"):
         build((3, 2), ancestors=[branches([-1, -1])]).attend(XFORMERS, PLAIN)
