@@ -1,0 +1,122 @@
+"""The pytest plugin of the kit: rigs as fixtures that end in a check, and two options for the state machines.
+
+pytest loads it wherever paged is installed, so it imports nothing before somebody asks. Knows pytest and the environment variables of
+the kit. Does not know what is right: rigs and `check()` say so.
+
+    --paged-examples N         of each state machine that `run_machine` runs; drawn anew every time
+    --paged-failures FOLDER    where what was found is saved, for `paged check replay`
+    paged_manager_rig, paged_scheduler_rig
+                               make a rig; at the end of the test it is drained: all has to finish, and every block to come back
+    paged_checked              at the end of the test, `check()` of whatever was handed to it has to find nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from paged.testing.manager_rig import ManagerRig, ManagerWorld
+    from paged.testing.scheduler_rig import SchedulerRig
+    from paged.testing.world import World
+
+_VARIABLES = {"paged_examples": "PAGED_EXAMPLES", "paged_failures": "PAGED_FAILURES"}
+_before = pytest.StashKey[dict[str, "str | None"]]()
+Subject = TypeVar("Subject")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    group = parser.getgroup("paged", "paged: memory managers and schedulers under test")
+    group.addoption("--paged-examples", type=_count, metavar="N", help="examples of each state machine, drawn anew")
+    group.addoption("--paged-failures", metavar="FOLDER", help="save what is found there, for `paged check replay`")
+
+
+def _count(text: str) -> str:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of examples; at least 1 is needed")
+    return text
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Options become the kit's environment variables, before any conftest.py reads those; workers of xdist inherit them."""
+    values = {name: getattr(early_config.known_args_namespace, name, None) for name in _VARIABLES}
+    chosen = {_VARIABLES[name]: value for name, value in values.items() if value is not None}
+    early_config.stash[_before] = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The environment is as it was."""
+    for name, value in config.stash.get(_before, {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def paged_manager_rig() -> Iterator[Callable[..., ManagerRig]]:
+    """paged_manager_rig(world=ManagerWorld(), build=build_manager): a ManagerRig, drained at the end."""
+    from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
+
+    rigs: list[tuple[Any, Any]] = []
+
+    def make(world: ManagerWorld | None = None, build: Callable[[ManagerWorld], Any] = build_manager) -> ManagerRig:
+        rig = ManagerRig(world or ManagerWorld(), build)
+        rigs.append((rig, build))
+        return rig
+
+    yield make
+    _drain(rigs)
+
+
+@pytest.fixture
+def paged_scheduler_rig() -> Iterator[Callable[..., SchedulerRig]]:
+    """paged_scheduler_rig(world=World(), build=build_scheduler): a SchedulerRig, drained at the end."""
+    from paged.testing.scheduler_rig import SchedulerRig
+    from paged.testing.world import World, build_scheduler
+
+    rigs: list[tuple[Any, Any]] = []
+
+    def make(world: World | None = None, build: Callable[[World], Any] = build_scheduler) -> SchedulerRig:
+        rig = SchedulerRig(world or World(), build)
+        rigs.append((rig, build))
+        return rig
+
+    yield make
+    _drain(rigs)
+
+
+@pytest.fixture
+def paged_checked() -> Iterator[Callable[[Subject], Subject]]:
+    """paged_checked(subject): the same subject, a manager or a scheduler; its `check()` has to return nothing at the end."""
+    subjects: list[Any] = []
+
+    def watched(subject: Subject) -> Subject:
+        subjects.append(subject)
+        return subject
+
+    yield watched
+    found = [f"{type(subject).__name__}: {sentence}" for subject in subjects for sentence in subject.check()]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def _drain(rigs: list[tuple[Any, Any]]) -> None:
+    from paged.testing.saved import keep
+    from paged.testing.violation import Violation
+
+    for rig, build in rigs:
+        # One that has failed has said so in the test.
+        if not rig.has_failed:
+            try:
+                rig.drain()
+            except Violation as violation:
+                keep(violation, build)
+                raise

@@ -1,0 +1,121 @@
+"""The pytest plugin, as somebody who has paged installed meets it: in a folder of their own, with their own tests."""
+
+import json
+
+import pytest
+
+LOSES = '''
+from paged import BlockManager
+
+
+class Loses(BlockManager):
+    """Gives nothing back."""
+
+    def free(self, rows):
+        del rows
+
+
+def build(world):
+    return Loses(world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching)
+'''
+
+
+@pytest.fixture
+def tested(run_python, tmp_path):
+    """tested(source, *options): exit status and output of pytest on a file with these tests."""
+
+    def call(source, *options):
+        (tmp_path / "test_theirs.py").write_text(source)
+        result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, timeout=300)
+        return result.returncode, result.stdout + result.stderr
+
+    return call
+
+
+def test_a_rig_of_a_test_is_drained_at_its_end(tested):
+    status, out = tested(
+        """
+def test_theirs(paged_scheduler_rig, paged_manager_rig):
+    from paged import Request
+
+    rig = paged_scheduler_rig()
+    rig.add(Request(id="a", prompt=[1, 0, 1], max_tokens=2))
+    rig.schedule()
+    other = paged_manager_rig()
+    other.allocate([other.add([0, 1], None)], [2])
+"""
+    )
+    assert (status, "1 passed" in out) == (0, True), out
+
+
+def test_what_only_shows_at_the_end_is_an_error_with_its_program_and_is_saved(tested, tmp_path):
+    (tmp_path / "theirs.py").write_text(LOSES)
+    status, out = tested(
+        """
+import theirs
+
+
+def test_theirs(paged_manager_rig):
+    rig = paged_manager_rig(build=theirs.build)
+    rig.allocate([rig.add([0, 1, 2], None)], [3])
+    rig.confirm()
+""",
+        "--paged-failures",
+        "found",
+    )
+    assert status == 1
+    assert "1 passed, 1 error" in out
+    assert "rig = ManagerRig(ManagerWorld(" in out
+    assert "paged check replay found" in out
+    (file,) = (tmp_path / "found").iterdir()
+    assert json.loads(file.read_bytes())["build"] == "theirs:build"
+
+
+def test_a_subject_that_is_watched_is_checked_at_the_end(tested):
+    source = """
+from paged import BlockManager
+
+
+class Theirs(BlockManager):
+    def check(self):
+        return [*super().check(), *{found}]
+
+
+def test_theirs(paged_checked):
+    manager = paged_checked(Theirs(4, 2))
+    manager.allocate([manager.add([0, 1, 2])], [3])
+"""
+    status, out = tested(source.format(found=[]))
+    assert (status, "1 passed" in out) == (0, True), out
+    status, out = tested(source.format(found=["2: a block too many"]))
+    assert (status, "1 passed, 1 error" in out) == (1, True), out
+    assert "Theirs: 2: a block too many" in out
+
+
+def test_the_number_of_examples_is_an_option_and_the_environment_is_left_alone(tested):
+    status, out = tested(
+        """
+import os
+
+from paged.testing.machines import ManagerMachine, num_examples, run_machine
+
+
+def test_theirs():
+    assert num_examples(250) == 7
+    assert os.environ["PAGED_EXAMPLES"] == "7"
+    run_machine(ManagerMachine, few=250, steps=5)
+""",
+        "--paged-examples",
+        "7",
+    )
+    assert status == 0, out
+    status, out = tested("def test_theirs(): pass", "--paged-examples", "none")
+    assert status == 4
+    assert "'none' is no number of examples; at least 1 is needed" in out
+
+
+def test_loading_it_loads_nothing_else(run_python):
+    result = run_python(
+        "-c", "import paged.pytest_plugin, sys; print(*{'numpy', 'torch', 'hypothesis', 'msgspec'} & {*sys.modules})"
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, ""), result.stdout + result.stderr
