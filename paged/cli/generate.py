@@ -161,6 +161,16 @@ def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> None:
 
 def _write_many(llm: Any, prompts: list[str], params: SamplingParams) -> None:
     errors = Console(stderr=True, highlight=False)
+    answered = (
+        _answered_behind_a_bar(llm, prompts, params, errors) if errors.is_terminal else llm.generate(prompts, params)
+    )
+    for number, completion in enumerate(answered, 1):
+        printed(f"[{number}] {completion.prompt}{completion.text}")
+        printed("")
+        _complain(completion)
+
+
+def _answered_behind_a_bar(llm: Any, prompts: list[str], params: SamplingParams, errors: Console) -> "list[Completion]":
     columns = (
         TextColumn("answers"),
         BarColumn(),
@@ -168,7 +178,7 @@ def _write_many(llm: Any, prompts: list[str], params: SamplingParams) -> None:
         TimeElapsedColumn(),
         TextColumn("{task.fields[rate]}"),
     )
-    with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("answers", total=len(prompts), rate="")
 
         def advance(output: "EngineOutput") -> None:
@@ -178,11 +188,8 @@ def _write_many(llm: Any, prompts: list[str], params: SamplingParams) -> None:
                 rate = f"{stats.output_tokens / seconds:,.0f} tokens/s" if seconds else ""
                 progress.update(task, advance=1, rate=rate)
 
-        completions = llm.generate(prompts, params, on_output=advance)
-    for number, completion in enumerate(completions, 1):
-        printed(f"[{number}] {completion.prompt}{completion.text}")
-        printed("")
-        _complain(completion)
+        answered: list[Completion] = llm.generate(prompts, params, on_output=advance)
+    return answered
 
 
 def _complain(completion: "Completion") -> None:

@@ -71,7 +71,12 @@ def replay(
 def _go_through(run: Replay) -> None:
     """Run to the end, with a bar on standard error for somebody who waits at a terminal."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        # A bar that is disabled prints an empty line with some versions of Rich.
+        for _ in run.steps():
+            pass
+        return
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("requests", total=len(run.trace))
         for step in run.steps():
             progress.advance(bar, len(step.ended))

@@ -6,6 +6,9 @@ from types import ModuleType
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 
 def example(repository: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"example_{name}", repository / "examples" / f"{name}.py")

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from rich.console import Console
@@ -29,6 +30,9 @@ def refused(paged):
     return call
 
 
+needs_a_model = pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra engine")
+
+
 def test_the_version_is_the_packages(paged):
     assert paged("--version") == (0, f"paged {__version__}\n", "")
 
@@ -49,6 +53,7 @@ def test_every_command_explains_itself_with_an_example(paged, command):
     assert f"paged {' '.join(command)}" in out
 
 
+@needs_a_model
 def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(paged):
     status, out, err = paged("demo", "--json")
     result = json.loads(out)
@@ -64,6 +69,7 @@ def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(pa
     assert result["tokens_per_s"] > 0
 
 
+@needs_a_model
 def test_the_demo_without_a_terminal_is_plain_lines(paged):
     status, out, err = paged("demo")
     assert (status, err) == (0, "")
@@ -86,6 +92,7 @@ def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings
     assert json.loads(out)["steps"] == 987
 
 
+@needs_a_model
 def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypatch):
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, height=24)

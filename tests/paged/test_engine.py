@@ -3,6 +3,9 @@
 import msgspec
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from paged import (
     LLM,
     BudgetTooSmall,

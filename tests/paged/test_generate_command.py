@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from paged.checkpoint import checkpoint_path
 
 PROMPT = "The with statement is used to"
