@@ -115,6 +115,8 @@ def attend(
 ) -> Tensor:
     """See AttentionBackend."""
     places, num_heads, head_dim = queries.shape
+    if not places:
+        return torch.empty_like(queries)
     num_kv_heads = pool.num_kv_heads
     group = num_heads // num_kv_heads
     precise = working_dtype(queries.dtype)

@@ -8,9 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Bytes that a buffer is larger than it has to be, at most.
+_MOST_SPARE = 64 * 2**20
+
 
 class Workspace:
-    """Grows to what was asked of it, a buffer for each name, dtype and device. What it gave for a name is gone with the next call."""
+    """A buffer for each name, dtype and device, twice as large as what was asked for when it last grew, at most 64 MiB more; it never
+    shrinks. What it gave for a name is gone with the next call."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -26,5 +30,11 @@ class Workspace:
             count *= size
         buffer = self._buffers.get((name, dtype, device))
         if buffer is None or len(buffer) < count:
-            buffer = self._buffers[name, dtype, device] = torch.empty(2 * count, dtype=dtype, device=device)
+            # Not two of them at once.
+            self._buffers.pop((name, dtype, device), None)
+            buffer = None
+            room = count + min(count, _MOST_SPARE // dtype.itemsize)
+            # Of use outside inference mode, too.
+            with torch.inference_mode(False):
+                buffer = self._buffers[name, dtype, device] = torch.empty(room, dtype=dtype, device=device)
         return buffer[:count].view(shape)

@@ -76,6 +76,10 @@ def trained_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
+    # A break between paragraphs is one token wherever it stands, so that a text is encoded as its paragraphs are, one by one.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n\n", "isolated"), tokenizer.pre_tokenizer]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, model_max_length=CONTEXT, clean_up_tokenization_spaces=False
     )

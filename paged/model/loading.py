@@ -63,7 +63,7 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     folder = Path(path)
     if dtype != "auto" and dtype not in DTYPES:
         raise UnsupportedModel(f"unknown dtype {dtype!r}; known ones are auto, {', '.join(DTYPES)}.")
-    where = torch.device(device)
+    where = _device(device)
     config = _config(folder)
     _check_architecture(config, folder)
     wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
@@ -85,6 +85,15 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
         dtype=next(module.parameters()).dtype,
         device=where,
     )
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(name)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        raise UnsupportedModel(f"device {str(name)!r} cannot be used here: {_cause(error)}") from error
+    return where
 
 
 def _config(folder: Path) -> Any:

@@ -9,8 +9,8 @@ prompt was cut or where its blocks lie. Otherwise all tokens of the batch are on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ class Runner:
         if not step.num_tokens:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
             return torch.empty(0, self.model.vocabulary_size)
-        with _one_thread() if self._is_small else nullcontext():
+        with _ONE_THREAD if self._is_small else nullcontext():
             return self._forward(step, token_ids, is_sampled)
 
     def _forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
@@ -135,14 +135,28 @@ class Runner:
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class _OneThread:
+    """torch on one thread, for the whole process, as long as anybody is inside; then on as many as before the first came in."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_inside = 0
+        self._before = 1
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_inside:
+                self._before = torch.get_num_threads()
+            self._num_inside += 1
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            torch.set_num_threads(1 if self._num_inside else self._before)
+
+
+_ONE_THREAD = _OneThread()
 
 
 def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:

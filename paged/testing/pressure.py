@@ -150,7 +150,12 @@ def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> 
     together = Answers()
     for request in requests:
         longest = len(request.prompt) + request.max_tokens
-        conditions = Conditions(num_blocks=-(-longest // 16) + 1, prefix_caching=False, backend=backend)
+        conditions = Conditions(
+            num_blocks=request.num_sequences * -(-longest // 16) + 1,
+            max_tokens_per_step=request.num_sequences * longest,
+            prefix_caching=False,
+            backend=backend,
+        )
         answers = PressureRun(model, conditions).run([request])
         together.tokens |= answers.tokens
         together.logits |= answers.logits

@@ -21,14 +21,15 @@ import msgspec
 import numpy as np
 
 from block_manager import PagedError
-from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.programs import replay
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Program, Violation
-from paged.testing.world import World
+from paged.testing.world import World, build_scheduler
 from scheduler import Request
 
 FORMAT = 1
+NAMELESS = "?"
 _WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World}
 _RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig}
 
@@ -38,7 +39,8 @@ class InvalidProgram(PagedError, ValueError):
 
 
 class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. `build` is "module:name" of what builds the subject from a world, None for our own."""
+    """The file. `build` is "module:name" of what builds the subject from a world, None for our own, NAMELESS for what cannot be found
+    again by a name: a lambda, something local, a method of an object."""
 
     format: int
     paged: str
@@ -70,7 +72,7 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
 def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | None = None) -> Path:
     """Write the violation's program into a folder, under a name made from its content; returns the file.
 
-    `build` is named in it if it can be imported by its name. Raises InvalidProgram for an argument that no file can hold.
+    `build` is named in it if it can be imported by its name. Raises InvalidProgram for an argument that no file can hold, and OSError.
     """
     from paged import __version__
 
@@ -84,7 +86,10 @@ def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | N
         found=violation.found,
         build=_name_of(build),
     )
-    data = msgspec.json.format(msgspec.json.encode(saved), indent=1)
+    try:
+        data = msgspec.json.format(msgspec.json.encode(saved), indent=1)
+    except UnicodeEncodeError as error:
+        raise InvalidProgram(f"a text of the program cannot be saved: {error}.") from error
     name = f"{program.rig.removesuffix('Rig').lower()}-{blake2b(data, digest_size=4).hexdigest()}.json"
     file = Path(folder) / name
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +100,16 @@ def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | N
 def keep(violation: Violation, build: Callable[..., Any] | None = None) -> None:
     """Save it in the folder that PAGED_FAILURES in the environment names, if it does, and say in the violation how to run it again."""
     folder = os.environ.get("PAGED_FAILURES")
-    if folder:
-        violation.add_note(f"Saved. To run it again: paged check replay {save(violation, folder, build)}")
+    if not folder:
+        return
+    try:
+        file = save(violation, folder, build)
+    except (InvalidProgram, OSError) as error:
+        # What was found is more than where it was to be kept.
+        violation.add_note(f"Not saved: {error}")
+        return
+    more = " --build MODULE:NAME" if _name_of(build) == NAMELESS else ""
+    violation.add_note(f"Saved. To run it again: paged check replay {file}{more}")
 
 
 def load(file: str | Path) -> SavedProgram:
@@ -124,6 +137,10 @@ def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Viola
     `build` takes the place of what built the subject then. Raises InvalidProgram.
     """
     program = saved.program
+    if build is None and saved.build == NAMELESS:
+        raise InvalidProgram(
+            "what built the subject cannot be found by a name; say what builds it with --build MODULE:NAME."
+        )
     builder = build if build is not None else imported(saved.build)
     try:
         _run(program, builder)
@@ -156,7 +173,7 @@ def imported(name: str | None) -> Callable[..., Any] | None:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidProgram(f"{name}: {error}.") from error
     if not callable(found):
         raise InvalidProgram(f"{name} cannot be called with a world; it is {type(found).__name__}.")
@@ -164,11 +181,16 @@ def imported(name: str | None) -> Callable[..., Any] | None:
 
 
 def _name_of(build: Callable[..., Any] | None) -> str | None:
-    """Its "module:name", None where that would not find it again: a lambda, something local, or none at all."""
-    module, path = getattr(build, "__module__", None), getattr(build, "__qualname__", "<none>")
-    if module in (None, "__main__") or "<" in path or str(module).startswith("paged.testing"):
+    """Its "module:name", None for what builds our own, NAMELESS where no name would find it again."""
+    if build is None or build in (build_manager, build_scheduler):
         return None
-    return f"{module}:{path}"
+    name = f"{getattr(build, '__module__', '')}:{getattr(build, '__qualname__', '')}"
+    if "__main__" in name or "<" in name:
+        return NAMELESS
+    try:
+        return name if imported(name) is build else NAMELESS
+    except InvalidProgram:
+        return NAMELESS
 
 
 def _is_verb(rig: str, verb: str) -> bool:

@@ -62,6 +62,12 @@ def test_a_head_can_be_larger_than_its_share_of_the_hidden_size(loaded):
     assert loaded("qwen3").head_dim == 16
 
 
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_by_name(folder, device):
+    with pytest.raises(UnsupportedModel, match=f"device '{device}' cannot be used here: "):
+        load_model(folder, device=device)
+
+
 def test_a_soft_cap_shows(loaded):
     assert loaded("gemma2").has_soft_cap
     assert not loaded("llama").has_soft_cap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from attention import KVPool, StepTokens, UnknownBackend
 from paged import Request
-from paged.model.runner import runner_for
+from paged.model.runner import _ONE_THREAD, runner_for
 from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
@@ -90,6 +91,29 @@ def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded
     assert set(seen) == {1}
     assert torch.get_num_threads() == 3
     torch.set_num_threads(1)
+
+
+def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
+    torch.set_num_threads(3)
+    inside, may_go = Event(), Event()
+
+    def other():
+        with _ONE_THREAD:
+            inside.set()
+            may_go.wait()
+
+    thread = Thread(target=other)
+    with _ONE_THREAD:
+        thread.start()
+        inside.wait()
+    may_go.set()
+    thread.join()
+    seen = []
+    fresh = Thread(target=lambda: seen.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    torch.set_num_threads(1)
+    assert seen == [3]
 
 
 @pytest.fixture

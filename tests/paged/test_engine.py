@@ -268,6 +268,12 @@ def test_the_checkpoint_that_ships_is_small_and_says_how_well_it_does():
     assert report["training_loss"] < 0.5 < report["held_out_loss"]
 
 
+def test_paragraphs_are_encoded_alike_together_and_one_by_one(model):
+    paragraphs = ["The with statement is used.\n\n", "The execution of it\n\n", "  is as follows:\n"]
+    encode = model.tokenizer.encode
+    assert encode("".join(paragraphs)) == [token for paragraph in paragraphs for token in encode(paragraph)]
+
+
 def test_it_goes_on_as_the_documentation_does(model):
     engine = Engine(model)
     engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")

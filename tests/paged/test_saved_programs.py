@@ -10,7 +10,7 @@ import pytest
 from paged import BlockManager, Request, Scheduler
 from paged.testing import ManagerRig, ManagerWorld, RandomEngine, SchedulerRig, Violation, machines, random_world, soak
 from paged.testing.machines import ManagerMachine, run_machine
-from paged.testing.saved import InvalidProgram, imported, load, rerun, save
+from paged.testing.saved import InvalidProgram, imported, keep, load, rerun, save
 from paged.testing.world import build_scheduler
 
 THEIRS = '''
@@ -181,6 +181,7 @@ GOOD = {
         ({"build": "nowhere:build"}, "nowhere:build: No module named 'nowhere'"),
         ({"build": "json:nothing"}, "json:nothing: module 'json' has no attribute 'nothing'"),
         ({"build": "json"}, "MODULE:NAME does"),
+        ({"build": ".json:loads"}, ".json:loads: "),
         ({"build": "json:__name__"}, "cannot be called with a world"),
     ],
 )
@@ -212,6 +213,39 @@ def test_what_no_file_can_hold_is_refused(tmp_path):
         save(broken(rig.program), tmp_path)
 
 
-def test_a_builder_that_cannot_be_found_again_is_not_named(tmp_path):
+class Factory:
+    def build(self, world):
+        return None
+
+
+@pytest.mark.parametrize("build", [lambda world: None, Factory().build], ids=["a lambda", "a method"])
+def test_a_subject_that_no_name_finds_again_has_to_be_named(build, tmp_path, paged, monkeypatch):
     rig = ManagerRig(ManagerWorld())
-    assert load(save(broken(rig.program), tmp_path, build=lambda world: None)).build is None
+    rig.add([0, 1], None)
+    file = save(broken(rig.program), tmp_path, build=build)
+    status, out, err = paged("check", "replay", file)
+    assert (status, out) == (2, "")
+    assert "say what builds it with --build MODULE:NAME" in err
+    assert paged("check", "replay", file, "--build", "paged.testing.manager_rig:build_manager")[0] == 0
+    violation = broken(rig.program)
+    monkeypatch.setenv("PAGED_FAILURES", str(tmp_path))
+    keep(violation, build)
+    assert violation.__notes__[-1].endswith(" --build MODULE:NAME")
+
+
+@pytest.mark.parametrize("argument", [{1, 2}, "\udc80"])
+def test_what_cannot_be_saved_does_not_hide_what_was_found(argument, tmp_path, monkeypatch):
+    rig = ManagerRig(ManagerWorld())
+    rig.calls.append(("add", (argument,)))
+    violation = broken(rig.program)
+    monkeypatch.setenv("PAGED_FAILURES", str(tmp_path))
+    keep(violation)
+    assert violation.__notes__[-1].startswith("Not saved: ")
+
+
+def test_a_folder_that_cannot_be_written_does_not_hide_what_was_found(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    violation = broken(ManagerRig(ManagerWorld()).program)
+    monkeypatch.setenv("PAGED_FAILURES", str(tmp_path / "file" / "folder"))
+    keep(violation)
+    assert violation.__notes__[-1].startswith("Not saved: ")
