@@ -56,9 +56,7 @@ class StepTokens:
 
     def slots_of(self, i: int, length: int) -> Ints:
         """int64 [length]: slots of sequence i's first tokens by its block table."""
-        size = self.block_size
-        blocks = self.block_tables[i, : -(-length // size)].astype(np.int64)
-        slots: Ints = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
+        slots: Ints = self.slots_by_column(length, np.array([i]))[0]
         return slots
 
     def slots_by_column(self, width: int, chosen: Ints | None = None) -> Ints:

@@ -192,7 +192,7 @@ def host_shares(model: LoadedModel, rounds: int) -> dict[str, list[float]]:
         for _ in range(ROWS):
             prompt = rng.integers(3, 500, 24).tolist()
             engine.add_request(prompt, SamplingParams(max_tokens=64, ignore_eos=True, **params))
-        while any(engine.scheduler.counts()[state] for state in ("waiting",)):
+        while engine.scheduler.counts()["waiting"]:
             engine.step()
         for _ in range(4):
             engine.step()

@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
-    from paged.testing.manager_rig import ManagerRig, ManagerWorld
+    from paged.testing.manager_rig import ManagerRig
     from paged.testing.scheduler_rig import SchedulerRig
-    from paged.testing.world import World
 
 _VARIABLES = {"paged_examples": "PAGED_EXAMPLES", "paged_failures": "PAGED_FAILURES"}
 _before = pytest.StashKey[dict[str, "str | None"]]()
@@ -65,15 +65,8 @@ def paged_manager_rig() -> Iterator[Callable[..., ManagerRig]]:
     """paged_manager_rig(world=ManagerWorld(), build=build_manager): a ManagerRig, drained at the end."""
     from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 
-    rigs: list[tuple[Any, Any]] = []
-
-    def make(world: ManagerWorld | None = None, build: Callable[[ManagerWorld], Any] = build_manager) -> ManagerRig:
-        rig = ManagerRig(world or ManagerWorld(), build)
-        rigs.append((rig, build))
-        return rig
-
-    yield make
-    _drain(rigs)
+    with _drained(ManagerRig, ManagerWorld, build_manager) as make:
+        yield make
 
 
 @pytest.fixture
@@ -82,15 +75,8 @@ def paged_scheduler_rig() -> Iterator[Callable[..., SchedulerRig]]:
     from paged.testing.scheduler_rig import SchedulerRig
     from paged.testing.world import World, build_scheduler
 
-    rigs: list[tuple[Any, Any]] = []
-
-    def make(world: World | None = None, build: Callable[[World], Any] = build_scheduler) -> SchedulerRig:
-        rig = SchedulerRig(world or World(), build)
-        rigs.append((rig, build))
-        return rig
-
-    yield make
-    _drain(rigs)
+    with _drained(SchedulerRig, World, build_scheduler) as make:
+        yield make
 
 
 @pytest.fixture
@@ -108,15 +94,19 @@ def paged_checked() -> Iterator[Callable[[Subject], Subject]]:
         pytest.fail("\n".join(found), pytrace=False)
 
 
-def _drain(rigs: list[tuple[Any, Any]]) -> None:
-    from paged.testing.saved import keep
-    from paged.testing.violation import Violation
+@contextmanager
+def _drained(kind: Any, world_kind: Any, usual: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """What makes rigs of a kind; those that have not failed, which they have said themselves, are drained when it is left."""
+    from paged.testing.saved import kept
 
+    rigs: list[tuple[Any, Callable[..., Any]]] = []
+
+    def make(world: Any = None, build: Callable[..., Any] = usual) -> Any:
+        rigs.append((kind(world or world_kind(), build), build))
+        return rigs[-1][0]
+
+    yield make
     for rig, build in rigs:
-        # One that has failed has said so in the test.
         if not rig.has_failed:
-            try:
+            with kept(build):
                 rig.drain()
-            except Violation as violation:
-                keep(violation, build)
-                raise

@@ -4,7 +4,8 @@
     World, ManagerWorld           the tiny sizes that a rig runs in
     ShadowKV, NaiveManager        two of those oracles: KV memory without tensors, the memory manager in dicts and lists
     INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
-    RandomEngine, replay, shrink  random programs for a rig; running one again; making a failing one short
+    RandomEngine, random_program  random programs for a rig
+    replay, shrink                running one again; making a failing one short
     soak                          thousands of random requests through one scheduler
     machines                      Hypothesis state machines over both rigs (needs the extra `testing`)
 
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from paged.testing.invariants import INVARIANTS, memory as memory_violations
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.naive_model import NaiveManager
-from paged.testing.programs import RandomEngine, random_world, replay, shrink
+from paged.testing.programs import RandomEngine, random_program, random_world, replay, shrink
 from paged.testing.protocol import Capabilities, KVManager, StepScheduler, capabilities_of
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.shadow_kv import ShadowKV
@@ -51,6 +52,7 @@ __all__ = [
     "capabilities_of",
     "machines",
     "memory_violations",
+    "random_program",
     "random_world",
     "replay",
     "shrink",

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from paged.testing.manager_machine import ManagerMachine
-from paged.testing.saved import keep
+from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
-from paged.testing.violation import Violation
 
 __all__ = ["ManagerMachine", "SchedulerMachine", "num_examples", "run_machine", "settings_for"]
 
@@ -43,8 +42,5 @@ def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
 
     With PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE` runs it again.
     """
-    try:
+    with kept(machine.build):
         run_state_machine_as_test(machine, settings=settings_for(few, steps=steps))
-    except Violation as violation:
-        keep(violation, machine.build)
-        raise

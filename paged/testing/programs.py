@@ -123,6 +123,16 @@ class RandomEngine:
         )
 
 
+def random_program(seed: int, num_calls: int, build: Builder = build_scheduler) -> SchedulerRig:
+    """A rig in a world of the seed's, after so many calls of it. Raises Violation."""
+    chance = random.Random(seed)
+    rig = SchedulerRig(random_world(chance), build)
+    engine = RandomEngine(rig, chance)
+    for _ in range(num_calls):
+        engine.do()
+    return rig
+
+
 def replay(world: World, calls: Sequence[Call], build: Builder = build_scheduler) -> SchedulerRig:
     """Run a program again from the start; calls that no longer make sense (an id that was never added) are left out."""
     rig = SchedulerRig(world, build)

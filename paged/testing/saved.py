@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib import import_module
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,6 +114,16 @@ def keep(violation: Violation, build: Callable[..., Any] | None = None) -> None:
     violation.add_note(f"Saved. To run it again: paged check replay {file}{more}")
 
 
+@contextmanager
+def kept(build: Callable[..., Any] | None = None) -> Iterator[None]:
+    """A violation that is raised inside is kept on its way out."""
+    try:
+        yield
+    except Violation as violation:
+        keep(violation, build)
+        raise
+
+
 def load(file: str | Path) -> SavedProgram:
     """Read a file that `save` wrote. Raises InvalidProgram, and OSError if there is none."""
     data = Path(file).read_bytes()
@@ -170,9 +182,7 @@ def imported(name: str | None) -> Callable[..., Any] | None:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidProgram(f"{name}: {error}.") from error
     if not callable(found):
@@ -184,13 +194,12 @@ def _name_of(build: Callable[..., Any] | None) -> str | None:
     """Its "module:name", None for what builds our own, NAMELESS where no name would find it again."""
     if build is None or build in (build_manager, build_scheduler):
         return None
-    name = f"{getattr(build, '__module__', '')}:{getattr(build, '__qualname__', '')}"
-    if "__main__" in name or "<" in name:
-        return NAMELESS
+    module, path = getattr(build, "__module__", ""), getattr(build, "__qualname__", "")
     try:
-        return name if imported(name) is build else NAMELESS
-    except InvalidProgram:
-        return NAMELESS
+        is_found = module != "__main__" and attrgetter(path)(sys.modules[module]) is build
+    except (KeyError, AttributeError):
+        is_found = False
+    return f"{module}:{path}" if is_found else NAMELESS
 
 
 def _is_verb(rig: str, verb: str) -> bool:

@@ -10,9 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from paged.testing.programs import RandomEngine
-from paged.testing.saved import keep
+from paged.testing.saved import kept
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Violation
 from paged.testing.world import Builder, World, build_scheduler
 
 TINY = World(num_blocks=12, block_size=2, host_blocks=6, max_tokens_per_step=16, max_sequences=6, max_chunk=4)
@@ -37,13 +36,10 @@ def soak(num_requests: int, *, seed: int = 0, world: World = TINY, build: Builde
     """
     rig = SchedulerRig(world, build)
     engine = RandomEngine(rig, random.Random(seed), trouble=0.3)
-    try:
+    with kept(build):
         while rig.num_added < num_requests:
             engine.do()
         rig.drain()
-    except Violation as violation:
-        keep(violation, build)
-        raise
     num_cached = int(rig.manager.num_cached)
     rig.manager.reset_cache()
     return SoakReport(rig.num_added, len(rig.calls), int(rig.manager.num_free), num_cached, rig.events)

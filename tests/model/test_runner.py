@@ -13,8 +13,9 @@ pytest.importorskip("transformers")
 
 import torch
 
-from attention import KVPool, StepTokens, UnknownBackend
+from attention import StepTokens, UnknownBackend
 from paged import Request
+from paged.model import capacity
 from paged.model.runner import _ONE_THREAD, runner_for
 from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
 
@@ -28,13 +29,7 @@ each_mode = pytest.mark.parametrize("batch_invariant", [True, False], ids=["inva
 
 
 def pool_for(model, num_blocks=16):
-    return KVPool(
-        num_layers=model.num_layers,
-        num_blocks=num_blocks,
-        block_size=4,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-    )
+    return capacity.pool_for(model, num_blocks=num_blocks, block_size=4)
 
 
 def requests_of(*lengths):

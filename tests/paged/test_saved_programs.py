@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from paged import BlockManager, Request, Scheduler
-from paged.testing import ManagerRig, ManagerWorld, RandomEngine, SchedulerRig, Violation, machines, random_world, soak
+from paged.testing import (
+    ManagerRig,
+    ManagerWorld,
+    SchedulerRig,
+    Violation,
+    machines,
+    random_program,
+    random_world,
+    soak,
+)
 from paged.testing.machines import ManagerMachine, run_machine
 from paged.testing.saved import InvalidProgram, imported, keep, load, rerun, save
 from paged.testing.world import build_scheduler
@@ -69,11 +78,7 @@ def broken(program):
 
 def test_a_program_of_a_scheduler_comes_back_as_it_was(tmp_path):
     for seed in range(8):
-        chance = random.Random(seed)
-        rig = SchedulerRig(random_world(chance))
-        engine = RandomEngine(rig, chance)
-        for _ in range(60):
-            engine.do()
+        rig = random_program(seed, 60)
         saved = load(save(broken(rig.program), tmp_path))
         assert saved.program == rig.program, seed
         assert rerun(saved) is None, seed

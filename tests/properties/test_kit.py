@@ -19,7 +19,7 @@ from paged.testing import (
     Violation,
     World,
     capabilities_of,
-    random_world,
+    random_program,
     replay,
     shrink,
 )
@@ -172,11 +172,7 @@ def test_a_failing_program_shrinks_to_what_it_takes():
 
 def test_the_same_program_gives_the_same_decisions_byte_for_byte():
     for seed in range(40):
-        chance = random.Random(seed)
-        rig = SchedulerRig(random_world(chance))
-        engine = RandomEngine(rig, chance)
-        for _ in range(40):
-            engine.do()
+        rig = random_program(seed, 40)
         rig.drain()
         again = replay(rig.world, rig.calls)
         assert again.decisions == rig.decisions, seed

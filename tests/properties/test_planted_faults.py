@@ -1,7 +1,5 @@
 """The kit is worth what it catches: each planted fault is one way to get memory or decisions wrong, and has to be found."""
 
-import random
-
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from paged import BlockManager, Moves, OutOfBlocks, Scheduler
-from paged.testing import RandomEngine, SchedulerRig, Violation, random_world
+from paged.testing import Violation, random_program
 from paged.testing.machines import ManagerMachine, SchedulerMachine
 from paged.testing.world import build_scheduler
 
@@ -253,12 +251,7 @@ def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault):
 def run_random_programs(build):
     """Up to 300 programs of 60 calls; stops at the first violation."""
     for seed in range(300):
-        chance = random.Random(seed)
-        rig = SchedulerRig(random_world(chance), build)
-        engine = RandomEngine(rig, chance)
-        for _ in range(60):
-            engine.do()
-        rig.drain()
+        random_program(seed, 60, build).drain()
 
 
 @pytest.mark.parametrize("fault", [DeliversTwice, StopsTooLate])
