@@ -136,9 +136,13 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
             return found
         if run.row >= 0 and index.paths[run.row].open is not run:
             found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
-        on_host += len(run.host or ())
-        for offset, block in (run.host or {}).items():
-            if host.run[block] is not run or index.host_offsets(np.array([block])) != [offset]:
+        places = np.empty(0, np.int64) if run.host is None else (run.host >= 0).nonzero()[0]
+        on_host += len(places)
+        if len(places) != run.num_host or (run.num_host and run.host is not None and len(run.host) < run.length):
+            found.append(f"4: run {run.id} counts {run.num_host} nodes on the host; {len(places)} of {run.length} are.")
+        for offset in places.tolist():
+            block = run.host_block(offset)
+            if host.run[block] is not run or index.host.offsets(np.array([block])) != [offset]:
                 found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
         if run.row < 0:
             found += _closed_run(device, run, resident)
@@ -160,7 +164,7 @@ def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
     last = run.length - 1
     if not 0 <= run.num_device <= run.length or run.length == 0:
         found.append(f"5: run {run.id} has {run.length} nodes, {run.num_device} on the device.")
-    elif run.num_device < run.length and last not in (run.host or {}) and last not in (run.children or {}):
+    elif run.num_device < run.length and run.host_block(last) < 0 and last not in (run.children or {}):
         found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
     assert run.blocks is not None
     for offset, block in enumerate(run.blocks[0, : run.num_device].tolist()):

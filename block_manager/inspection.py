@@ -24,8 +24,8 @@ def num_filled_slots(tables: Tables, num_blocks: int) -> int:
     return int(filled.sum())
 
 
-def contents(index: PrefixIndex, block_size: int) -> set[tuple[bytes, ...]]:
-    """Every confirmed node on the device as its path: encoded namespace, then the token bytes of each block."""
+def contents(index: PrefixIndex, block_size: int, tier: str) -> set[tuple[bytes, ...]]:
+    """Every confirmed node in a tier, "device" or "host", as its path: encoded namespace, then the token bytes of each block."""
     size = 4 * block_size
     paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
     found: set[tuple[bytes, ...]] = set()
@@ -37,7 +37,7 @@ def contents(index: PrefixIndex, block_size: int) -> set[tuple[bytes, ...]]:
             assert prefix is not None, "a parent has a lower id than its child"
             prefix = (*prefix, data[at * size : (at + 1) * size])
             paths[run.id, at] = prefix
-            if index.device_block(run, at) >= 0:
+            if (index.device_block(run, at) if tier == "device" else run.host_block(at)) >= 0:
                 found.add(prefix)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +19,7 @@ from block_manager.check import violations_of
 from block_manager.content_key import root_prefix
 from block_manager.errors import InvalidConfig, InvalidTokens, RowInFlight, RowNotInFlight
 from block_manager.free_list import Blocks
-from block_manager.moves import Moves
+from block_manager.moves import Moves, joined
 from block_manager.sharing import truncate_table
 from block_manager.stats import MemoryStats
 from block_manager.tables import Rows, token_array
@@ -37,10 +37,12 @@ class Admission(Enum):
 
 
 class Hit(NamedTuple):
-    """What the prefix cache holds of a prompt: `num_tokens`, and the device blocks that hold them, int64 [n]."""
+    """What the prefix cache holds of a prompt: `num_tokens` in device blocks, int64 [n], and `host_tokens` after them that only
+    the host has (0 without `host_caching`)."""
 
     num_tokens: int
     blocks: Blocks
+    host_tokens: int = 0
 
 
 def _is_count(value: object) -> bool:
@@ -58,13 +60,22 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
 class BlockManager(TrustedCalls):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
-    The moves that a call returns run before those of the next call; calls between two `next_batch` belong to one step, in
-    which rows may share what others of it compute.
+    With `host_caching` content that is evicted from the device stays on the host as long as there is room, and a hit on it brings it
+    back. The moves that a call returns run before those of the next call, and after a call that returns none those of `take_moves`;
+    calls between two `next_batch` belong to one step, in which rows may share what others of it compute.
 
     Raises InvalidConfig for sizes that are not positive (host_blocks may be 0).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, host_blocks: int = 0, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        host_blocks: int = 0,
+        prefix_caching: bool = True,
+        host_caching: bool = False,
+    ) -> None:
         for name, value, least in (
             ("num_blocks", num_blocks, 1),
             ("block_size", block_size, 1),
@@ -76,7 +87,11 @@ class BlockManager(TrustedCalls):
                 raise InvalidConfig(f"{name} has to be at least {least} and below 2^31; got {value}.")
         if (num_blocks + host_blocks) * block_size >= 2**62:
             raise InvalidConfig("more slots than int64 can number.")
-        super().__init__(int(num_blocks), int(block_size), int(host_blocks), bool(prefix_caching))
+        if host_caching and not (host_blocks and prefix_caching):
+            raise InvalidConfig(
+                f"host_caching keeps content in host blocks; got host_blocks {host_blocks}, prefix_caching {prefix_caching}."
+            )
+        super().__init__(int(num_blocks), int(block_size), int(host_blocks), bool(prefix_caching), bool(host_caching))
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
@@ -108,13 +123,18 @@ class BlockManager(TrustedCalls):
         root = root_prefix(namespace)
         if self._index is None:
             return Hit(0, np.empty(0, np.int64))
-        match = self._index.match(None, root, array.tobytes(), (len(array) - 1) // self.block_size)
-        return Hit(match.num_blocks * self.block_size, self._index.blocks_of(match).copy())
+        data, limit = array.tobytes(), (len(array) - 1) // self.block_size
+        match = self._index.match(None, root, data, limit)
+        on_host = 0
+        if self._offload is not None and match.first_pending < 0:
+            on_host = sum(part[2] for part in self._index.match_on_host(None, root, data, limit, match))
+        size = self.block_size
+        return Hit(match.num_blocks * size, self._index.blocks_of(match).copy(), on_host * size)
 
     def add(self, tokens: Any, *, namespace: Any = None) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
 
-        Returns the row. num_computed is the hit; no other block is drawn. Raises InvalidTokens or InvalidNamespace.
+        Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host. Raises InvalidTokens or InvalidNamespace.
         """
         return self.add_counted(self._prompt(tokens), root_prefix(namespace))
 
@@ -139,7 +159,7 @@ class BlockManager(TrustedCalls):
             raise InvalidTokens(
                 f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed."
             )
-        return self.place(array, wanted)
+        return self._with_content(self.place(array, wanted))
 
     def confirm(self, rows: RowsLike) -> None:
         """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
@@ -248,24 +268,12 @@ class BlockManager(TrustedCalls):
         for row in array.tolist():
             if self.is_unconfirmed(row):
                 raise RowInFlight(row, " It shares blocks that are still being computed.")
-        return self._tiers.swap_out(array, keep)
+        return self._with_content(self.give_to_host(array, keep))
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
         array = self._tables.checked(rows, allow_swapped=True)
-        array = array[self._tables.is_swapped[array]]
-        before = self._tables.num_blocks[array]
-        moves = self._tiers.swap_in(array)
-        for row, start in zip(array.tolist(), before.tolist(), strict=True):
-            stop = int(self._tables.num_blocks[row])
-            self._growth.note(row, start)
-            if (
-                self._tables.num_computed[row] % self.block_size
-                and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
-            ):
-                self._tables.shares_tail[row] = True
-                self._growth.any_shared_tail = True
-        return moves
+        return self._with_content(self.take_from_host(array))
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
@@ -296,15 +304,15 @@ class BlockManager(TrustedCalls):
         row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
         return [] if self._index is None else inspection.hashes(self._index, row)
 
-    def cached_contents(self) -> set[tuple[bytes, ...]]:
-        """Every confirmed node on the device as its path: encoded namespace, then the token bytes of each block. For tests."""
-        return set() if self._index is None else inspection.contents(self._index, self.block_size)
+    def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
+        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests."""
+        return set() if self._index is None else inspection.contents(self._index, self.block_size, tier)
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
         num_slots = self.num_used * self.block_size
         empty = num_slots - inspection.num_filled_slots(self._tables, self.num_blocks)
-        queries, query_tokens, hit_tokens, pending_hit_tokens = self.hit_figures()
+        offload = self._offload
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=self.num_free,
@@ -316,10 +324,9 @@ class BlockManager(TrustedCalls):
             host_used=self.host_used,
             usage=self.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
-            queries=queries,
-            query_tokens=query_tokens,
-            hit_tokens=hit_tokens,
-            pending_hit_tokens=pending_hit_tokens,
+            offloaded_blocks=offload.offloaded_blocks if offload else 0,
+            loaded_blocks=offload.loaded_blocks if offload else 0,
+            **self.hit_figures()._asdict(),
         )
 
     def check(self) -> list[str]:
@@ -335,7 +342,7 @@ class BlockManager(TrustedCalls):
         """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
         return {
             "rows": inspection.rows_as_values(self._tables, self._tiers, self._index),
-            "contents": self.cached_contents(),
+            "contents": [self.cached_contents("device"), self.cached_contents("host")],
             "tiers": [inspection.tier_as_values(pool) for pool in (self._device, self._host)],
             "figures": self.stats(),
         }
@@ -350,6 +357,10 @@ class BlockManager(TrustedCalls):
         self._growth.give_back(
             row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
         )
+
+    def _with_content(self, moves: Moves) -> Moves:
+        """A call's own copies, and those of content that are planned: kind by kind, content first."""
+        return moves if self._offload is None else joined([self._offload.take_moves(), moves])
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from block_manager.content_key import node_prefix
 from block_manager.free_list import Blocks
+from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
 from block_manager.runs import Path, Run
 from block_manager.tables import Rows, Tables
@@ -40,7 +41,6 @@ class PrefixIndex:
     def __init__(self, tables: Tables, device: Pool, host: Pool) -> None:
         self._tables = tables
         self._device = device
-        self._host = host
         self._block_size = tables.block_size
         self._block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
@@ -51,12 +51,11 @@ class PrefixIndex:
         self.num_attentive = 0
         self.batch = 1
         self._next_run = 0
-        # By host block, the place of its node in its run, -1 where it carries none. On the device the nodes of a run go last one
-        # first, so how many are left says it all.
-        self._host_offset = np.full(host.num_blocks, -1, np.int32)
+        self.host = HostResidence(host, self._trim)
+        # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
+        self.leave: Callable[[Run, int], None] | None = None
         device.forget = self._forget_device
         device.forget_last = self._keep_first
-        host.forget = self._forget_host
 
     def open_path(self, row: int, root: bytes) -> Path:
         """A path at the root for a row that was just opened."""
@@ -105,6 +104,8 @@ class PrefixIndex:
         run.blocks = blocks
         run.length = run.num_device = length
         run.row = -1
+        if run.num_host:
+            run.host_places(length)
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, confirmed ones only."""
@@ -144,6 +145,35 @@ class PrefixIndex:
             run, at = child, -1
         return Match(segments, block, first_pending)
 
+    def match_on_host(
+        self, path: Path | None, root: bytes, data: bytes, limit: int, match: Match
+    ) -> list[tuple[Run, int, int]]:
+        """What continues a match, of which nothing is pending, and has a host block only: segments (run, offset, count)."""
+        if match.segments:
+            run: Run | None = match.segments[-1][0]
+            at = match.segments[-1][1] + match.segments[-1][2] - 1
+        else:
+            run, at = (path.run, path.at) if path is not None else (None, -1)
+        size, block = self._block_bytes, match.num_blocks
+        segments: list[tuple[Run, int, int]] = []
+        while block < limit:
+            if run is not None and run.num_host and run.host is not None:
+                is_there = run.host[at + 1 : min(run.length, at + 1 + limit - block)] >= 0
+                count = len(is_there) if is_there.all() else int(is_there.argmin())
+                same = self._common(run, at + 1, data, block, count) if count else 0
+                if same:
+                    segments.append((run, at + 1, same))
+                    block += same
+                    at += same
+                    if block == limit:
+                        break
+            prefix = root if run is None else node_prefix(run.id, at)
+            child = self.runs.get(prefix + data[block * size : (block + 1) * size])
+            if child is None or child.row >= 0 or child.host_block(0) < 0:
+                break
+            run, at = child, -1
+        return segments
+
     def has_first(self, root: bytes, block: bytes) -> bool:
         """Whether some run begins at this root with this block."""
         return root + block in self.runs
@@ -155,10 +185,14 @@ class PrefixIndex:
 
     def follow(self, row: int, match: Match) -> None:
         """The row took the blocks of a match: its path, which is closed, now ends there."""
+        self.step_on(row, match.segments[-1], match.num_blocks)
+
+    def step_on(self, row: int, last: tuple[Run, int, int], num_blocks: int) -> None:
+        """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are (run, offset, count)."""
         path = self.paths[row]
-        run, offset, count = match.segments[-1]
+        run, offset, count = last
         path.run, path.at = run, offset + count - 1
-        path.published += match.num_blocks
+        path.published += num_blocks
 
     def fills_next(self, row: int, end: int) -> bool:
         """Whether a row that is not lazy, put in flight up to `end` tokens, fills the block that has to be looked up next."""
@@ -266,10 +300,14 @@ class PrefixIndex:
 
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
+        self.reside_all(run, at, np.array([block]))
+
+    def reside_all(self, run: Run, at: int, blocks: Blocks) -> None:
+        """`reside` for the nodes from `at` on, in as many used blocks, int64 [n]."""
         assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
-        run.blocks[0, at] = block
-        run.num_device = at + 1
-        self._device.carry(np.array([block]), run)
+        run.num_device = stop = at + len(blocks)
+        run.blocks[0, at:stop] = blocks
+        self._device.carry(blocks, run)
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -277,24 +315,10 @@ class PrefixIndex:
             return -1
         return int(self._segment_blocks(run, at, 1)[0])
 
-    def reside_on_host(self, run: Run, at: int, block: int) -> None:
-        """Node (`run`, `at`) resides in host block `block` from now on."""
-        if run.host is None:
-            run.host = {}
-        run.host[at] = block
-        self._host.carry(np.array([block]), run)
-        self._host_offset[block] = at
-
-    def host_offsets(self, blocks: Blocks) -> list[int]:
-        """The place of each host block's node in its run, -1 where it carries none."""
-        found: list[int] = self._host_offset[blocks].tolist()
-        return found
-
     def clear(self) -> None:
         """Forget all content; the caller has seen that no block is used."""
         self._device.forget_all()
-        self._host.forget_all()
-        self._host_offset[:] = -1
+        self.host.clear()
         self.runs.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
@@ -423,8 +447,8 @@ class PrefixIndex:
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
         length = run.num_device
-        if run.host:
-            length = max(length, max(run.host) + 1)
+        if run.num_host and run.host is not None:
+            length = max(length, int((run.host >= 0).nonzero()[0][-1]) + 1)
         if run.children:
             length = max(length, max(run.children) + 1)
         if length >= run.length:
@@ -438,6 +462,8 @@ class PrefixIndex:
             assert run.blocks is not None
             run.tokens = run.tokens[: length * self._block_bytes]
             run.blocks = run.blocks[:, :length].copy()
+            if run.host is not None:
+                run.host = run.host[:length].copy() if run.num_host else None
 
     def _forget_device(self, blocks: Blocks) -> None:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
@@ -451,20 +477,14 @@ class PrefixIndex:
 
     def _keep_first(self, run: Run, count: int) -> None:
         """All nodes of the run, which is closed, but the first `count` are on the device no more."""
+        if self.leave is not None:
+            self.leave(run, count)
         run.num_device = count
-        if count or run.host or run.children:
+        if count or run.num_host or run.children:
             self._trim(run)
         else:
             run.length = 0
             self._unlink(run)
-
-    def _forget_host(self, blocks: Blocks) -> None:
-        runs, offsets = self._host.run[blocks].tolist(), self.host_offsets(blocks)
-        self._host_offset[blocks] = -1
-        for run, offset in zip(runs, offsets, strict=True):
-            del run.host[offset]
-            if run.row < 0:
-                self._trim(run)
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
         if run.row < 0:

@@ -27,7 +27,8 @@ class Run:
     num_device  nodes that reside on the device: always the first ones, because who uses a child uses its parent
     tokens      the nodes' token ids, int32 as bytes
     blocks      int64 [groups, length], the device blocks of the first num_device nodes
-    host        offset → host block, for the nodes that reside there
+    host        int64 [n], the host blocks of the first nodes, of all in a closed run, -1 where one has none; None: none has
+    num_host    nodes that reside on the host
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as somebody asked
     """
@@ -42,6 +43,7 @@ class Run:
         "key",
         "length",
         "num_device",
+        "num_host",
         "parent",
         "row",
         "tokens",
@@ -57,9 +59,24 @@ class Run:
         self.num_device = 0
         self.tokens = b""
         self.blocks: NDArray[np.int64] | None = None
-        self.host: dict[int, int] | None = None
+        self.host: NDArray[np.int64] | None = None
+        self.num_host = 0
         self.children: dict[int, int] | None = None
         self.digests: list[bytes] | None = None
+
+    def host_block(self, at: int) -> int:
+        """The host block of node `at`, -1 where it has none."""
+        return -1 if self.host is None or at >= len(self.host) else self.host.item(at)
+
+    def host_places(self, length: int) -> NDArray[np.int64]:
+        """`host` with entries for at least so many nodes: an open run, whose nodes others may swap out, still grows."""
+        have = self.host
+        if have is None or len(have) < length:
+            self.host = np.full(length, -1, np.int64)
+            if have is not None:
+                self.host[: len(have)] = have
+            return self.host
+        return have
 
 
 class Path:

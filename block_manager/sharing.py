@@ -14,8 +14,10 @@ import numpy as np
 
 from block_manager.errors import RowInFlight
 from block_manager.growth import Growth
+from block_manager.offload import Offload
 from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
+from block_manager.prefix_index import Match, PrefixIndex
+from block_manager.runs import Run
 from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 
@@ -38,21 +40,42 @@ def truncate_table(tables: Tables, growth: Growth, tiers: Tiers, row: int, keep:
     tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
 
-class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts hit tokens: `hit_tokens`, and of them `pending_hit_tokens`."""
+def _first_of(segments: list[tuple[Run, int, int]], num_blocks: int) -> list[tuple[Run, int, int]]:
+    """The first so many nodes of segments (run, offset, count)."""
+    found: list[tuple[Run, int, int]] = []
+    for run, offset, count in segments:
+        if num_blocks > 0:
+            found.append((run, offset, min(count, num_blocks)))
+        num_blocks -= count
+    return found
 
-    def __init__(self, tables: Tables, device: Pool, index: PrefixIndex, growth: Growth, tiers: Tiers) -> None:
+
+class Sharing:
+    """Takes hits, publishes, switches and rolls back. Counts hit tokens: `hit_tokens`, and of them `pending_hit_tokens` and `host_hit_tokens`."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        device: Pool,
+        index: PrefixIndex,
+        growth: Growth,
+        tiers: Tiers,
+        offload: Offload | None,
+    ) -> None:
         self._tables = tables
+        self._offload = offload
         self._device = device
         self._index = index
         self._growth = growth
         self._tiers = tiers
         self._sharers: dict[int, list[Sharer]] = {}
         self._lost_hits: dict[int, int] = {}
-        self.hit_tokens = self.pending_hit_tokens = 0
+        self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
 
-    def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False) -> int:
+    def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
+
+        What only the host has is loaded, into `room` blocks at most (None: as many as there are), where that is worth it.
 
         Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. With `first_is_known`
         the caller has seen that some run begins with the row's first block.
@@ -74,8 +97,21 @@ class Sharing:
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         match = index.match(path, path.root, data, limit)
-        if not match.num_blocks:
-            return 0
+        on_host = []
+        if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
+            on_host = index.match_on_host(path, path.root, data, limit, match)
+        won = self._take(row, have, match, count) if match.num_blocks else 0
+        if on_host:
+            loaded = self._load(row, on_host, room)
+            won += loaded
+            if count:
+                self.hit_tokens += loaded
+                self.host_hit_tokens += loaded
+        return won
+
+    def _take(self, row: int, have: int, match: Match, count: bool) -> int:
+        """The row, which has `have` blocks, shares what was found on the device. Returns the tokens won."""
+        index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
             # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
             self._growth.draw_promised()
@@ -94,6 +130,33 @@ class Sharing:
         if count:
             self.hit_tokens += match.num_blocks * size
         return match.num_blocks * size
+
+    def _load(self, row: int, segments: list[tuple[Run, int, int]], room: int | None) -> int:
+        """The row gets device blocks for nodes that follow its own and that only the host has; they are copied there. Returns the
+        tokens won."""
+        index, tables, device, offload = self._index, self._tables, self._device, self._offload
+        assert offload is not None, "content is on the host alone only where it is offloaded"
+        # These come first: what is looked up after them must not be evicted by them.
+        self._growth.draw_promised()
+        have, size = int(tables.num_blocks[row]), tables.block_size
+        num_blocks = min(sum(count for _, _, count in segments), device.num_available)
+        if room is not None:
+            num_blocks = min(num_blocks, room)
+        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size):
+            return 0
+        segments = _first_of(segments, num_blocks)
+        # Held first: what is evicted by the draw goes to the host, too.
+        sources = offload.hold_sources(segments)
+        blocks = device.draw(num_blocks)
+        offload.load(sources, blocks)
+        start = 0
+        for run, offset, count in segments:
+            index.reside_all(run, offset, blocks[start : start + count])
+            start += count
+        self._growth.write(row, have, blocks)
+        index.step_on(row, segments[-1], num_blocks)
+        tables.num_computed[row] = (have + num_blocks) * size
+        return num_blocks * size
 
     def publish(self, row: int) -> None:
         """The row's confirmed full blocks become nodes; a duplicate of one that is on the device already is given back."""

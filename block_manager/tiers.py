@@ -12,6 +12,7 @@ import numpy as np
 
 from block_manager.free_list import Blocks
 from block_manager.moves import Moves, pairs_of
+from block_manager.offload import Offload
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
@@ -21,8 +22,11 @@ from block_manager.tables import Rows, Tables
 class Tiers:
     """The host tails of swapped rows, and the two ways between the tiers."""
 
-    def __init__(self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None) -> None:
+    def __init__(
+        self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, offload: Offload | None
+    ) -> None:
         self._tables = tables
+        self._offload = offload
         self._device = device
         self._host = host
         self._index = index
@@ -39,7 +43,7 @@ class Tiers:
         for row in rows.tolist():
             for run, offset, count in self._nodes(row, keep):
                 for at in range(offset, offset + count):
-                    block = run.host.get(at, -1) if run.host else -1
+                    block = run.host_block(at)
                     if block < 0:
                         nodes.add((run.id, at))
                     elif self._host.num_refs(block) == 0:
@@ -90,7 +94,11 @@ class Tiers:
         for row in rows.tolist():
             returned.append(self._swap_in_row(row, loaded, pairs))
         for tail in returned:
-            self._release_host(tail)
+            if self._offload is not None:
+                # What returns may have pushed content out to the host, which must not go where these copies read.
+                self._offload.keep_until_taken(tail)
+            else:
+                self._release_host(tail)
         return Moves(host_to_device=pairs_of(pairs))
 
     def drop(self, row: int) -> None:
@@ -118,7 +126,7 @@ class Tiers:
 
     def _offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
-        return [-1] * len(blocks) if self._index is None else self._index.host_offsets(blocks)
+        return [-1] * len(blocks) if self._index is None else self._index.host.offsets(blocks)
 
     def _num_nodes(self, row: int) -> int:
         return 0 if self._index is None else self._index.paths[row].published
@@ -135,12 +143,12 @@ class Tiers:
         for run, offset, count in self._nodes(row, keep):
             assert index is not None
             for at in range(offset, offset + count):
-                block = run.host.get(at, -1) if run.host else -1
+                block = run.host_block(at)
                 if block >= 0:
                     host.hold(np.array([block], np.int64))
                 else:
                     block = int(host.draw(1)[0])
-                    index.reside_on_host(run, at, block)
+                    index.host.put(run, np.array([at]), np.array([block]))
                     pairs.append((int(self._tables.blocks[0, row, column]), block))
                 tail.append(block)
                 column += 1

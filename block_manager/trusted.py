@@ -7,7 +7,7 @@ the calls of BlockManager, which check first and come here then. Knows everythin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from block_manager.errors import InvalidConfig
 from block_manager.free_list import Blocks
 from block_manager.growth import Growth, TableChanges
 from block_manager.moves import NO_MOVES, Moves
+from block_manager.offload import Offload
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
 from block_manager.sharing import Sharing
+from block_manager.stats import HitFigures
 from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 from block_manager.views import Views
@@ -27,7 +29,9 @@ from block_manager.views import Views
 class TrustedCalls(Views):
     """The state of the memory layer, and the unchecked calls on it."""
 
-    def __init__(self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = host_blocks
@@ -36,10 +40,17 @@ class TrustedCalls(Views):
         self._device = Pool(self.num_blocks, "device")
         self._host = Pool(self.num_host_blocks, "host")
         self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
-        self._tiers = Tiers(self._tables, self._device, self._host, self._index)
+        self.host_caching = host_caching
+        self._offload: Offload | None = None
+        if host_caching and self._index is not None:
+            self._offload = Offload(self._device, self._host, self._index.host)
+            self._index.leave = self._offload.leave
+        self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
         self._sharing = (
-            Sharing(self._tables, self._device, self._index, self._growth, self._tiers) if self._index else None
+            Sharing(self._tables, self._device, self._index, self._growth, self._tiers, self._offload)
+            if self._index
+            else None
         )
         self._batch = 1
         self._is_claimed = False
@@ -111,12 +122,51 @@ class TrustedCalls(Views):
         """Blocks that can be drawn beyond those that are promised."""
         return self._device.num_available - self._growth.num_promised
 
-    def extend_hit(self, row: int, *, count: bool = True) -> int:
+    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
         """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
 
-        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find.
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. What only the host has is
+        loaded into `room` blocks at most (None: as many as can be drawn).
         """
-        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count)
+        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count, room=room)
+
+    def open_offload(self, is_open: bool) -> None:
+        """Whether this batch may copy content between the tiers: not while copies of an earlier one are still to run."""
+        if self._offload is not None:
+            self._offload.is_open = is_open
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
+        last; the rest is computed. Without it all is loaded."""
+        if self._offload is not None:
+            self._offload.is_worth_loading = is_worth_loading
+
+    def take_moves(self) -> Moves:
+        """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
+
+        Empty without `host_caching`, and for whoever only calls what returns Moves: those bring them along.
+        """
+        return NO_MOVES if self._offload is None else self._offload.take_moves()
+
+    def give_to_host(self, rows: Rows, keep: int) -> Moves:
+        """`swap_out` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        return self._tiers.swap_out(rows, keep)
+
+    def take_from_host(self, rows: Rows) -> Moves:
+        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        rows = rows[self._tables.is_swapped[rows]]
+        before = self._tables.num_blocks[rows]
+        moves = self._tiers.swap_in(rows)
+        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
+            stop = int(self._tables.num_blocks[row])
+            self._growth.note(row, start)
+            if (
+                self._tables.num_computed[row] % self.block_size
+                and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
+            ):
+                self._tables.shares_tail[row] = True
+                self._growth.any_shared_tail = True
+        return moves
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
@@ -341,8 +391,11 @@ class TrustedCalls(Views):
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
 
-    def hit_figures(self) -> tuple[int, int, int, int]:
-        """(queries, query_tokens, hit_tokens, pending_hit_tokens), as in MemoryStats, at no cost."""
-        if self._sharing is None:
-            return 0, 0, 0, 0
-        return self._queries, self._query_tokens, self._sharing.hit_tokens, self._sharing.pending_hit_tokens
+    def hit_figures(self) -> HitFigures:
+        """The lookups' figures, at no cost."""
+        sharing = self._sharing
+        if sharing is None:
+            return HitFigures()
+        return HitFigures(
+            self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
+        )

@@ -13,6 +13,7 @@ class SchedulerStats(msgspec.Struct):
     recomputed_tokens        of them, computed before and lost to a preemption
     prompt_tokens            of the requests admitted for the first time
     hit_tokens               of prompt_tokens, found in the prefix cache
+    host_hit_tokens          of hit_tokens, copied back from the host
     shared_in_flight_tokens  of hit_tokens, still being computed by another row of the same batch when found
     output_tokens            sampled and delivered
     cancelled_tokens         in flight in cancelled batches
@@ -30,6 +31,7 @@ class SchedulerStats(msgspec.Struct):
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    host_hit_tokens: int = 0
     shared_in_flight_tokens: int = 0
     output_tokens: int = 0
     cancelled_tokens: int = 0

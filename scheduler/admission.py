@@ -53,7 +53,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     tails = [manager.host_tail(row) for row in request.live_rows] if state.async_moves else []
     for tail in tails:
         manager.hold_host(tail)
-    moves = manager.swap_in(request.live_rows)
+    moves = manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     if len(moves):
         step.moves.append(moves)

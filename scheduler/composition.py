@@ -80,7 +80,8 @@ def place_chunk(
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
-        num_won = manager.extend_hit(row, count=is_first_life)
+        room = allowance(state, request) if manager.host_caching else None
+        num_won = manager.extend_hit(row, count=is_first_life, room=room)
         if num_won and is_first_life:
             request.hit_tokens += num_won
     leader = _leader_of(state, step, request, row)

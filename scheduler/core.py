@@ -104,6 +104,10 @@ class Scheduler:
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
+        if async_moves and manager.host_caching:
+            raise InvalidConfig(
+                "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
+            )
         chosen = policy_named(policy)
         manager.claim()
         # Whatever kind of integer they came as: numpy's small ones overflow.
@@ -116,6 +120,8 @@ class Scheduler:
             None if vocabulary_size is None else int(vocabulary_size),
         )
         self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
+        prices, size = self._state.costs, manager.block_size
+        manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
@@ -188,6 +194,7 @@ class Scheduler:
             reject_overgrown(state)
         if state.carried:
             ending.forget_stale_carried(state)
+        manager.open_offload(not state.carried)
         limits = state.limits
         step = Step(
             limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried
@@ -201,6 +208,9 @@ class Scheduler:
             manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
+        content = manager.take_moves()
+        if len(content):
+            step.moves.append(content)
         if state.carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)
@@ -437,8 +447,9 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""
         state = self._state
-        _, _, hits, pending = state.manager.hit_figures()
-        state.stats.hit_tokens, state.stats.shared_in_flight_tokens = hits, pending
+        figures = state.manager.hit_figures()
+        state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
+        state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
         return SchedulerStats(**{name: getattr(state.stats, name) for name in SchedulerStats.__struct_fields__})
 
     def check(self) -> list[str]:

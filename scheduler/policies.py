@@ -93,7 +93,7 @@ def policy_named(policy: str | Policy) -> Policy:
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """What giving blocks up costs, in seconds; only the ratio decides.
 
-    A block that is swapped travels twice (out and in). Recomputing tokens from position a to b costs
+    A block that is swapped travels twice (out and in), one of content that comes back on a hit once more. Recomputing tokens from position a to b costs
     `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens) attention outweighs the linear
     layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s, 8,000 prompt tokens a second.
     """
@@ -113,6 +113,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     def swap(self, num_blocks: int) -> float:
         """Seconds to swap so many blocks out and in again."""
         return 2 * num_blocks * self.seconds_per_swapped_block
+
+    def load(self, num_blocks: int) -> float:
+        """Seconds to copy so many blocks from the host."""
+        return num_blocks * self.seconds_per_swapped_block
 
     def recompute(self, start: int, stop: int) -> float:
         """Seconds to compute positions `start` to `stop` - 1 again."""

@@ -128,7 +128,7 @@ def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) 
 def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
     manager = state.manager
     held = hold_tables(state, victim) if state.async_moves else []
-    moves = manager.swap_out(victim.live_rows, keep)
+    moves = manager.give_to_host(np.array(victim.live_rows), keep)
     step.moves.append(moves)
     copied = len(moves.device_to_host)
     state.stats.swapped_out_blocks += copied

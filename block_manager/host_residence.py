@@ -1,0 +1,59 @@
+"""Which nodes reside in which host blocks: a column by host block, and an array by run.
+
+On the device the nodes of a run go last one first, so how many are left says it all; on the host they come and go as swap and
+eviction take them. Knows runs and the host pool. Does not know why a node is there, nor who copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager.free_list import Blocks
+from block_manager.pool import Pool
+from block_manager.runs import Run
+
+
+class HostResidence:
+    """Finds, notes and forgets the host blocks of nodes."""
+
+    def __init__(self, host: Pool, trim: Callable[[Run], None]) -> None:
+        self._host = host
+        # By host block, the place of its node in its run, -1 where it carries none.
+        self._offset = np.full(host.num_blocks, -1, np.int64)
+        # Called with a run that lost a node here: it may have lost its last residence.
+        self._trim = trim
+        host.forget = self._forget
+
+    def put(self, run: Run, offsets: NDArray[np.int64], blocks: Blocks) -> None:
+        """Nodes `offsets` of a run, rising, which have no host block, reside in these used ones from now on; both int64 [n]."""
+        places = run.host_places(max(run.length, int(offsets[-1]) + 1))
+        places[offsets] = blocks
+        run.num_host += len(blocks)
+        self._host.carry(blocks, run)
+        self._offset[blocks] = offsets
+
+    def offsets(self, blocks: Blocks) -> list[int]:
+        """The place of each host block's node in its run, -1 where it carries none."""
+        found: list[int] = self._offset[blocks].tolist()
+        return found
+
+    def clear(self) -> None:
+        """No host block carries a node; the caller has seen that none is used."""
+        self._host.forget_all()
+        self._offset[:] = -1
+
+    def _forget(self, blocks: Blocks) -> None:
+        """These blocks, evicted oldest first, hold their nodes no more."""
+        runs, offsets = self._host.run[blocks].tolist(), self._offset[blocks]
+        self._offset[blocks] = -1
+        last, first = len(runs) - 1, 0
+        for i, run in enumerate(runs):
+            if i == last or runs[i + 1] is not run:
+                run.host[offsets[first : i + 1]] = -1
+                run.num_host -= i + 1 - first
+                first = i + 1
+                if run.row < 0:
+                    self._trim(run)
