@@ -16,6 +16,7 @@ from block_manager.errors import (
     RowSwapped,
     UnknownRow,
 )
+from block_manager.events import Cleared, Event, Removed, Stored
 from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
@@ -28,7 +29,9 @@ __all__ = [
     "NO_MOVES",
     "Admission",
     "BlockManager",
+    "Cleared",
     "DuplicateRow",
+    "Event",
     "GrowingView",
     "Hit",
     "InvalidConfig",
@@ -38,9 +41,11 @@ __all__ = [
     "Moves",
     "OutOfBlocks",
     "PagedError",
+    "Removed",
     "RowInFlight",
     "RowNotInFlight",
     "RowSwapped",
+    "Stored",
     "TableChanges",
     "UnknownRow",
     "has_negative",

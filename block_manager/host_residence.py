@@ -19,11 +19,12 @@ from block_manager.runs import Run
 class HostResidence:
     """Finds, notes and forgets the host blocks of nodes."""
 
-    def __init__(self, host: Pool, trim: Callable[[Run], None]) -> None:
+    def __init__(self, host: Pool, note: Callable[[Run], None], trim: Callable[[Run], None]) -> None:
         self._host = host
         # By host block, the place of its node in its run, -1 where it carries none.
         self._offset = np.full(host.num_blocks, -1, np.int64)
-        # Called with a run that lost a node here: it may have lost its last residence.
+        # Called with a run that won or lost nodes here; and with one that lost some, which may have been their last residence.
+        self._note = note
         self._trim = trim
         host.forget = self._forget
 
@@ -34,6 +35,7 @@ class HostResidence:
         run.num_host += len(blocks)
         self._host.carry(blocks, run)
         self._offset[blocks] = offsets
+        self._note(run)
 
     def offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
@@ -55,5 +57,6 @@ class HostResidence:
                 run.host[offsets[first : i + 1]] = -1
                 run.num_host -= i + 1 - first
                 first = i + 1
+                self._note(run)
                 if run.row < 0:
                     self._trim(run)

@@ -18,6 +18,7 @@ from block_manager import inspection
 from block_manager.check import violations_of
 from block_manager.content_key import root_prefix
 from block_manager.errors import InvalidConfig, InvalidTokens, RowInFlight, RowNotInFlight
+from block_manager.events import Event, EventLog
 from block_manager.free_list import Blocks
 from block_manager.moves import Moves, joined
 from block_manager.sharing import truncate_table
@@ -297,12 +298,28 @@ class BlockManager(TrustedCalls):
             return False
         if self._index is not None:
             self._index.clear()
+        if self._events is not None:
+            self._events.clear()
         return True
 
     def block_hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
         row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
         return [] if self._index is None else inspection.hashes(self._index, row)
+
+    def take_events(self) -> list[Event]:
+        """What either tier stored and removed since the last call, parents before children where they are stored. The first call
+        begins with all that is there; before it, and without a prefix cache, nothing is written down.
+
+        Whoever applies all of it from empty has exactly the confirmed contents of both tiers.
+        """
+        log = self._event_log()
+        return [] if log is None else log.take()
+
+    def events_snapshot(self) -> list[Event]:
+        """What was told by `take_events` and still holds, for a reader that starts late: the events to come continue it."""
+        log = self._event_log()
+        return [] if log is None else log.snapshot()
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests."""
@@ -357,6 +374,11 @@ class BlockManager(TrustedCalls):
         self._growth.give_back(
             row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
         )
+
+    def _event_log(self) -> EventLog | None:
+        if self._events is None and self._index is not None:
+            self._events = EventLog(self._index, self._tables)
+        return self._events
 
     def _with_content(self, moves: Moves) -> Moves:
         """A call's own copies, and those of content that are planned: kind by kind, content first."""

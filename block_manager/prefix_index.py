@@ -51,7 +51,9 @@ class PrefixIndex:
         self.num_attentive = 0
         self.batch = 1
         self._next_run = 0
-        self.host = HostResidence(host, self._trim)
+        # Runs whose nodes came to a tier or left it, while somebody wants to know; an open run's are not in it as they are computed.
+        self.changed: set[Run] | None = None
+        self.host = HostResidence(host, self._note, self._trim)
         # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
         self.leave: Callable[[Run, int], None] | None = None
         device.forget = self._forget_device
@@ -72,6 +74,8 @@ class PrefixIndex:
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row)
         self._next_run += 1
         self.is_lazy[row] = True
+        if self.changed is not None:
+            self.changed.add(path.open)
 
     def _ensure_rows(self, row: int) -> None:
         if row >= len(self.is_lazy):
@@ -104,6 +108,8 @@ class PrefixIndex:
         run.blocks = blocks
         run.length = run.num_device = length
         run.row = -1
+        if self.changed is not None:
+            self.changed.add(run)
         if run.num_host:
             run.host_places(length)
 
@@ -308,6 +314,7 @@ class PrefixIndex:
         run.num_device = stop = at + len(blocks)
         run.blocks[0, at:stop] = blocks
         self._device.carry(blocks, run)
+        self._note(run)
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -323,7 +330,7 @@ class PrefixIndex:
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 
-    def digests(self, run: Run, count: int, root: bytes) -> list[bytes]:
+    def digests(self, run: Run, count: int) -> list[bytes]:
         """Chained SHA-256 of the first `count` nodes of a run, each computed once while the run lives."""
         if run.digests is None:
             run.digests = []
@@ -331,9 +338,9 @@ class PrefixIndex:
             if run.digests:
                 digest = run.digests[-1]
             elif run.parent is None:
-                digest = hashlib.sha256(root).digest()
+                digest = hashlib.sha256(run.key[: -self._block_bytes]).digest()
             else:
-                digest = self.digests(run.parent, run.at + 1, root)[run.at]
+                digest = self.digests(run.parent, run.at + 1)[run.at]
             size = self._block_bytes
             known = len(run.digests)
             data = self._run_bytes(run, known, count - known)
@@ -408,6 +415,7 @@ class PrefixIndex:
         run = Run(self._next_run, key, parent, at, row)
         self._next_run += 1
         self.runs[key] = run
+        self._note(run)
         path.open, path.guard = run, -1
         self._set_lazy(row, True)
         if parent is None:
@@ -443,6 +451,10 @@ class PrefixIndex:
                 self._trim(parent)
             elif self.paths[parent.row].guard == at + 1:
                 self._drop_guard(parent.row, self.paths[parent.row])
+
+    def _note(self, run: Run) -> None:
+        if self.changed is not None:
+            self.changed.add(run)
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
@@ -480,6 +492,8 @@ class PrefixIndex:
         if self.leave is not None:
             self.leave(run, count)
         run.num_device = count
+        if self.changed is not None:
+            self.changed.add(run)
         if count or run.num_host or run.children:
             self._trim(run)
         else:

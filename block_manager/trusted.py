@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.errors import InvalidConfig
+from block_manager.events import EventLog
 from block_manager.free_list import Blocks
 from block_manager.growth import Growth, TableChanges
 from block_manager.moves import NO_MOVES, Moves
@@ -45,6 +46,8 @@ class TrustedCalls(Views):
         if host_caching and self._index is not None:
             self._offload = Offload(self._device, self._host, self._index.host)
             self._index.leave = self._offload.leave
+        # Written once somebody has asked.
+        self._events: EventLog | None = None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
         self._sharing = (

@@ -188,8 +188,12 @@ def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
 
 
 def contents(rig: SchedulerRig) -> set[Path]:
-    """Content on the device, confirmed."""
-    return set(rig.manager.cached_contents())
+    """Content that a row can begin behind, confirmed: on the device, and where the host keeps what leaves it, there, too."""
+    found = set(rig.manager.cached_contents())
+    # While copies of a cancelled batch are still to run, nothing else is copied.
+    if rig.world.keeps_content_on_host and not rig.carries_moves:
+        found |= rig.manager.cached_contents("host")
+    return found
 
 
 def paths(rig: SchedulerRig, namespace: object, tokens: Sequence[int], num_blocks: int) -> list[Path]:

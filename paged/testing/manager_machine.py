@@ -18,6 +18,8 @@ worlds = st.builds(
     block_size=st.sampled_from([1, 2, 4]),
     host_blocks=st.sampled_from([0, 2, 4, 8]),
     prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+    host_caching=st.sampled_from([True, True, False]),
+    least_load=st.sampled_from([0, 0, 0, 3]),
 )
 MAX_ROWS = 6
 
@@ -37,9 +39,13 @@ class ManagerMachine(RuleBasedStateMachine):
             world = replace(world, host_blocks=0)
         if not self.capabilities.prefix_cache:
             world = replace(world, prefix_caching=False)
+        if not (self.capabilities.host_content and world.host_blocks and world.prefix_caching):
+            world = replace(world, host_caching=False)
         self.rig = ManagerRig(world, type(self).build)
         for number, tokens in enumerate(opening):
             self.serve(tokens, None, "free" if number % 2 else "confirm")
+        if world.host_caching:
+            self.come_back(opening[0], opening[1], 0, "start")
 
     @where(lambda self: len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES))
@@ -50,7 +56,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES), how=st.sampled_from(["start", "confirm", "free"]))
     def serve(self, tokens: list[int], namespace: object, how: str) -> None:
         """The common life of a sequence, in one rule, so that pools fill up and content comes and goes."""
-        row = self.rig.add(tokens[: self.rig.world.num_blocks * self.rig.world.block_size], namespace)
+        row = self.rig.add(tokens[: self.rig.world.num_blocks * self.rig.world.block_size] or [0], namespace)
         self.rig.allocate([row], [self.rig.left(row)])
         while how != "start" and row not in self.rig.idle_rows:
             self.rig.confirm()
@@ -152,6 +158,15 @@ class ManagerMachine(RuleBasedStateMachine):
             self.serve([0] * room, ("filler", salt), "free")
         if all(self.rig.naive.rows[row].is_swapped for row in rows):
             self.rig.swap_in(rows)
+
+    @where(lambda self: self.rig.world.host_caching and len(self.rig.rows) < MAX_ROWS - 1)
+    @rule(tokens=prompts(), more=tails(), salt=st.integers(0, 2), how=st.sampled_from(["start", "confirm", "free"]))
+    def come_back(self, tokens: list[int], more: list[int], salt: int, how: str) -> None:
+        """A prompt is served, other content pushes it out to the host, and one that begins like it comes."""
+        longest = self.rig.world.num_blocks * self.rig.world.block_size
+        self.serve(tokens[: longest - 1], None, "free")
+        self.serve([0] * (self.rig.naive.device.available * self.rig.world.block_size), ("filler", salt), "free")
+        self.serve(tokens + more, None, how)
 
     @where(lambda self: self.rig.swapped_rows)
     @rule(pick=picks, both=st.booleans())

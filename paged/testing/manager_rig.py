@@ -29,18 +29,29 @@ class ManagerWorld:
     block_size: int = 2
     host_blocks: int = 0
     prefix_caching: bool = True
+    host_caching: bool = False
+    least_load: int = 0
+    """Tokens on the host that make a hit worth loading."""
 
 
 Builder = Callable[[ManagerWorld], Any]
+Copy = tuple[Block, Block]
+"""Source and destination, as the model knows them."""
 
 
 def build_manager(world: ManagerWorld) -> Any:
     """Our own manager."""
     from paged import BlockManager
 
-    return BlockManager(
-        world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching
+    manager = BlockManager(
+        world.num_blocks,
+        world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+        host_caching=world.host_caching,
     )
+    manager.load_where(lambda start, stop: stop - start >= world.least_load)
+    return manager
 
 
 class ManagerRig:
@@ -50,7 +61,14 @@ class ManagerRig:
         self.world = world
         self.build = build
         self.manager = build(world)
-        self.naive = NaiveManager(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)
+        self.naive = NaiveManager(
+            world.num_blocks,
+            world.block_size,
+            world.host_blocks,
+            world.prefix_caching,
+            host_caching=world.host_caching,
+            least_load=world.least_load,
+        )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         self.batches: list[tuple[int, list[int]]] = [(1, [])]
         self.ids: dict[Block, int] = {}
@@ -114,10 +132,16 @@ class ManagerRig:
         """A new sequence. The hit has to be exactly the longest prefix that is there."""
         self._note("add", tokens, namespace)
         looked_up = self.manager.lookup(tokens, namespace)
-        number = int(self.manager.add(tokens, namespace=namespace))
         # 1 == True for Python's dictionaries, and the model is made of those; the manager has to tell them apart.
         self.namespaces[typed(namespace)] = namespace
-        hit = self.naive.add(number, tokens, typed(namespace))
+        on_device, first_pending = self.naive.lookup(tokens, typed(namespace))
+        on_host = 0
+        if first_pending is None:
+            on_host = len(self.naive.lookup_on_host(tokens, typed(namespace), len(on_device))) * self.world.block_size
+        number = int(self.manager.add(tokens, namespace=namespace))
+        self.naive.add(number, tokens, typed(namespace))
+        hit = len(on_device) * self.world.block_size
+        self._content_moves()
         self.events["hit"] += hit > 0
         self.events["shared in flight"] += self.naive.rows[number].unconfirmed is not None
         found = (
@@ -125,8 +149,11 @@ class ManagerRig:
             if looked_up.num_tokens != hit
             else []
         )
-        if list(looked_up.blocks) != list(self.manager.table(number)):
-            found.append(f"lookup names {list(looked_up.blocks)}, add took {list(self.manager.table(number))}")
+        if self.world.host_caching and looked_up.host_tokens != on_host:
+            found.append(f"lookup found {looked_up.host_tokens} more tokens on the host, which holds {on_host}")
+        taken = list(self.manager.table(number))[: len(looked_up.blocks)]
+        if list(looked_up.blocks) != taken:
+            found.append(f"lookup names {list(looked_up.blocks)}, add took {taken}")
         self._fail_on(found)
         self._compare()
         return number
@@ -148,11 +175,11 @@ class ManagerRig:
         if copies is None:
             return
         wanted = sorted((columns[row][column], int(self.manager.table(row)[column])) for row, column in copies)
-        if sorted(map(tuple, moves.device_to_device.tolist())) != wanted or len(moves) != len(wanted):
+        if sorted(map(tuple, moves.device_to_device.tolist())) != wanted:
             self._fail_on([f"copies {moves.device_to_device.tolist()}, expected {wanted}"])
         self.events["copy on write"] += len(copies)
         self.batches[-1][1].extend(rows)
-        self._fail_on(self.shadow.move(moves))
+        self._run(moves)
         for row in rows:
             state = self.naive.rows[row]
             start, stop = state.computed, state.computed + state.scheduled
@@ -218,6 +245,7 @@ class ManagerRig:
         won = self.manager.extend_hit(row)
         if won or not (state.has_computed or not holds_nodes_only):
             expected = self.naive.extend_hit(state)
+            self._content_moves()
             self._fail_on([f"row {row}: {won} more tokens hit, {expected} expected"] if won != expected else [])
             self.events["hit later"] += won > 0
         self._compare()
@@ -231,6 +259,7 @@ class ManagerRig:
             return True
 
         self._both(lambda: self.manager.reserve(list(rows), list(num_blocks)), naive)
+        self._content_moves()
         self._compare()
 
     def truncate(self, row: int, num_blocks: int) -> None:
@@ -266,8 +295,7 @@ class ManagerRig:
         if copies is None:
             return
         self.events["swap out"] += 1
-        self._fail_on(self._match(moves.device_to_host, copies, self.ids, self.host_ids))
-        self._fail_on(self.shadow.move(moves))
+        self._run(moves, to_host=copies)
         self._compare()
 
     def swap_in(self, rows: Sequence[int]) -> None:
@@ -278,8 +306,7 @@ class ManagerRig:
             return
         self.events["swap in"] += 1
         self.events["several copied in"] += len(copies) > 1
-        self._fail_on(self._match(moves.host_to_device, copies, self.host_ids, self.ids))
-        self._fail_on(self.shadow.move(moves))
+        self._run(moves, to_device=copies)
         self._compare()
 
     def reset_cache(self) -> None:
@@ -336,6 +363,21 @@ class ManagerRig:
             self._fail_on([f"there is room, and yet: {error}"])
             raise
 
+    def _content_moves(self) -> None:
+        """After a call that returns no moves: those of content that it made."""
+        self._run(self.manager.take_moves() if self.world.host_caching else None)
+
+    def _run(self, moves: Any, *, to_host: Sequence[Copy] = (), to_device: Sequence[Copy] = ()) -> None:
+        """Hold the copies between the tiers against the model's, those of content among them, and let the engine make them."""
+        offloaded, loaded = self.naive.take_copies()
+        self.events["offload"] += len(offloaded) > 0
+        self.events["load"] += len(loaded) > 0
+        if moves is None:
+            return
+        self._fail_on(self._match(moves.device_to_host, [*offloaded, *to_host], self.ids, self.host_ids))
+        self._fail_on(self._match(moves.host_to_device, [*loaded, *to_device], self.host_ids, self.ids))
+        self._fail_on(self.shadow.move(moves))
+
     def _leader(self, node: Node, candidates: list[Block]) -> Block:
         """Which of several rows that compute the same content the manager shows to others; the first, if it shows none."""
         namespace, tokens = node
@@ -344,7 +386,7 @@ class ManagerRig:
         return next((b for b in candidates if len(shown) > column and self.ids[b] == shown[column]), candidates[0])
 
     def _match(
-        self, pairs: Any, copies: Sequence[tuple[Block, Block]], sources: dict[Block, int], targets: dict[Block, int]
+        self, pairs: Any, copies: Sequence[Copy], sources: dict[Block, int], targets: dict[Block, int]
     ) -> list[str]:
         """The real copies have to be the model's, source by source; learns where the destinations lie."""
         real = dict(np.asarray(pairs).tolist())
@@ -420,6 +462,11 @@ class ManagerRig:
         shown = self.manager.cached_contents()
         found += [f"content forgotten: {path}" for path in expected - shown]
         found += [f"content that should be gone: {path}" for path in shown - expected]
+        if self.world.host_caching:
+            on_host = {self._path(node) for node in naive.host.resident}
+            shown = self.manager.cached_contents("host")
+            found += [f"content forgotten on the host: {path}" for path in on_host - shown]
+            found += [f"content that should be gone from the host: {path}" for path in shown - on_host]
         for pool, ids, tier in (
             (naive.device, self.ids, self.shadow.device),
             (naive.host, self.host_ids, self.shadow.host),

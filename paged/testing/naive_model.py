@@ -55,6 +55,8 @@ class NaivePool:
         self.cached: list[Block] = []
         self.resident: dict[Node, Block] = {}
         self.evicted = 0
+        # Called with each block whose content is forgotten here.
+        self.leave: Callable[[Block], None] | None = None
 
     @property
     def used(self) -> int:
@@ -75,6 +77,8 @@ class NaivePool:
             assert oldest.node is not None
             del self.resident[oldest.node]
             self.evicted += 1
+            if self.leave is not None:
+                self.leave(oldest)
         return Block(refs=1)
 
     def hold(self, block: Block) -> None:
@@ -101,8 +105,20 @@ class NaivePool:
 class NaiveManager:
     """The rules of the memory layer. Rows are keyed by whatever number the real manager gave them."""
 
-    def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        prefix_caching: bool = True,
+        *,
+        host_caching: bool = False,
+        least_load: int = 0,
+    ) -> None:
+        """`host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded."""
         self.block_size = block_size
+        self.host_caching = host_caching
+        self.least_load = least_load
         self.prefix_caching = prefix_caching
         self.device = NaivePool(num_blocks)
         self.host = NaivePool(host_blocks)
@@ -110,6 +126,12 @@ class NaiveManager:
         self.batch = 1
         self.pending: dict[Node, tuple[Row, Block]] = {}
         self.switched = 0
+        # Copies of content that the call under way makes, (source, destination), and the host blocks that they touch.
+        self.offloaded: list[tuple[Block, Block]] = []
+        self.loaded: list[tuple[Block, Block]] = []
+        self._touched: list[Block] = []
+        if host_caching:
+            self.device.leave = self._offload
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -139,6 +161,27 @@ class NaiveManager:
                 break
         return found, first_pending
 
+    def lookup_on_host(self, tokens: Sequence[int], namespace: object, have: int) -> list[Block]:
+        """Host blocks that hold this prompt after its first `have` blocks, all but its last token at most."""
+        found: list[Block] = []
+        if not self.host_caching:
+            return found
+        for num_blocks in range(have + 1, (len(tokens) - 1) // self.block_size + 1):
+            there = self.host.resident.get(self.node(namespace, tokens, num_blocks))
+            if there is None:
+                break
+            found.append(there)
+        return found
+
+    def take_copies(self) -> tuple[list[tuple[Block, Block]], list[tuple[Block, Block]]]:
+        """(to the host, to the device): the copies of content that the last call made. Until now nobody else could have the host
+        blocks that they read or write."""
+        copies = self.offloaded, self.loaded
+        touched, self._touched, self.offloaded, self.loaded = self._touched, [], [], []
+        for block in touched:
+            self.host.release(block)
+        return copies
+
     def add(self, number: int, tokens: Sequence[int], namespace: object) -> int:
         """A new row with its prefix hit. Returns the hit in tokens."""
         row = self.rows[number] = Row(list(tokens), namespace)
@@ -154,7 +197,42 @@ class NaiveManager:
             row.computed = len(row.table) * self.block_size
         if first_pending is not None:
             row.unconfirmed = (self.batch, first_pending)
-        return len(found) * self.block_size
+            return len(found) * self.block_size
+        return (len(found) + self._load(row)) * self.block_size
+
+    def _load(self, row: Row) -> int:
+        """What follows on the host comes back, as much as there is room for, if that is enough. Returns the blocks won."""
+        sources = self.lookup_on_host(row.tokens, row.namespace, len(row.table))[: self.device.available]
+        if not sources or len(sources) * self.block_size < self.least_load:
+            return 0
+        for source in sources:
+            self.host.hold(source)
+        self._touched += reversed(sources)
+        for source in sources:
+            block = self.device.draw()
+            block.node = source.node
+            self.loaded.append((source, block))
+            row.table.append(block)
+        for block in row.table[-len(sources) :]:
+            assert block.node is not None
+            self.device.resident[block.node] = block
+        row.computed = len(row.table) * self.block_size
+        return len(sources)
+
+    def _offload(self, block: Block) -> None:
+        """Content is about to be forgotten on the device: the host keeps it, if it has a block for it."""
+        assert block.node is not None
+        there = self.host.resident.get(block.node)
+        if there is not None:
+            self.host.hold(there)
+        elif self.host.available:
+            there = self.host.draw()
+            there.node = block.node
+            self.host.resident[block.node] = there
+            self.offloaded.append((block, there))
+        else:
+            return
+        self._touched.append(there)
 
     def allocate(self, numbers: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int]]:
         """Put tokens in flight. Returns the copies made, as (row number, column). Raises NoRoom, changing nothing."""
@@ -310,7 +388,11 @@ class NaiveManager:
                 row.table.append(there)
         for row in rows:
             for block in reversed(row.tail):
-                self.host.release(block)
+                if self.host_caching:
+                    # Read by copies of this very call.
+                    self._touched.append(block)
+                else:
+                    self.host.release(block)
             row.tail, row.is_swapped = [], False
         return list(loaded.items())
 

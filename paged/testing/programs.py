@@ -26,6 +26,7 @@ def random_world(chance: random.Random) -> World:
         block_size=chance.choice([1, 2, 4]),
         host_blocks=chance.choice([0, 0, 2, 4, 8]),
         prefix_caching=chance.random() < 0.85,
+        host_caching=chance.random() < 0.6,
         policy=chance.choice(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
         max_tokens_per_step=chance.choice([2, 4, 8, 32]),
         max_sequences=chance.choice([1, 2, 4, 8]),

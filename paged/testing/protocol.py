@@ -24,6 +24,8 @@ class Capabilities:
     """A row can be forked, and a shared partial block is copied when written."""
     host_tier: bool = True
     """There is a second pool, and `swap_out` and `swap_in` move blocks there and back."""
+    host_content: bool = True
+    """Content that leaves the device can be kept in the second pool (`host_caching`), and a hit brings it back."""
     truncate: bool = True
     reserve: bool = True
     groups: bool = True

@@ -20,6 +20,7 @@ class World:
     block_size: int = 2
     host_blocks: int = 0
     prefix_caching: bool = True
+    host_caching: bool = False
     policy: str = "paged"
     max_tokens_per_step: int = 8
     max_sequences: int = 4
@@ -51,6 +52,11 @@ class World:
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
 
     @property
+    def keeps_content_on_host(self) -> bool:
+        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
+        return self.host_caching and self.host_blocks > 0 and self.prefix_caching and not self.async_moves
+
+    @property
     def preallocates(self) -> bool:
         """Whether a row gets all the blocks that it can ever need when it is admitted."""
         return self.policy == "static"
@@ -64,7 +70,11 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     from paged import BlockManager, Scheduler
 
     manager = BlockManager(
-        world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching
+        world.num_blocks,
+        world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+        host_caching=world.keeps_content_on_host,
     )
     limits: dict[str, Any] = {
         "max_tokens_per_step": world.max_tokens_per_step,
