@@ -282,6 +282,7 @@ class PrefixIndex:
             return
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
+        run.row = -1
         self._unlink(run)
 
     def close_run(self, row: int, length: int | None = None) -> None:

@@ -20,6 +20,7 @@ worlds = st.builds(
     prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
     host_caching=st.sampled_from([True, True, False]),
     least_load=st.sampled_from([0, 0, 0, 3]),
+    event_stride=st.sampled_from([0, 1, 2, 3]),
 )
 MAX_ROWS = 6
 
@@ -41,6 +42,8 @@ class ManagerMachine(RuleBasedStateMachine):
             world = replace(world, prefix_caching=False)
         if not (self.capabilities.host_content and world.host_blocks and world.prefix_caching):
             world = replace(world, host_caching=False)
+        if not self.capabilities.events:
+            world = replace(world, event_stride=0)
         self.rig = ManagerRig(world, type(self).build)
         for number, tokens in enumerate(opening):
             self.serve(tokens, None, "free" if number % 2 else "confirm")

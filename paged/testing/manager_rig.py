@@ -16,6 +16,7 @@ import numpy as np
 
 from paged.testing import invariants
 from paged.testing.content import typed
+from paged.testing.event_reader import EventWatch
 from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation
@@ -32,6 +33,8 @@ class ManagerWorld:
     host_caching: bool = False
     least_load: int = 0
     """Tokens on the host that make a hit worth loading."""
+    event_stride: int = 0
+    """Calls from one reading of the events to the next; 0: nobody reads them."""
 
 
 Builder = Callable[[ManagerWorld], Any]
@@ -70,6 +73,7 @@ class ManagerRig:
             least_load=world.least_load,
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.events_read = EventWatch(self.manager, world.event_stride)
         self.batches: list[tuple[int, list[int]]] = [(1, [])]
         self.ids: dict[Block, int] = {}
         self.host_ids: dict[Block, int] = {}
@@ -422,7 +426,7 @@ class ManagerRig:
             for number in self.rows:
                 row = self.naive.rows[number]
                 found += self._misplaced(number, min(row.computed, len(row.table) * self.world.block_size))
-        self._fail_on(found)
+        self._fail_on(found or self.events_read.look())
         self._poison_free()
 
     def _tallies(self) -> list[str]:

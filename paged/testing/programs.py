@@ -35,6 +35,7 @@ def random_world(chance: random.Random) -> World:
         max_waiting=chance.choice([None, None, None, 4]),
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
+        event_stride=chance.choice([0, 0, 1, 3]),
     )
 
 

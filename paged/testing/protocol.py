@@ -26,6 +26,8 @@ class Capabilities:
     """There is a second pool, and `swap_out` and `swap_in` move blocks there and back."""
     host_content: bool = True
     """Content that leaves the device can be kept in the second pool (`host_caching`), and a hit brings it back."""
+    events: bool = True
+    """`take_events` and `events_snapshot` tell what the cache stored and removed."""
     truncate: bool = True
     reserve: bool = True
     groups: bool = True

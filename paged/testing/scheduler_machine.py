@@ -28,6 +28,7 @@ worlds = st.builds(
     max_waiting=st.sampled_from([None, None, None, 4]),
     async_moves=st.sampled_from([False, False, True]),
     vocabulary=st.sampled_from([2, 3]),
+    event_stride=st.sampled_from([0, 0, 1, 3]),
 )
 COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
 """How many tokens the sampling rows of a batch get, over and over; empty: one each."""
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 prefix_caching=world.prefix_caching and able.prefix_cache,
                 host_caching=world.host_caching and able.host_content,
                 async_moves=world.async_moves and able.async_moves,
+                event_stride=world.event_stride if able.events else 0,
             ),
             type(self).build,
         )

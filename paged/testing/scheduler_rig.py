@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from paged.testing import batch_oracles, life_oracles
 from paged.testing.books import ExpectedRequest
 from paged.testing.content import POISON
+from paged.testing.event_reader import EventWatch
 from paged.testing.shadow_kv import ShadowKV, Slots
 from paged.testing.violation import Call, Program, Violation
 from paged.testing.world import Builder, World, build_scheduler
@@ -59,6 +60,7 @@ class SchedulerRig:
         self.scheduler: Any = build(world)
         self.manager: Any = self.scheduler.manager
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.events_read = EventWatch(self.manager, world.event_stride)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
         self.transfers: list[Any] = []
@@ -466,6 +468,7 @@ class SchedulerRig:
         with self._blaming(Violation):
             found = life_oracles.violations(self)
             found += [violation for id in self.books for violation in self._received(id)]
+            found += self.events_read.look()
         self._fail_on(found)
         self._retire()
 

@@ -29,6 +29,7 @@ class World:
     max_waiting: int | None = None
     async_moves: bool = False
     vocabulary: int = 3
+    event_stride: int = 0
 
     @property
     def longest(self) -> int:

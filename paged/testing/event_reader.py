@@ -1,0 +1,114 @@
+"""An index of a cache that is built from its events alone, and what is wrong with them where it differs from the cache.
+
+Knows events and how hashes are chained. Does not know who makes the events; what the cache holds it is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Path = tuple[bytes, ...]
+TIERS = ("device", "host")
+
+
+def hash_of(path: Path) -> bytes:
+    """The chained SHA-256 of content: its encoded namespace, then the token bytes of each block up to it."""
+    digest = b""
+    for part in path:
+        digest = hashlib.sha256(digest + part).digest()
+    return digest
+
+
+class EventReader:
+    """What a reader of the events knows: `contents`, the hashes in each tier."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, set[bytes]] = {tier: set() for tier in TIERS}
+        self._parent: dict[bytes, bytes | None] = {}
+
+    def apply(self, events: Iterable[Any]) -> list[str]:
+        """Take events in. Returns what is wrong with them, as sentences."""
+        found: list[str] = []
+        for event in events:
+            kind = type(event).__name__
+            if kind == "Cleared":
+                self.contents = {tier: set() for tier in TIERS}
+            elif event.tier not in TIERS:
+                found.append(f"an event of a tier {event.tier!r}")
+            elif kind == "Stored":
+                found += self._stored(event)
+            elif kind == "Removed":
+                found += self._removed(event.tier, event.hashes)
+            else:
+                found.append(f"an event of kind {kind}")
+        return found
+
+    def differences(self, tier: str, contents: Iterable[Path]) -> list[str]:
+        """What the tier holds against what was told, as sentences."""
+        expected = {hash_of(path): path for path in contents}
+        shown = self.contents[tier]
+        found = [f"no event told that the {tier} stored {expected[key]}" for key in expected.keys() - shown]
+        return found + [f"no event told that the {tier} removed {key.hex()[:8]}" for key in shown - expected.keys()]
+
+    def _stored(self, event: Any) -> list[str]:
+        found: list[str] = []
+        blocks = np.asarray(event.tokens, np.int32).reshape(len(event.hashes), -1)
+        parent = event.parent
+        if event.tier == "device" and parent is not None and parent not in self.contents["device"]:
+            found.append("content was told to be on the device before its parent was")
+        before = hashlib.sha256(event.namespace).digest() if parent is None else parent
+        for key, tokens in zip(event.hashes, blocks, strict=True):
+            if key != hashlib.sha256(before + tokens.tobytes()).digest():
+                found.append(f"the hash of {tokens.tolist()} is not that of its parent and its tokens")
+            if key in self.contents[event.tier]:
+                found.append(f"{tokens.tolist()} was told twice to be on the {event.tier}")
+            self.contents[event.tier].add(key)
+            self._parent[key] = parent
+            parent = before = key
+        return found
+
+    def _removed(self, tier: str, hashes: Sequence[bytes]) -> list[str]:
+        found: list[str] = []
+        for key in hashes:
+            if key not in self.contents[tier]:
+                found.append(f"{key.hex()[:8]} was told to leave the {tier}, and was not told to be there")
+            self.contents[tier].discard(key)
+            if tier == "device" and any(self._parent[other] == key for other in self.contents["device"]):
+                found.append("content was told to leave the device before its children did")
+        return found
+
+
+class EventWatch:
+    """Reads a manager's events every few looks, as one reader from the beginning and as another one that starts late."""
+
+    def __init__(self, manager: Any, stride: int) -> None:
+        """`stride`: looks from one reading to the next; 0: nobody ever reads."""
+        self._manager = manager
+        self._stride = stride
+        self._num_looks = 0
+        self._reader = EventReader()
+        self._late: EventReader | None = None
+
+    def look(self) -> list[str]:
+        """What is wrong with the events so far."""
+        if not self._stride:
+            return []
+        self._num_looks += 1
+        found: list[str] = []
+        if self._num_looks % 7 == 4:
+            # At any moment, between two readings, too.
+            self._late = EventReader()
+            found += self._late.apply(self._manager.events_snapshot())
+        if self._num_looks % self._stride:
+            return found
+        events = self._manager.take_events()
+        for reader in (self._reader, self._late):
+            if reader is not None:
+                found += reader.apply(events)
+                for tier in TIERS:
+                    found += reader.differences(tier, self._manager.cached_contents(tier))
+        return found
