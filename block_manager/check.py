@@ -13,6 +13,7 @@ import numpy as np
 
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
+from block_manager.retention import levels_wanted
 from block_manager.runs import Run
 from block_manager.tables import Tables
 
@@ -49,7 +50,11 @@ def _free_lists(pool: Pool) -> list[str]:
     listed = np.concatenate([plain, cached])
     if len(np.unique(listed)) != len(listed):
         found.append(f"1: a {pool.tier} block is in the free list twice.")
-    if len(cached) != pool.num_cached:
+    for level, blocks in enumerate(pool.free_list.cached_by_level()):
+        kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
+        if (kept != level).any():
+            found.append(f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}.")
+    if len(cached) != pool.num_cached or pool.num_cached != pool.free_list.num_cached_by_level:
         found.append(f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}.")
     used = int((pool.ref_count > 0).sum())
     if len(listed) + used != pool.num_blocks:
@@ -145,7 +150,7 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
             if host.run[block] is not run or index.host.offsets(np.array([block])) != [offset]:
                 found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
         if run.row < 0:
-            found += _closed_run(device, run, resident)
+            found += _closed_run(device, run, resident) + _levels(device, host, run)
     for blocks, run in device.free_list.whole_runs():
         if run.blocks is None or run.blocks[0, : run.num_device].tolist() != blocks.tolist():
             found.append(f"4: blocks {blocks.tolist()} are to be evicted as run {run.id}, and are not its nodes.")
@@ -156,6 +161,24 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
         carrying = int(pool.has_content(slice(None)).sum())
         if carrying != expected:
             found.append(f"4: {carrying} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
+    return found
+
+
+def _levels(device: Pool, host: Pool, run: Run) -> list[str]:
+    wanted = levels_wanted(run)
+    shown = np.zeros(run.length, np.int8) if run.levels is None else run.levels[: run.length]
+    found: list[str] = []
+    if not np.array_equal(wanted, shown):
+        found.append(f"3: the nodes of run {run.id} are kept at levels {shown.tolist()}, not {wanted.tolist()}.")
+    places = np.empty(0, np.int64) if run.host is None else (run.host[: run.length] >= 0).nonzero()[0]
+    assert run.blocks is not None
+    for pool, blocks, levels in (
+        (device, run.blocks[0, : run.num_device], shown[: run.num_device]),
+        (host, np.empty(0, np.int64) if run.host is None else run.host[places], shown[places]),
+    ):
+        kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
+        if not np.array_equal(kept, levels):
+            found.append(f"3: {pool.tier} blocks of run {run.id} are kept at {kept.tolist()}, not {levels.tolist()}.")
     return found
 
 
@@ -193,7 +216,7 @@ def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
         full = int(tables.num_computed[row]) // size
         if path.published > full:
             found.append(f"4: row {row} has {path.published} nodes and {full} full blocks confirmed.")
-        if index.is_lazy[row] != (path.open is not None and path.guard < 0):
+        if index.is_lazy[row] != ((path.open is not None and path.guard < 0) or not path.writes):
             found.append(
                 f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
             )

@@ -9,7 +9,9 @@
     ├── RowNotInFlight     the row is in no batch
     ├── RowSwapped         part of the row lies on the host
     ├── InvalidTokens      no tokens, or tokens that are no token ids
-    └── InvalidNamespace   a namespace that cannot be told apart exactly
+    ├── InvalidNamespace   a namespace that cannot be told apart exactly
+    ├── UnknownContent     no block of the prompt is in the cache
+    └── UnknownPin         a pin that does not hold (any more)
 
 Each is raised before anything changes and carries the numbers as attributes. Knows nothing of what raises it.
 """
@@ -77,3 +79,21 @@ class InvalidTokens(PagedError, ValueError):
 
 class InvalidNamespace(PagedError, TypeError):
     """A namespace that is not built of None, bool, int, str, bytes and tuples of them."""
+
+
+class UnknownContent(PagedError, LookupError):
+    """Not even the first block of a prompt of `num_tokens` tokens is in the cache, so there is nothing to keep."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(
+            f"no full block of these {num_tokens:,} tokens is in the cache of this namespace. Compute them first, or look them up."
+        )
+        self.num_tokens = num_tokens
+
+
+class UnknownPin(PagedError, LookupError):
+    """A pin that was given back, has ended by its time, or never was: `pin`."""
+
+    def __init__(self, pin: object) -> None:
+        super().__init__(f"{pin!r} does not hold (any more).")
+        self.pin = pin

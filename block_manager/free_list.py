@@ -26,16 +26,10 @@ _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class FreeList:
-    """Blocks with ref count 0: `plain` ones without content, and `cached` ones, least recently used first.
+    """Blocks with ref count 0: `plain` ones without content, and `cached` ones, least recently used first, level by level.
 
-    Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order.
-    Cached blocks are a queue of *segments*, one a release, so that a release is one append and one scatter whatever its
-    length. A prefix hit takes blocks out of the middle by forgetting which segment they belong to; what is then stale in a
-    segment is skipped when its turn comes, and swept at twice the rate at which releases add entries, so that a hit costs O(its blocks), no
-    release pays for a compaction of the whole queue, and stale entries never outgrow the live ones by much.
-
-        | swept segments | segments not looked at since | <- releases append here
-          ^ takes come from here
+    Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order. Cached
+    blocks stand in one queue a level, and the lower levels are emptied first; all of them are at level 0 unless somebody raised some.
     """
 
     def __init__(self, state: NDArray[np.int64]) -> None:
@@ -44,10 +38,9 @@ class FreeList:
         self._stack = np.arange(len(state) - 1, -1, -1, dtype=np.int64)
         self.num_plain = len(state)
         self.num_cached = 0
-        self._swept: deque[Segment] = deque()
-        self._segments: deque[Segment] = deque()
         self._next_segment = 1
-        self._num_entries = 0
+        self._lowest = CachedQueue(state)
+        self._queues = [self._lowest]
 
     def take_plain(self, count: int) -> Blocks:
         """Remove the `count` plain blocks on top of the stack, int64 [count]; the caller has seen that they are there."""
@@ -56,8 +49,103 @@ class FreeList:
         return self._stack[top - count : top][::-1].copy()
 
     def take_cached(self, count: int) -> list[Taken]:
-        """Remove the `count` least recently used cached blocks, oldest first, a part for each segment that they stand in; the
-        caller has seen that they are there."""
+        """Remove the `count` cached blocks whose turn it is, a part for each segment that they stand in; the caller has seen that
+        they are there."""
+        self.num_cached -= count
+        lowest = self._lowest
+        if count <= lowest.num_cached:
+            return lowest.take(count)
+        taken: list[Taken] = []
+        for queue in self._queues:
+            part = min(count, queue.num_cached)
+            if part:
+                taken += queue.take(part)
+                count -= part
+        return taken
+
+    def take_out(self, count: int, level: int = 0) -> None:
+        """So many cached blocks of a level have left by a change of their state: a prefix hit uses them again."""
+        self.num_cached -= count
+        self._queues[level].num_cached -= count
+
+    def put_plain(self, blocks: Blocks) -> None:
+        """Add blocks without content; the last one is the next to be taken."""
+        top = self.num_plain
+        self.num_plain = top + len(blocks)
+        self._stack[top : self.num_plain] = blocks
+
+    def put_one(self, block: int) -> None:
+        """Add one block without content; it is the next to be taken."""
+        self._stack[self.num_plain] = block
+        self.num_plain += 1
+
+    def put_cached(self, blocks: Blocks, run: Run | None = None, level: int = 0) -> None:
+        """Add blocks with content, the first to be evicted first; or, with `run`, the blocks of all its nodes, the last to be evicted
+        first. Nobody changes the array from now on, as far as it is cached here."""
+        number = self._next_segment
+        self._next_segment = number + 1
+        self._state[blocks] = -number
+        self.num_cached += len(blocks)
+        while level >= len(self._queues):
+            self._queues.append(CachedQueue(self._state))
+        self._queues[level].put((number, blocks, run))
+
+    def plain(self) -> Blocks:
+        """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
+        return self._stack[: self.num_plain][::-1].copy()
+
+    def cached(self) -> Blocks:
+        """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
+        parts = [blocks if run is None else blocks[::-1] for queue in self._queues for blocks, run in queue.live()]
+        return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
+
+    def cached_by_level(self) -> list[Blocks]:
+        """`cached`, a level each."""
+        return [
+            np.concatenate([_NO_BLOCKS, *(b if run is None else b[::-1] for b, run in queue.live())])
+            for queue in self._queues
+        ]
+
+    @property
+    def num_cached_by_level(self) -> int:
+        """What the queues count, together; for the checker."""
+        return sum(queue.num_cached for queue in self._queues)
+
+    def whole_runs(self) -> list[tuple[Blocks, Run]]:
+        """Segments that are the first nodes of a run and nothing else, as (blocks in the order of the nodes, run)."""
+        return [(blocks, run) for queue in self._queues for blocks, run in queue.live() if run is not None]
+
+
+class CachedQueue:
+    """Cached blocks of one level, least recently used first.
+
+    A queue of *segments*, one a release, so that a release is one append and one scatter whatever its length. A prefix hit takes
+    blocks out of the middle by forgetting which segment they belong to; what is then stale in a segment is skipped when its turn comes,
+    and swept at twice the rate at which releases add entries, so that a hit costs O(its blocks), no release pays for a compaction of the
+    whole queue, and stale entries never outgrow the live ones by much.
+
+        | swept segments | segments not looked at since | <- releases append here
+          ^ takes come from here
+    """
+
+    def __init__(self, state: NDArray[np.int64]) -> None:
+        self._state = state
+        self.num_cached = 0
+        self._swept: deque[Segment] = deque()
+        self._segments: deque[Segment] = deque()
+        self._num_entries = 0
+
+    def put(self, segment: Segment) -> None:
+        """Blocks whose state names this segment already are the last in line."""
+        count = len(segment[1])
+        self._segments.append(segment)
+        self.num_cached += count
+        self._num_entries += count
+        if self._num_entries > 2 * self.num_cached + 64:
+            self._sweep(2 * count)
+
+    def take(self, count: int) -> list[Taken]:
+        """Remove the first `count` blocks, which are there."""
         taken: list[Taken] = []
         wanted = count
         while wanted:
@@ -77,50 +165,9 @@ class FreeList:
             wanted -= num_live - left
         return taken
 
-    def take_out(self, count: int) -> None:
-        """So many cached blocks have left by a change of their state: a prefix hit uses them again."""
-        self.num_cached -= count
-
-    def put_plain(self, blocks: Blocks) -> None:
-        """Add blocks without content; the last one is the next to be taken."""
-        top = self.num_plain
-        self.num_plain = top + len(blocks)
-        self._stack[top : self.num_plain] = blocks
-
-    def put_one(self, block: int) -> None:
-        """Add one block without content; it is the next to be taken."""
-        self._stack[self.num_plain] = block
-        self.num_plain += 1
-
-    def put_cached(self, blocks: Blocks, run: Run | None = None) -> None:
-        """Add blocks with content, the first to be evicted first; or, with `run`, the blocks of all its nodes, the last to be evicted
-        first. Nobody changes the array from now on, as far as it is cached here."""
-        number = self._next_segment
-        self._next_segment = number + 1
-        self._state[blocks] = -number
-        self._segments.append((number, blocks, run))
-        self.num_cached += len(blocks)
-        self._num_entries += len(blocks)
-        if self._num_entries > 2 * self.num_cached + 64:
-            self._sweep(2 * len(blocks))
-
-    def plain(self) -> Blocks:
-        """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
-        return self._stack[: self.num_plain][::-1].copy()
-
-    def cached(self) -> Blocks:
-        """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
-        parts = []
-        for queue in (self._swept, self._segments):
-            for segment in queue:
-                blocks, run = self._live(*segment)
-                parts.append(blocks if run is None else blocks[::-1])
-        return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
-
-    def whole_runs(self) -> list[tuple[Blocks, Run]]:
-        """Segments that are the first nodes of a run and nothing else, as (blocks in the order of the nodes, run)."""
-        live = [self._live(*segment) for queue in (self._swept, self._segments) for segment in queue]
-        return [(blocks, run) for blocks, run in live if run is not None]
+    def live(self) -> list[tuple[Blocks, Run | None]]:
+        """What has not left, segment by segment: blocks, and the run of which they are the first nodes, if they are."""
+        return [self._live(*segment) for queue in (self._swept, self._segments) for segment in queue]
 
     def _live(self, number: int, blocks: Blocks, run: Run | None) -> tuple[Blocks, Run | None]:
         """What of a segment has not left; where some has, what is left of its run cannot be told from how many there are."""

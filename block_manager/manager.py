@@ -17,11 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 from block_manager import inspection
 from block_manager.check import violations_of
 from block_manager.content_key import root_prefix
-from block_manager.errors import InvalidConfig, InvalidTokens, RowInFlight, RowNotInFlight
+from block_manager.errors import (
+    InvalidConfig,
+    InvalidTokens,
+    RowInFlight,
+    RowNotInFlight,
+    UnknownContent,
+    UnknownPin,
+)
 from block_manager.events import Event, EventLog
 from block_manager.free_list import Blocks
 from block_manager.moves import Moves, joined
-from block_manager.sharing import truncate_table
+from block_manager.retention import Pin, found_or_raise, level_checked
+from block_manager.runs import Run
+from block_manager.sharing import first_of, truncate_table
 from block_manager.stats import MemoryStats
 from block_manager.tables import Rows, token_array
 from block_manager.trusted import TrustedCalls
@@ -132,12 +141,13 @@ class BlockManager(TrustedCalls):
         size = self.block_size
         return Hit(match.num_blocks * size, self._index.blocks_of(match).copy(), on_host * size)
 
-    def add(self, tokens: Any, *, namespace: Any = None) -> int:
+    def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
 
+        One that does not read computes all of it (prompt log-probabilities), and what one that does not write computes is for nobody else.
         Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host. Raises InvalidTokens or InvalidNamespace.
         """
-        return self.add_counted(self._prompt(tokens), root_prefix(namespace))
+        return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens. Raises UnknownRow, RowInFlight or InvalidTokens."""
@@ -237,7 +247,7 @@ class BlockManager(TrustedCalls):
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
         if index is not None:
             parent = index.paths[row]
-            path = index.open_path(child, parent.root)
+            path = index.open_path(child, parent.root, reads=parent.reads, writes=parent.writes)
             if parent.open is not None and index.num_published(row) > parent.published:
                 path.run, path.at = parent.open, index.num_published(row) - parent.published - 1
                 if parent.guard >= 0:
@@ -276,6 +286,32 @@ class BlockManager(TrustedCalls):
         array = self._tables.checked(rows, allow_swapped=True)
         return self._with_content(self.take_from_host(array))
 
+    def pin(self, tokens: Any, namespace: Any = None, *, until: float | None = None) -> Pin:
+        """The cached prefix of these tokens, in full blocks, stays where it is until `unpin`, or until the logical time `until` (see
+        `expire`). Its blocks count as used.
+
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (until), or UnknownContent where nothing of it is cached.
+        """
+        segments = self._cached_prefix(tokens, namespace)
+        return self._retention().pin(segments, until)
+
+    def unpin(self, pin: Pin) -> None:
+        """The pin holds no more. Raises UnknownPin if it did not."""
+        if self._retentions is None:
+            raise UnknownPin(pin)
+        self._retentions.unpin(pin)
+
+    def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
+        """The cached prefix of these tokens is evicted after all content of lower priority; what nobody retains has 0, the highest is 3.
+
+        It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
+        on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
+        """
+        level = level_checked(priority)
+        segments = self._cached_prefix(tokens, namespace)
+        self._retention().retain(segments, level, until)
+        return sum(count for _, _, count in segments) * self.block_size
+
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
         row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
@@ -298,6 +334,8 @@ class BlockManager(TrustedCalls):
             return False
         if self._index is not None:
             self._index.clear()
+        if self._retentions is not None:
+            self._retentions.clear()
         if self._events is not None:
             self._events.clear()
         return True
@@ -374,6 +412,17 @@ class BlockManager(TrustedCalls):
         self._growth.give_back(
             row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
         )
+
+    def _cached_prefix(self, tokens: Any, namespace: Any) -> list[tuple[Run, int, int]]:
+        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
+        array, index = self._prompt(tokens), self._index
+        root, data, limit = root_prefix(namespace), array.tobytes(), len(array) // self.block_size
+        if index is None:
+            raise UnknownContent(len(array))
+        match = index.match(None, root, data, limit)
+        if match.first_pending >= 0:
+            return found_or_raise(first_of(match.segments, match.first_pending), len(array))
+        return found_or_raise([*match.segments, *index.match_on_host(None, root, data, limit, match)], len(array))
 
     def _event_log(self) -> EventLog | None:
         if self._events is None and self._index is not None:

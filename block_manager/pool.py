@@ -39,6 +39,8 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
+        # int8 [num_blocks], how long each block's content is to be kept, once any is raised: higher levels are evicted later.
+        self.level: NDArray[np.int8] | None = None
         self.free_list = FreeList(self.state)
         # Called with evicted blocks, oldest first, before they are handed out: their nodes lose this residence.
         self.forget = forget
@@ -107,6 +109,8 @@ class Pool:
                     self.forget(evicted)
                 parts.append(evicted)
             blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if self.level is not None:
+                self.level[blocks] = 0
         self.state[blocks] = 1
         return blocks
 
@@ -116,8 +120,13 @@ class Pool:
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
+            if self.level is None:
+                self.free_list.take_out(num_cached)
+            else:
+                for level, count in enumerate(np.bincount(self.level[blocks[is_cached]]).tolist()):
+                    if count:
+                        self.free_list.take_out(count, level)
             state[is_cached] = _CONTENT
-            self.free_list.take_out(num_cached)
         self.state[blocks] = state + 1
 
     def release(self, blocks: Blocks) -> None:
@@ -130,7 +139,7 @@ class Pool:
         if len(blocks) <= _PATTERN:
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 if len(blocks):
-                    self.free_list.put_cached(blocks)
+                    self._put_cached(blocks)
                 return
             if looks == _SOLE_PLAIN[: len(looks)]:
                 self.state[blocks] = 0
@@ -147,7 +156,27 @@ class Pool:
         if len(plain):
             self.free_list.put_plain(plain)
         if len(cached):
-            self.free_list.put_cached(cached)
+            self._put_cached(cached)
+
+    def _put_cached(self, blocks: Blocks) -> None:
+        if self.level is None:
+            self.free_list.put_cached(blocks)
+            return
+        levels = self.level[blocks]
+        for level in np.unique(levels).tolist():
+            self.free_list.put_cached(blocks[levels == level], level=level)
+
+    def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
+        """These distinct blocks with content are kept at these levels from now on; cached ones become the newest of theirs, the last one
+        to be evicted first."""
+        if self.level is None:
+            self.level = np.zeros(self.num_blocks, np.int8)
+        cached = blocks[self.state[blocks] < 0]
+        if len(cached):
+            self.hold(cached)
+        self.level[blocks] = levels
+        if len(cached):
+            self.release(cached[::-1].copy())
 
     def release_one(self, block: int) -> None:
         """`release` of one block."""
@@ -183,3 +212,4 @@ class Pool:
         self.state[cached] = 0
         self.free_list.put_plain(cached)
         self.run[:] = None
+        self.level = None

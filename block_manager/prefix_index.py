@@ -56,15 +56,18 @@ class PrefixIndex:
         self.host = HostResidence(host, self._note, self._trim)
         # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
         self.leave: Callable[[Run, int], None] | None = None
+        # Called with a run that was retained while it was open, and is closed now.
+        self.closed: Callable[[Run], None] | None = None
         device.forget = self._forget_device
         device.forget_last = self._keep_first
 
-    def open_path(self, row: int, root: bytes) -> Path:
+    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         """A path at the root for a row that was just opened."""
         self._ensure_rows(row)
-        path = self.paths[row] = Path(root)
-        self.is_lazy[row] = False
-        self.num_attentive += 1
+        path = self.paths[row] = Path(root, reads=reads, writes=writes)
+        # Who does not write never has a block to look up.
+        self.is_lazy[row] = not writes
+        self.num_attentive += writes
         return path
 
     def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
@@ -86,7 +89,7 @@ class PrefixIndex:
         `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
-        if run is not None and path.guard < 0:
+        if run is not None and path.guard < 0 and run.retained is None:
             stop = tables.num_computed.item(row) // self._block_size
             if stop > start:
                 blocks = tables.blocks[:, row, start:stop].astype(np.int64)
@@ -96,7 +99,7 @@ class PrefixIndex:
                     del self.paths[row]
                     return start, stop
         self.close_run(row)
-        self.num_attentive -= 1
+        self.num_attentive -= path.writes
         del self.paths[row]
         return path.published, path.published
 
@@ -112,6 +115,13 @@ class PrefixIndex:
             self.changed.add(run)
         if run.num_host:
             run.host_places(length)
+
+    def last_node(self, row: int) -> tuple[Run, int] | None:
+        """The row's last confirmed node as (run, offset); None if it has none."""
+        path = self.paths[row]
+        if path.open is not None and (length := self._confirmed_length(path.open)) > 0:
+            return path.open, length - 1
+        return None if path.run is None else (path.run, path.at)
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, confirmed ones only."""
@@ -230,8 +240,10 @@ class PrefixIndex:
         the tables that name the duplicate.
         """
         path = self.paths[row]
-        full = self._tables.full_blocks(row)
         switches: list[tuple[int, Run, int]] = []
+        if not path.writes:
+            return switches
+        full = self._tables.full_blocks(row)
         if path.open is not None:
             if path.guard < 0 or full <= path.published + path.guard:
                 return switches
@@ -299,6 +311,8 @@ class PrefixIndex:
         blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
         self._device.carry(blocks[0], run)
+        if run.retained is not None and self.closed is not None:
+            self.closed(run)
         if path.guard < 0:
             self.is_lazy[row] = False
             self.num_attentive += 1
@@ -315,6 +329,8 @@ class PrefixIndex:
         run.num_device = stop = at + len(blocks)
         run.blocks[0, at:stop] = blocks
         self._device.carry(blocks, run)
+        if run.levels is not None:
+            self._device.set_levels(blocks, run.levels[at:stop])
         self._note(run)
 
     def device_block(self, run: Run, at: int) -> int:

@@ -29,6 +29,8 @@ class Run:
     blocks      int64 [groups, length], the device blocks of the first num_device nodes
     host        int64 [n], the host blocks of the first nodes, of all in a closed run, -1 where one has none; None: none has
     num_host    nodes that reside on the host
+    retained    number of a retention → (its last node on this run, its level); None: there is none
+    levels      int8 [length] or more, how long each node is to be kept; None: all at level 0, or the run is open
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as somebody asked
     """
@@ -42,9 +44,11 @@ class Run:
         "id",
         "key",
         "length",
+        "levels",
         "num_device",
         "num_host",
         "parent",
+        "retained",
         "row",
         "tokens",
     )
@@ -61,6 +65,8 @@ class Run:
         self.blocks: NDArray[np.int64] | None = None
         self.host: NDArray[np.int64] | None = None
         self.num_host = 0
+        self.retained: dict[int, tuple[int, int]] | None = None
+        self.levels: NDArray[np.int8] | None = None
         self.children: dict[int, int] | None = None
         self.digests: list[bytes] | None = None
 
@@ -84,13 +90,16 @@ class Path:
 
     With an `open` run, which begins at block `published`, every full block after that is a node, too.
     `guard` is the open run's length at which another run hangs off its end (-1: none does): the block after it has to be
-    looked up before it may count as a node.
+    looked up before it may count as a node. A path that does not read takes nothing that others have, and one that does not write
+    ends where what it took ends: what its row computes becomes no node.
     """
 
-    __slots__ = ("at", "guard", "open", "published", "root", "run")
+    __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
         self.root = root
+        self.reads = reads
+        self.writes = writes
         self.run: Run | None = None
         self.at = -1
         self.published = 0

@@ -40,7 +40,7 @@ def truncate_table(tables: Tables, growth: Growth, tiers: Tiers, row: int, keep:
     tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
 
-def _first_of(segments: list[tuple[Run, int, int]], num_blocks: int) -> list[tuple[Run, int, int]]:
+def first_of(segments: list[tuple[Run, int, int]], num_blocks: int) -> list[tuple[Run, int, int]]:
     """The first so many nodes of segments (run, offset, count)."""
     found: list[tuple[Run, int, int]] = []
     for run, offset, count in segments:
@@ -86,7 +86,7 @@ class Sharing:
             # What it computed could not become nodes while another batch had the same ones pending; now that may have ended.
             self.publish(row)
         have = path.published
-        if path.open is not None or tables.num_blocks[row] != have:
+        if path.open is not None or tables.num_blocks[row] != have or not path.reads:
             return 0
         size = tables.block_size
         limit = (int(tables.num_tokens[row]) - 1) // size - have
@@ -144,7 +144,7 @@ class Sharing:
             num_blocks = min(num_blocks, room)
         if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size):
             return 0
-        segments = _first_of(segments, num_blocks)
+        segments = first_of(segments, num_blocks)
         # Held first: what is evicted by the draw goes to the host, too.
         sources = offload.hold_sources(segments)
         blocks = device.draw(num_blocks)

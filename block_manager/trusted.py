@@ -20,6 +20,7 @@ from block_manager.moves import NO_MOVES, Moves
 from block_manager.offload import Offload
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
+from block_manager.retention import Holder, Retentions
 from block_manager.sharing import Sharing
 from block_manager.stats import HitFigures
 from block_manager.tables import Rows, Tables
@@ -46,6 +47,7 @@ class TrustedCalls(Views):
         if host_caching and self._index is not None:
             self._offload = Offload(self._device, self._host, self._index.host)
             self._index.leave = self._offload.leave
+        self._retentions: Retentions | None = None
         # Written once somebody has asked.
         self._events: EventLog | None = None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
@@ -66,17 +68,20 @@ class TrustedCalls(Views):
         self._held_host: Counter[int] = Counter()
         self._queries = self._query_tokens = 0
 
-    def add_counted(self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True) -> int:
+    def add_counted(
+        self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True, reads: bool = True, writes: bool = True
+    ) -> int:
         """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`).
 
-        With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before.
+        With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before; one that does not
+        read looks nothing up.
         """
         row = self._tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
         if self._index is None or self._sharing is None:
             return row
-        self._index.open_path(row, root)
-        if count:
+        self._index.open_path(row, root, reads=reads, writes=writes)
+        if count and reads:
             self._queries += 1
             self._query_tokens += len(tokens)
         self._sharing.extend_hit(row, count=count)
@@ -341,6 +346,30 @@ class TrustedCalls(Views):
         """Give back what `hold_host` took."""
         self._held_host.subtract(blocks.tolist())
         self._host.release(blocks[::-1].astype(np.int64))
+
+    def retain_row(self, row: int, level: int, until: float | None) -> None:
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none."""
+        if self._index is None:
+            return
+        last = self._index.last_node(row)
+        if last is not None:
+            self._retention().retain([(*last, 1)], level, until)
+
+    def expire(self, now: float) -> None:
+        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing."""
+        if self._retentions is not None:
+            self._retentions.expire(now)
+
+    def _retention(self) -> Retentions:
+        if self._retentions is None:
+            assert self._index is not None, "there is content to retain"
+            self._retentions = Retentions(
+                self._index,
+                self.block_size,
+                (self._device, self._host),
+                (Holder(self.hold, self.release_held), Holder(self.hold_host, self.release_held_host)),
+            )
+        return self._retentions
 
     def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
         """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.

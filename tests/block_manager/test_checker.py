@@ -192,7 +192,7 @@ def name_one_block_for_two_nodes(manager):
 
 
 def evict_as_another_run(manager):
-    segments = manager._device.free_list._segments
+    segments = manager._device.free_list._lowest._segments
     number, blocks, run = segments.pop()
     assert run is runs_of(manager)[3]
     segments.append((number, blocks, runs_of(manager)[0]))

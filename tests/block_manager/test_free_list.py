@@ -42,7 +42,11 @@ class Desk:
 
     @property
     def num_entries(self) -> int:
-        return sum(len(blocks) for queue in (self.free_list._swept, self.free_list._segments) for _, blocks, _ in queue)
+        return sum(
+            len(blocks)
+            for queue in (self.free_list._lowest._swept, self.free_list._lowest._segments)
+            for _, blocks, _ in queue
+        )
 
 
 @pytest.fixture
