@@ -14,6 +14,8 @@ from block_manager.errors import (
     RowInFlight,
     RowNotInFlight,
     RowSwapped,
+    UnknownContent,
+    UnknownPin,
     UnknownRow,
 )
 from block_manager.events import Cleared, Event, Removed, Stored
@@ -21,6 +23,7 @@ from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
 from block_manager.moves import NO_MOVES, Moves, joined
+from block_manager.retention import Pin
 from block_manager.stats import MemoryStats
 from block_manager.tables import has_negative, token_array
 
@@ -41,12 +44,15 @@ __all__ = [
     "Moves",
     "OutOfBlocks",
     "PagedError",
+    "Pin",
     "Removed",
     "RowInFlight",
     "RowNotInFlight",
     "RowSwapped",
     "Stored",
     "TableChanges",
+    "UnknownContent",
+    "UnknownPin",
     "UnknownRow",
     "has_negative",
     "joined",

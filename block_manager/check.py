@@ -13,7 +13,6 @@ import numpy as np
 
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
-from block_manager.retention import levels_wanted
 from block_manager.runs import Run
 from block_manager.tables import Tables
 
@@ -165,20 +164,18 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
 
 
 def _levels(device: Pool, host: Pool, run: Run) -> list[str]:
-    wanted = levels_wanted(run)
-    shown = np.zeros(run.length, np.int8) if run.levels is None else run.levels[: run.length]
     found: list[str] = []
-    if not np.array_equal(wanted, shown):
-        found.append(f"3: the nodes of run {run.id} are kept at levels {shown.tolist()}, not {wanted.tolist()}.")
-    places = np.empty(0, np.int64) if run.host is None else (run.host[: run.length] >= 0).nonzero()[0]
+    places = np.empty(0, np.int64) if run.host is None else (run.host >= 0).nonzero()[0]
     assert run.blocks is not None
-    for pool, blocks, levels in (
-        (device, run.blocks[0, : run.num_device], shown[: run.num_device]),
-        (host, np.empty(0, np.int64) if run.host is None else run.host[places], shown[places]),
+    for pool, at, blocks in (
+        (device, np.arange(run.num_device), run.blocks[0, : run.num_device]),
+        (host, places, places if run.host is None else run.host[places]),
     ):
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
-        if not np.array_equal(kept, levels):
-            found.append(f"3: {pool.tier} blocks of run {run.id} are kept at {kept.tolist()}, not {levels.tolist()}.")
+        if kept.tolist() != run.levels_of(at).tolist():
+            found.append(
+                f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {run.levels_of(at).tolist()}."
+            )
     return found
 
 

@@ -35,8 +35,8 @@ class HostResidence:
         run.num_host += len(blocks)
         self._host.carry(blocks, run)
         self._offset[blocks] = offsets
-        if run.levels is not None:
-            self._host.set_levels(blocks, run.levels[offsets])
+        if run.retained:
+            self._host.set_levels(blocks, run.levels_of(offsets))
         self._note(run)
 
     def offsets(self, blocks: Blocks) -> list[int]:

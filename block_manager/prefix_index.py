@@ -89,7 +89,7 @@ class PrefixIndex:
         `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
-        if run is not None and path.guard < 0 and run.retained is None:
+        if run is not None and path.guard < 0 and not run.retained:
             stop = tables.num_computed.item(row) // self._block_size
             if stop > start:
                 blocks = tables.blocks[:, row, start:stop].astype(np.int64)
@@ -311,7 +311,7 @@ class PrefixIndex:
         blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
         self._device.carry(blocks[0], run)
-        if run.retained is not None and self.closed is not None:
+        if run.retained and self.closed is not None:
             self.closed(run)
         if path.guard < 0:
             self.is_lazy[row] = False
@@ -329,8 +329,8 @@ class PrefixIndex:
         run.num_device = stop = at + len(blocks)
         run.blocks[0, at:stop] = blocks
         self._device.carry(blocks, run)
-        if run.levels is not None:
-            self._device.set_levels(blocks, run.levels[at:stop])
+        if run.retained:
+            self._device.set_levels(blocks, run.levels_of(np.arange(at, stop)))
         self._note(run)
 
     def device_block(self, run: Run, at: int) -> int:

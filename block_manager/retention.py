@@ -56,8 +56,8 @@ class Retentions:
         self._now = -np.inf
         self._next = 1
         self._pins: dict[int, tuple[Blocks, Blocks]] = {}
-        # The last node of each retention that ends, by number; (when, number) in order, of pins, too.
-        self._until: dict[int, tuple[Run, int]] = {}
+        # The runs of each retention that ends, by number, last one first; (when, number) in order, of pins, too.
+        self._until: dict[int, list[Run]] = {}
         self._ends: list[tuple[float, int]] = []
 
     @property
@@ -90,14 +90,16 @@ class Retentions:
         """The nodes of a prefix are kept at `level` at least, until the logical time `until` (None: as long as they live)."""
         number = self._numbered(until)
         run, offset, count = segments[-1]
-        at = offset + count - 1
-        for each, last in _upwards(run, at):
+        way = _upwards(run, offset + count - 1)
+        for each, last in way:
             if each.retained is None:
                 each.retained = {}
             each.retained[number] = (last, level)
         if until is not None:
-            self._until[number] = (run, at)
-        self._apply(run, at)
+            self._until[number] = [each for each, _ in way]
+        # The last node first: what is evicted first becomes old first.
+        for each, _ in way:
+            self.apply_to(each)
 
     def expire(self, now: float) -> None:
         """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
@@ -107,11 +109,10 @@ class Retentions:
             if number in self._pins:
                 self._release(number)
             elif number in self._until:
-                run, at = self._until.pop(number)
-                for each, _ in _upwards(run, at):
-                    if each.retained is not None:
-                        each.retained.pop(number, None)
-                self._apply(run, at)
+                for run in self._until.pop(number):
+                    if run.retained is not None:
+                        run.retained.pop(number, None)
+                    self.apply_to(run)
 
     def clear(self) -> None:
         """All content is forgotten, and nothing is pinned."""
@@ -131,35 +132,21 @@ class Retentions:
         for holder, blocks in zip(self._holders, self._pins.pop(number), strict=True):
             holder.release(blocks)
 
-    def _apply(self, run: Run, at: int) -> None:
-        """Levels of the nodes up to (`run`, `at`) are what their retentions say; the last node first."""
-        for each, _ in _upwards(run, at):
-            self.apply_to(each)
-
     def apply_to(self, run: Run) -> None:
-        """Levels of a run's nodes are what its retentions say. Those of an open run wait until it is closed: its row holds them."""
-        if run.row >= 0 or run.length == 0:
-            return
-        levels = levels_wanted(run)
-        before = np.zeros(run.length, np.int8) if run.levels is None else run.levels[: run.length]
-        changed = (levels != before).nonzero()[0]
-        run.levels = levels if levels.any() else None
-        assert run.blocks is not None, "a closed run keeps its blocks"
-        on_device = changed[changed < run.num_device]
-        if len(on_device):
-            self._device.set_levels(run.blocks[0, on_device], levels[on_device])
+        """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until
+        it is closed."""
+        if run.row < 0 and run.num_device and run.blocks is not None:
+            self._set(self._device, run, np.arange(run.num_device), run.blocks[0, : run.num_device])
         if run.num_host and run.host is not None:
-            on_host = changed[run.host[changed] >= 0]
-            if len(on_host):
-                self._host.set_levels(run.host[on_host], levels[on_host])
+            places = (run.host >= 0).nonzero()[0]
+            self._set(self._host, run, places, run.host[places])
 
-
-def levels_wanted(run: Run) -> NDArray[np.int8]:
-    """int8 [length]: what the retentions of a run say of its nodes."""
-    levels = np.zeros(run.length, np.int8)
-    for end, level in (run.retained or {}).values():
-        np.maximum(levels[: end + 1], level, out=levels[: end + 1])
-    return levels
+    def _set(self, pool: Pool, run: Run, places: NDArray[np.int64], blocks: Blocks) -> None:
+        levels = run.levels_of(places)
+        before = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
+        changed = levels != before
+        if changed.any():
+            pool.set_levels(blocks[changed], levels[changed])
 
 
 def _upwards(run: Run | None, at: int) -> list[tuple[Run, int]]:

@@ -30,7 +30,6 @@ class Run:
     host        int64 [n], the host blocks of the first nodes, of all in a closed run, -1 where one has none; None: none has
     num_host    nodes that reside on the host
     retained    number of a retention → (its last node on this run, its level); None: there is none
-    levels      int8 [length] or more, how long each node is to be kept; None: all at level 0, or the run is open
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as somebody asked
     """
@@ -44,7 +43,6 @@ class Run:
         "id",
         "key",
         "length",
-        "levels",
         "num_device",
         "num_host",
         "parent",
@@ -66,13 +64,19 @@ class Run:
         self.host: NDArray[np.int64] | None = None
         self.num_host = 0
         self.retained: dict[int, tuple[int, int]] | None = None
-        self.levels: NDArray[np.int8] | None = None
         self.children: dict[int, int] | None = None
         self.digests: list[bytes] | None = None
 
     def host_block(self, at: int) -> int:
         """The host block of node `at`, -1 where it has none."""
         return -1 if self.host is None or at >= len(self.host) else self.host.item(at)
+
+    def levels_of(self, places: NDArray[np.int64]) -> NDArray[np.int8]:
+        """int8 [n], how long each of these nodes is to be kept: the highest level of the retentions that reach it, else 0."""
+        levels = np.zeros(len(places), np.int8)
+        for last, level in (self.retained or {}).values():
+            np.maximum(levels, level, out=levels, where=places <= last)
+        return levels
 
     def host_places(self, length: int) -> NDArray[np.int64]:
         """`host` with entries for at least so many nodes: an open run, whose nodes others may swap out, still grows."""

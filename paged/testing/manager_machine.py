@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from hypothesis import event, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.protocol import Capabilities
 from paged.testing.strategies import NAMESPACES, picks, prompts, tails, where
@@ -23,6 +24,8 @@ worlds = st.builds(
     event_stride=st.sampled_from([0, 1, 2, 3]),
 )
 MAX_ROWS = 6
+LASTS = st.sampled_from([None, None, 1, 2, 3])
+"""Ticks that a pin or a retention lasts."""
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -54,6 +57,14 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES))
     def add(self, tokens: list[int], namespace: object) -> None:
         self.rig.add(tokens, namespace)
+
+    @where(lambda self: self.capabilities.private_rows and len(self.rig.rows) < MAX_ROWS)
+    @rule(tokens=prompts(), reads=st.booleans(), starts=st.booleans())
+    def add_private(self, tokens: list[int], reads: bool, starts: bool) -> None:
+        """A row that does not write the cache, or does not read it."""
+        row = self.rig.add(tokens, None, reads, not reads)
+        if starts and self.rig.left(row):
+            self.rig.allocate([row], [self.rig.left(row)])
 
     @where(lambda self: len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES), how=st.sampled_from(["start", "confirm", "free"]))
@@ -175,6 +186,28 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(pick=picks, both=st.booleans())
     def swap_in(self, pick: int, both: bool) -> None:
         self.rig.swap_in(rotated(self.rig.swapped_rows, pick)[: 1 + both])
+
+    @where(lambda self: self.capabilities.retention and len(self.rig.naive.pins) < 2)
+    @rule(tokens=prompts(), lasts=LASTS)
+    def pin(self, tokens: list[int], lasts: int | None) -> None:
+        self.rig.pin(tokens, None, lasts)
+
+    @where(lambda self: self.rig.pins)
+    @rule(pick=picks)
+    def unpin(self, pick: int) -> None:
+        self.rig.unpin(sorted(self.rig.pins)[pick % len(self.rig.pins)])
+
+    @where(lambda self: self.capabilities.retention and self.rig.naive.device.resident)
+    @rule(pick=picks, priority=st.integers(1, 3), lasts=LASTS)
+    def retain(self, pick: int, priority: int, lasts: int | None) -> None:
+        nodes = sorted((node for node in self.rig.naive.device.resident if node[0] == typed(None)), key=str)
+        if nodes:
+            self.rig.retain(list(nodes[pick % len(nodes)][1]), None, priority, lasts)
+
+    @where(lambda self: self.rig.naive.ends)
+    @rule(ticks=st.integers(1, 3))
+    def expire(self, ticks: int) -> None:
+        self.rig.expire(ticks)
 
     @rule()
     def reset_cache(self) -> None:

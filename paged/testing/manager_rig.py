@@ -77,6 +77,9 @@ class ManagerRig:
         self.batches: list[tuple[int, list[int]]] = [(1, [])]
         self.ids: dict[Block, int] = {}
         self.host_ids: dict[Block, int] = {}
+        self.now = 0
+        self.num_kept = 0
+        self.pins: dict[int, Any] = {}
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
         self.has_failed = False
@@ -132,9 +135,10 @@ class ManagerRig:
         state = self.naive.rows[row]
         return min(self.naive.blocks_for(state.computed), len(state.table))
 
-    def add(self, tokens: list[int], namespace: object = None) -> int:
-        """A new sequence. The hit has to be exactly the longest prefix that is there."""
-        self._note("add", tokens, namespace)
+    def add(self, tokens: list[int], namespace: object = None, reads: bool = True, writes: bool = True) -> int:
+        """A new sequence. The hit has to be exactly the longest prefix that is there, and nothing for one that does not read."""
+        private = {name: value for name, value in (("reads", reads), ("writes", writes)) if not value}
+        self._note("add", tokens, namespace, *((reads, writes) if private else ()))
         looked_up = self.manager.lookup(tokens, namespace)
         # 1 == True for Python's dictionaries, and the model is made of those; the manager has to tell them apart.
         self.namespaces[typed(namespace)] = namespace
@@ -142,8 +146,9 @@ class ManagerRig:
         on_host = 0
         if first_pending is None:
             on_host = len(self.naive.lookup_on_host(tokens, typed(namespace), len(on_device))) * self.world.block_size
-        number = int(self.manager.add(tokens, namespace=namespace))
-        self.naive.add(number, tokens, typed(namespace))
+        number = int(self.manager.add(tokens, namespace=namespace, **private))
+        self.naive.add(number, tokens, typed(namespace), **private)
+        self.events["private row"] += len(private) > 0
         hit = len(on_device) * self.world.block_size
         self._content_moves()
         self.events["hit"] += hit > 0
@@ -156,7 +161,7 @@ class ManagerRig:
         if self.world.host_caching and looked_up.host_tokens != on_host:
             found.append(f"lookup found {looked_up.host_tokens} more tokens on the host, which holds {on_host}")
         taken = list(self.manager.table(number))[: len(looked_up.blocks)]
-        if list(looked_up.blocks) != taken:
+        if reads and list(looked_up.blocks) != taken:
             found.append(f"lookup names {list(looked_up.blocks)}, add took {taken}")
         self._fail_on(found)
         self._compare()
@@ -313,6 +318,63 @@ class ManagerRig:
         self._run(moves, to_device=copies)
         self._compare()
 
+    def pin(self, tokens: list[int], namespace: object = None, lasts: int | None = None) -> None:
+        """Hold the cached prefix of a prompt, for so many ticks (None: until `unpin`)."""
+        self._note("pin", tokens, namespace, lasts)
+        nodes = self._prefix(tokens, namespace)
+        until = None if lasts is None else self.now + lasts
+        pin = self._unless_unknown(nodes, lambda: self.manager.pin(tokens, namespace, until=until))
+        if pin is not None:
+            found = [] if pin.num_tokens == len(nodes) * self.world.block_size else [f"{pin} of {len(nodes)} blocks"]
+            self._fail_on(found)
+            self.num_kept += 1
+            self.naive.pin(self.num_kept, nodes, until)
+            self.pins[self.num_kept] = pin
+            self.events["pin"] += 1
+        self._compare()
+
+    def unpin(self, number: int) -> None:
+        """The pin with this number, which counts pins and retentions, ends; one that has ended already is refused."""
+        from paged import UnknownPin
+
+        self._note("unpin", number)
+        if number not in self.pins:
+            return
+        try:
+            self.manager.unpin(self.pins[number])
+        except UnknownPin:
+            self._fail_on([] if number not in self.naive.pins else ["a pin that holds is unknown"])
+        else:
+            self._fail_on([] if number in self.naive.pins else ["a pin that has ended could be given back"])
+            self.naive.unpin(number)
+        self._compare()
+
+    def retain(self, tokens: list[int], namespace: object = None, priority: int = 1, lasts: int | None = None) -> None:
+        """Keep the cached prefix of a prompt longer than content of lower priority, for so many ticks (None: as long as it is known)."""
+        self._note("retain", tokens, namespace, priority, lasts)
+        nodes = self._prefix(tokens, namespace)
+        until = None if lasts is None else self.now + lasts
+        kept = self._unless_unknown(
+            nodes, lambda: self.manager.retain(tokens, namespace, priority=priority, until=until)
+        )
+        if kept is not None:
+            found = [] if kept == len(nodes) * self.world.block_size else [f"{kept} tokens of {len(nodes)} blocks kept"]
+            self._fail_on(found)
+            self.num_kept += 1
+            self.naive.retain(self.num_kept, nodes, priority, until)
+            self.events["retain"] += 1
+        self._compare()
+
+    def expire(self, ticks: int) -> None:
+        """Logical time goes on."""
+        self._note("expire", ticks)
+        self.now += ticks
+        had = len(self.naive.ends)
+        self.manager.expire(self.now)
+        self.naive.expire(self.now)
+        self.events["expired"] += len(self.naive.ends) < had
+        self._compare()
+
     def reset_cache(self) -> None:
         """Forget all content, if nothing is used."""
         self._note("reset_cache")
@@ -342,6 +404,8 @@ class ManagerRig:
             self.confirm()
         if self.rows:
             self.free(self.rows)
+        for number in list(self.naive.pins):
+            self.unpin(number)
         self._fail_on(invariants.memory_at_rest(self.manager))
 
     def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
@@ -382,6 +446,24 @@ class ManagerRig:
         self._fail_on(self._match(moves.host_to_device, [*loaded, *to_device], self.host_ids, self.ids))
         self._fail_on(self.shadow.move(moves))
 
+    def _prefix(self, tokens: list[int], namespace: object) -> list[Node]:
+        self.namespaces[typed(namespace)] = namespace
+        return self.naive.prefix(tokens, typed(namespace))
+
+    def _unless_unknown(self, nodes: Sequence[Node], keep: Callable[[], Any]) -> Any:
+        """What `keep` returns for content that is there; None for a prompt of which nothing is, which has to be refused."""
+        from paged import UnknownContent
+
+        before = self.manager.snapshot()
+        try:
+            kept = keep()
+        except UnknownContent:
+            self._fail_on(["content that is there is unknown"] if nodes else [])
+            self._fail_on(["7: a refused call changed something"] if self.manager.snapshot() != before else [])
+            return None
+        self._fail_on([] if nodes else ["content that is not there could be kept"])
+        return kept
+
     def _leader(self, node: Node, candidates: list[Block]) -> Block:
         """Which of several rows that compute the same content the manager shows to others; the first, if it shows none."""
         namespace, tokens = node
@@ -416,7 +498,8 @@ class ManagerRig:
 
     def _compare(self) -> None:
         """The whole public state against the model, every computed token against the shadow, and the manager's own check."""
-        found = invariants.memory(self.manager)
+        self.naive.forget_dead()
+        found = invariants.memory(self.manager, may_hold=bool(self.naive.pins))
         found += self._tallies()
         for number in self.rows:
             found += self._row_differences(number, self.naive.rows[number])

@@ -40,6 +40,8 @@ class Row:
     reserved: int = 0
     batch: int = 0
     is_swapped: bool = False
+    reads: bool = True
+    writes: bool = True
     has_computed: bool = False
     """Whether it owes its blocks to more than lookups."""
     unconfirmed: tuple[int, int] | None = None
@@ -57,6 +59,8 @@ class NaivePool:
         self.evicted = 0
         # Called with each block whose content is forgotten here.
         self.leave: Callable[[Block], None] | None = None
+        # How long content is to be kept: the lowest goes first.
+        self.level: Callable[[Node | None], int] = lambda node: 0
 
     @property
     def used(self) -> int:
@@ -73,7 +77,8 @@ class NaivePool:
         if self.free:
             self.free -= 1
         else:
-            oldest = self.cached.pop(0)
+            oldest = min(self.cached, key=lambda block: self.level(block.node))
+            self.cached.remove(oldest)
             assert oldest.node is not None
             del self.resident[oldest.node]
             self.evicted += 1
@@ -94,6 +99,13 @@ class NaivePool:
             self.cached.append(block)
         elif block.refs == 0:
             self.free += 1
+
+    def touch(self, node: Node) -> None:
+        """Content that nobody uses counts as used just now."""
+        block = self.resident.get(node)
+        if block is not None and block.refs == 0:
+            self.cached.remove(block)
+            self.cached.append(block)
 
     def forget_all(self) -> None:
         """Every cached block becomes free."""
@@ -130,6 +142,11 @@ class NaiveManager:
         self.offloaded: list[tuple[Block, Block]] = []
         self.loaded: list[tuple[Block, Block]] = []
         self._touched: list[Block] = []
+        # Pins and retentions by number: blocks of both tiers that a pin holds; nodes in order, and their level; when each ends.
+        self.pins: dict[int, list[tuple[NaivePool, Block]]] = {}
+        self.retentions: dict[int, tuple[list[Node], int]] = {}
+        self.ends: dict[int, float] = {}
+        self.device.level = self.host.level = self.level
         if host_caching:
             self.device.leave = self._offload
 
@@ -182,13 +199,82 @@ class NaiveManager:
             self.host.release(block)
         return copies
 
-    def add(self, number: int, tokens: Sequence[int], namespace: object) -> int:
+    def prefix(self, tokens: Sequence[int], namespace: object) -> list[Node]:
+        """The nodes of a prompt from the first one on, each in one tier at least."""
+        found: list[Node] = []
+        for num_blocks in range(1, len(tokens) // self.block_size + 1):
+            node = self.node(namespace, tokens, num_blocks)
+            if node not in self.device.resident and node not in self.host.resident:
+                break
+            found.append(node)
+        return found
+
+    def pin(self, number: int, nodes: Sequence[Node], until: float | None) -> None:
+        """Hold what the prefix lies in, on the device where it can be."""
+        held = [(pool := self.device if n in self.device.resident else self.host, pool.resident[n]) for n in nodes]
+        for pool, block in held:
+            pool.hold(block)
+        self.pins[number] = held
+        if until is not None:
+            self.ends[number] = until
+
+    def unpin(self, number: int) -> None:
+        """The pin ends."""
+        for pool, block in reversed(self.pins.pop(number)):
+            pool.release(block)
+        self.ends.pop(number, None)
+
+    def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
+        """These nodes, a prefix, go after all of a lower level."""
+        before = {node: self.level(node) for node in nodes}
+        self.retentions[number] = nodes, level
+        if until is not None:
+            self.ends[number] = until
+        self._touch_changed(before)
+
+    def expire(self, now: float) -> None:
+        """What ends by now has ended, in order."""
+        for _, number in sorted((when, number) for number, when in self.ends.items() if when <= now):
+            if number in self.pins:
+                self.unpin(number)
+                continue
+            del self.ends[number]
+            before = {node: self.level(node) for node in self.retentions.get(number, ([], 0))[0]}
+            self.retentions.pop(number, None)
+            self._touch_changed(before)
+
+    def level(self, node: Node | None) -> int:
+        """The highest level at which somebody keeps it."""
+        return max((level for nodes, level in self.retentions.values() if node in nodes), default=0)
+
+    def forget_dead(self) -> None:
+        """A node that is nowhere, with nothing below it, is known no more: what becomes of the same tokens later is another one."""
+        lives = self._living_nodes()
+        for number, (nodes, level) in list(self.retentions.items()):
+            self.retentions[number] = [node for node in nodes if node in lives], level
+
+    def _touch_changed(self, before: dict[Node, int]) -> None:
+        for node in reversed(before):
+            if self.level(node) != before[node]:
+                self.device.touch(node)
+                self.host.touch(node)
+
+    def _living_nodes(self) -> set[Node]:
+        """Nodes that reside somewhere, are being computed, or have one below them that does."""
+        known = [*self.device.resident, *self.host.resident, *self.pending]
+        return {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
+
+    def add(
+        self, number: int, tokens: Sequence[int], namespace: object, *, reads: bool = True, writes: bool = True
+    ) -> int:
         """A new row with its prefix hit. Returns the hit in tokens."""
-        row = self.rows[number] = Row(list(tokens), namespace)
+        row = self.rows[number] = Row(list(tokens), namespace, reads=reads, writes=writes)
         return self.extend_hit(row)
 
     def extend_hit(self, row: Row) -> int:
         """The row takes what the cache holds after its own blocks. Returns the tokens won."""
+        if not row.reads:
+            return 0
         found, first_pending = self.lookup(row.tokens, row.namespace, len(row.table))
         for block in found:
             self.device.hold(block)
@@ -260,14 +346,12 @@ class NaiveManager:
         """
         if not self.prefix_caching:
             return
-        rows = [self.rows[number] for number in numbers]
+        rows = [self.rows[number] for number in numbers if self.rows[number].writes]
         computing: dict[Node, list[Block]] = {}
         for row in rows:
             for node, block in self._computing(row):
                 computing.setdefault(node, []).append(block)
-        # A node without content of its own lives while something below it does.
-        known = [*self.device.resident, *self.host.resident, *self.pending]
-        lives = {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
+        lives = self._living_nodes()
         for row in rows:
             for node, block in self._computing(row):
                 candidates = computing[node]
@@ -335,6 +419,7 @@ class NaiveManager:
         for block in table:
             self.device.hold(block)
         self.rows[child] = Row(list(row.tokens), row.namespace, table, row.computed)
+        self.rows[child].reads, self.rows[child].writes = row.reads, row.writes
         self.rows[child].unconfirmed, self.rows[child].has_computed = row.unconfirmed, row.has_computed
 
     def swap_out(self, numbers: Sequence[int], keep: int) -> list[tuple[Block, Block]]:
@@ -446,7 +531,7 @@ class NaiveManager:
         row.scheduled = row.batch = 0
 
     def _publish(self, row: Row, column: int) -> None:
-        if not self.prefix_caching:
+        if not (self.prefix_caching and row.writes):
             return
         node, block = self.node(row.namespace, row.tokens, column + 1), row.table[column]
         there = self.device.resident.setdefault(node, block)

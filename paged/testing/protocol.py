@@ -28,6 +28,10 @@ class Capabilities:
     """Content that leaves the device can be kept in the second pool (`host_caching`), and a hit brings it back."""
     events: bool = True
     """`take_events` and `events_snapshot` tell what the cache stored and removed."""
+    retention: bool = True
+    """`pin`, `unpin`, `retain` and `expire`."""
+    private_rows: bool = True
+    """Rows that do not read, or do not write, the prefix cache."""
     truncate: bool = True
     reserve: bool = True
     groups: bool = True
