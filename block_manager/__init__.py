@@ -23,7 +23,7 @@ from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager, Hit
 from block_manager.moves import NO_MOVES, Moves, joined
-from block_manager.retention import Pin
+from block_manager.retention import Pin, level_checked
 from block_manager.stats import MemoryStats
 from block_manager.tables import has_negative, token_array
 
@@ -56,6 +56,7 @@ __all__ = [
     "UnknownRow",
     "has_negative",
     "joined",
+    "level_checked",
     "root_prefix",
     "token_array",
 ]

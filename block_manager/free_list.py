@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from block_manager.runs import Run
 
 Blocks = NDArray[np.int64]
-# Number, blocks in the order of their eviction, None; or number, blocks of the first nodes of a run in their order, which are
-# evicted from the end, and that run.
-Segment = tuple[int, Blocks, "Run | None"]
-# Blocks in the order of their eviction, that run, and how many of its nodes are left.
-Taken = tuple[Blocks, "Run | None", int]
+# Number, blocks in the order of their eviction, None, when; or number, blocks of the first nodes of a run in their order, which are
+# evicted from the end, that run, and when they were put there.
+Segment = tuple[int, Blocks, "Run | None", int]
+# Blocks in the order of their eviction, that run, how many of its nodes are left, and when they were put there.
+Taken = tuple[Blocks, "Run | None", int, int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
@@ -39,6 +39,8 @@ class FreeList:
         self.num_plain = len(state)
         self.num_cached = 0
         self._next_segment = 1
+        # The step that puts blocks here.
+        self.now = 0
         self._lowest = CachedQueue(state)
         self._queues = [self._lowest]
 
@@ -88,7 +90,7 @@ class FreeList:
         self.num_cached += len(blocks)
         while level >= len(self._queues):
             self._queues.append(CachedQueue(self._state))
-        self._queues[level].put((number, blocks, run))
+        self._queues[level].put((number, blocks, run, self.now))
 
     def plain(self) -> Blocks:
         """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
@@ -151,15 +153,15 @@ class CachedQueue:
         while wanted:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, run = self._swept.popleft()
+            number, blocks, run, when = self._swept.popleft()
             num_entries = num_live = len(blocks)
             if self._num_entries != self.num_cached:
                 blocks, run = self._live(number, blocks, run)
                 num_live = len(blocks)
             left = max(0, num_live - wanted)
             if left:
-                self._swept.appendleft((number, blocks[wanted:] if run is None else blocks[:left], run))
-            taken.append((blocks[: num_live - left] if run is None else blocks[left:][::-1], run, left))
+                self._swept.appendleft((number, blocks[wanted:] if run is None else blocks[:left], run, when))
+            taken.append((blocks[: num_live - left] if run is None else blocks[left:][::-1], run, left, when))
             self._num_entries -= num_entries - left
             self.num_cached -= num_live - left
             wanted -= num_live - left
@@ -167,7 +169,7 @@ class CachedQueue:
 
     def live(self) -> list[tuple[Blocks, Run | None]]:
         """What has not left, segment by segment: blocks, and the run of which they are the first nodes, if they are."""
-        return [self._live(*segment) for queue in (self._swept, self._segments) for segment in queue]
+        return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
 
     def _live(self, number: int, blocks: Blocks, run: Run | None) -> tuple[Blocks, Run | None]:
         """What of a segment has not left; where some has, what is left of its run cannot be told from how many there are."""
@@ -184,9 +186,9 @@ class CachedQueue:
             if not self._segments:
                 # Everything has been looked at once: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, run = self._segments.popleft()
+            number, blocks, run, when = self._segments.popleft()
             live, run = self._live(number, blocks, run)
             self._num_entries += len(live) - len(blocks)
             work -= len(blocks)
             if len(live):
-                self._swept.append((number, live, run))
+                self._swept.append((number, live, run, when))

@@ -120,6 +120,7 @@ class BlockManager(TrustedCalls):
     def next_batch(self) -> int:
         """What is allocated from now on is another batch: pending nodes are seen only within one. Returns its number."""
         self._batch += 1
+        self._device.free_list.now = self._host.free_list.now = self._batch
         if self._index is not None:
             self._index.batch = self._batch
         return self._batch
@@ -379,6 +380,11 @@ class BlockManager(TrustedCalls):
             host_used=self.host_used,
             usage=self.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
+            recent_query_tokens=sum(tokens for tokens, _ in self._recent),
+            recent_hit_tokens=sum(found for _, found in self._recent),
+            evicted_blocks=self._device.num_evicted,
+            idle_steps=self._device.idle_steps,
+            lifetime_steps=self._index.lifetime_steps if self._index else 0,
             offloaded_blocks=offload.offloaded_blocks if offload else 0,
             loaded_blocks=offload.loaded_blocks if offload else 0,
             **self.hit_figures()._asdict(),

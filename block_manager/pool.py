@@ -42,6 +42,8 @@ class Pool:
         # int8 [num_blocks], how long each block's content is to be kept, once any is raised: higher levels are evicted later.
         self.level: NDArray[np.int8] | None = None
         self.free_list = FreeList(self.state)
+        # Blocks evicted so far, and the sum of the steps that each had been unused for.
+        self.num_evicted = self.idle_steps = 0
         # Called with evicted blocks, oldest first, before they are handed out: their nodes lose this residence.
         self.forget = forget
         # Called instead, where they are the last nodes that a whole run still had here, with it and how many are left.
@@ -102,7 +104,9 @@ class Pool:
         else:
             self.require(count)
             parts = [free_list.take_plain(num_plain)] if num_plain else []
-            for evicted, run, num_left in free_list.take_cached(count - num_plain):
+            self.num_evicted += count - num_plain
+            for evicted, run, num_left, when in free_list.take_cached(count - num_plain):
+                self.idle_steps += len(evicted) * (free_list.now - when)
                 if run is not None and self.forget_last is not None:
                     self.forget_last(run, num_left)
                 elif self.forget is not None:

@@ -50,6 +50,8 @@ class PrefixIndex:
         # Paths that are not: while there are none, a step need not even ask.
         self.num_attentive = 0
         self.batch = 1
+        # Of the nodes that left the device, the steps since their run began, in all.
+        self.lifetime_steps = 0
         self._next_run = 0
         # Runs whose nodes came to a tier or left it, while somebody wants to know; an open run's are not in it as they are computed.
         self.changed: set[Run] | None = None
@@ -74,7 +76,7 @@ class PrefixIndex:
         """`open_path` for a row that computes a first full block which nobody has, found under `key` (root and tokens) from now on."""
         self._ensure_rows(row)
         path = self.paths[row] = Path(root)
-        path.open = self.runs[key] = Run(self._next_run, key, None, -1, row)
+        path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
         self.is_lazy[row] = True
         if self.changed is not None:
@@ -429,7 +431,7 @@ class PrefixIndex:
 
     def _open_run(self, row: int, path: Path, key: bytes) -> None:
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row)
+        run = Run(self._next_run, key, parent, at, row, self.batch)
         self._next_run += 1
         self.runs[key] = run
         self._note(run)
@@ -506,6 +508,7 @@ class PrefixIndex:
 
     def _keep_first(self, run: Run, count: int) -> None:
         """All nodes of the run, which is closed, but the first `count` are on the device no more."""
+        self.lifetime_steps += (run.num_device - count) * (self.batch - run.born)
         if self.leave is not None:
             self.leave(run, count)
         run.num_device = count

@@ -23,6 +23,7 @@ class Run:
     key         the bytes under which the first node is found
     parent, at  the node before the first one: (None, -1) below a namespace's root
     row         the row that still extends it (open), -1 once closed; what follows is set when it closes
+    born        the step in which it began
     length      nodes
     num_device  nodes that reside on the device: always the first ones, because who uses a child uses its parent
     tokens      the nodes' token ids, int32 as bytes
@@ -37,6 +38,7 @@ class Run:
     __slots__ = (
         "at",
         "blocks",
+        "born",
         "children",
         "digests",
         "host",
@@ -51,12 +53,13 @@ class Run:
         "tokens",
     )
 
-    def __init__(self, run_id: int, key: bytes, parent: Run | None, at: int, row: int) -> None:
+    def __init__(self, run_id: int, key: bytes, parent: Run | None, at: int, row: int, born: int) -> None:
         self.id = run_id
         self.key = key
         self.parent = parent
         self.at = at
         self.row = row
+        self.born = born
         self.length = 0
         self.num_device = 0
         self.tokens = b""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+WINDOW = 1_000
+"""Lookups that the recent hit rate looks back on."""
+
 
 class HitFigures(NamedTuple):
     """The lookups' figures of MemoryStats."""
@@ -24,7 +27,10 @@ class MemoryStats:
     blocks that hold no computed token (0 with no used block). Lookups: `queries` counts admissions that looked, `query_tokens`
     their tokens, `hit_tokens` what they found; `pending_hit_tokens` is the part of it that another row of the same batch was
     still computing, `host_hit_tokens` the part that came from the host, `device_hit_tokens` the rest. With the prefix cache off all
-    stay 0. Blocks of content copied to the host when they left the device, and back on a hit: `offloaded_blocks`, `loaded_blocks`.
+    stay 0. `recent_query_tokens` and `recent_hit_tokens` are of the last WINDOW lookups, as they were found.
+
+    `evicted_blocks` of content have left the device; `idle_steps` is the sum of the steps (batches composed) that each had been unused
+    for, `lifetime_steps` the sum of those since its run of content began. Blocks of content copied to the host when they left the device, and back on a hit: `offloaded_blocks`, `loaded_blocks`.
     """
 
     num_blocks: int
@@ -42,6 +48,11 @@ class MemoryStats:
     hit_tokens: int
     pending_hit_tokens: int
     host_hit_tokens: int
+    recent_query_tokens: int
+    recent_hit_tokens: int
+    evicted_blocks: int
+    idle_steps: int
+    lifetime_steps: int
     offloaded_blocks: int
     loaded_blocks: int
 
@@ -49,6 +60,21 @@ class MemoryStats:
     def device_hit_tokens(self) -> int:
         """Hit tokens that were on the device, computed."""
         return self.hit_tokens - self.pending_hit_tokens - self.host_hit_tokens
+
+    @property
+    def recent_hit_rate(self) -> float:
+        """recent_hit_tokens ÷ recent_query_tokens; 0 before the first query."""
+        return self.recent_hit_tokens / self.recent_query_tokens if self.recent_query_tokens else 0.0
+
+    @property
+    def mean_idle_steps(self) -> float:
+        """Steps that an evicted block had been unused for, on average; 0 before the first eviction."""
+        return self.idle_steps / self.evicted_blocks if self.evicted_blocks else 0.0
+
+    @property
+    def mean_lifetime_steps(self) -> float:
+        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first eviction."""
+        return self.lifetime_steps / self.evicted_blocks if self.evicted_blocks else 0.0
 
     @property
     def hit_rate(self) -> float:

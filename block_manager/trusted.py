@@ -6,7 +6,7 @@ the calls of BlockManager, which check first and come here then. Knows everythin
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,7 +22,7 @@ from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
 from block_manager.retention import Holder, Retentions
 from block_manager.sharing import Sharing
-from block_manager.stats import HitFigures
+from block_manager.stats import WINDOW, HitFigures
 from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 from block_manager.views import Views
@@ -67,6 +67,8 @@ class TrustedCalls(Views):
         self._held: Counter[int] = Counter()
         self._held_host: Counter[int] = Counter()
         self._queries = self._query_tokens = 0
+        # Of the latest lookups, the tokens asked for and found.
+        self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
     def add_counted(
         self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True, reads: bool = True, writes: bool = True
@@ -84,7 +86,9 @@ class TrustedCalls(Views):
         if count and reads:
             self._queries += 1
             self._query_tokens += len(tokens)
-        self._sharing.extend_hit(row, count=count)
+        found = self._sharing.extend_hit(row, count=count)
+        if count and reads:
+            self._recent.append((len(tokens), found))
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
@@ -109,6 +113,7 @@ class TrustedCalls(Views):
                 if key in index.runs:
                     self._growth.evict_promised()
                     computed = self._sharing.extend_hit(row, first_is_known=True)
+            self._recent.append((num_tokens, computed))
         have, end = computed // size, computed + most
         if end > num_tokens:
             end = num_tokens

@@ -22,7 +22,7 @@ from scheduler.errors import (
 )
 from scheduler.explain import Explanation
 from scheduler.policies import POLICIES, Costs, Policy
-from scheduler.request import Request
+from scheduler.request import Request, Retention
 from scheduler.status import Status
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Request",
     "RequestInFlight",
     "RequestUsage",
+    "Retention",
     "Scheduler",
     "SchedulerStats",
     "Status",

@@ -205,8 +205,9 @@ def _bound_if_due(state: State, request: RequestState) -> None:
         worst = state.debt_at_worst(request)
     else:
         worst = blocks_to_enter(state, request)
-        tokens = next(tokens for tokens in request.tokens if tokens is not None)
-        worst -= state.manager.held_prefix(tokens, request.root, confirmed=True)
+        if request.request.reads_cache:
+            tokens = next(tokens for tokens in request.tokens if tokens is not None)
+            worst -= state.manager.held_prefix(tokens, request.root, confirmed=True)
     if worst + state.blocks_owed_bounded() <= state.manager.num_available:
         request.is_bounded = True
         state.bounded.append(request)
@@ -283,7 +284,7 @@ def _fits(state: State, step: Step, request: RequestState) -> bool:
     free = manager.num_available - _owed(state, step) - kept
     needed = blocks_to_enter(state, request)
     if needed > free:
-        if not manager.prefix_caching or free <= 0:
+        if not manager.prefix_caching or free <= 0 or not request.request.reads_cache:
             return False
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         needed -= manager.held_prefix(tokens, request.root, confirmed=_is_due(state, request))

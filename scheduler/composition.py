@@ -103,7 +103,7 @@ def place_chunk(
     step.chunks.append((row, computed, count, count == todo))
     step.budget -= count
     step.seats -= 1
-    if count < todo:
+    if count < todo and request.request.writes_cache:
         step.leaders.append(row)
     return count
 
@@ -244,7 +244,7 @@ def _cut_to_memory(state: State, rows: Rows, granted: Counts, needs: Counts, ava
 def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str | None:
     """The request, placed in this very batch, whose prompt goes on past it with this row's next block; None if there is none."""
     manager = state.manager
-    if not step.leaders or not manager.prefix_caching:
+    if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
     size = manager.block_size
     have = int(manager.num_table_blocks[row])

@@ -186,10 +186,11 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> Batch:
         """Decide one step and put its rows in flight. A batch that is empty needs no end."""
-        del now  # Policies of today order by arrival alone.
         state = self._state
         manager = state.manager
         manager.next_batch()
+        state.now = now
+        manager.expire(now)
         if state.to_reject:
             reject_overgrown(state)
         if state.carried:
@@ -230,9 +231,9 @@ class Scheduler:
         A row that samples and gets 0 stays, with nothing to compute until `append`. Raises ForeignBatch, BatchEnded,
         BatchOutOfOrder (an older batch has not ended) or WrongTokens, changing nothing.
         """
-        del now
         state = self._state
         _must_be_a_batch(batch)
+        state.now = now
         if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
             return ending.update(state, batch, tokens, ragged)

@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidNamespace, InvalidTokens, has_negative, root_prefix, token_array
+from block_manager import (
+    InvalidConfig,
+    InvalidNamespace,
+    InvalidTokens,
+    has_negative,
+    level_checked,
+    root_prefix,
+    token_array,
+)
 from scheduler.errors import InvalidRequest
 from scheduler.status import Status
 
@@ -21,6 +29,23 @@ T = TypeVar("T")
 _NO_NAMESPACE = root_prefix(None)
 # min_tokens, priority, num_sequences and num_computed of most requests.
 _USUAL = (0, 0, 1, 0)
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How the content of a sequence that has finished is kept: evicted after all of lower priority.
+
+    priority  from 1 to 3; what nobody retains has 0
+    lasts     time from its end on, in the unit of `now`; None: as long as it is known
+    """
+
+    priority: int = 1
+    lasts: float | None = None
+
+    def __post_init__(self) -> None:
+        level_checked(self.priority)
+        lasts = self.lasts
+        if lasts is not None and (isinstance(lasts, bool) or not isinstance(lasts, (int, float)) or not lasts > 0):
+            raise InvalidConfig(f"lasts has to be a time above 0, or None; got {lasts!r}.")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -38,6 +63,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     salt, adapter, extra_key
                       content is shared only among requests that agree in all three; the key is any nesting of None, bool,
                       int, str, bytes and tuple
+    reads_cache       off: everything is computed, though it may be cached (prompt log-probabilities)
+    writes_cache      off: nobody else finds what is computed for it
+    retention         how its content is kept when it has finished; None: as any other
     """
 
     id: str
@@ -52,6 +80,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     salt: str | None = None
     adapter: str | None = None
     extra_key: Any = None
+    reads_cache: bool = True
+    writes_cache: bool = True
+    retention: Retention | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it keeps to itself in any way."""
+        return not (self.reads_cache and self.writes_cache)
 
 
 def _is_int(value: object) -> bool:
@@ -73,6 +109,8 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     eos = request.eos_token_id
     if eos is not None and not (_is_int(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
+    if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
+        _check_cache_wishes(request)
     prompt = _prompt_array(request)
     if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
         raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
@@ -101,6 +139,19 @@ def _check_counts(request: Request) -> None:
         raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
     if request.num_computed and request.num_sequences > 1:
         raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
+
+
+def _check_cache_wishes(request: Request) -> None:
+    for name in ("reads_cache", "writes_cache"):
+        if not isinstance(getattr(request, name), bool):
+            raise _wrong(request, f"{name} has to be True or False; got {getattr(request, name)!r}.")
+    if request.retention is not None and not isinstance(request.retention, Retention):
+        raise _wrong(request, f"retention has to be a Retention or None; got {request.retention!r}.")
+    if request.is_private and request.num_sequences > 1:
+        raise _wrong(
+            request,
+            f"{request.num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
+        )
 
 
 def _wrong(request: Request, what: str) -> InvalidRequest:
@@ -234,7 +285,7 @@ def state_of(
         [-1] * num,
         num,
         wants_load,
-        num == 1 and not wants_load,
+        num == 1 and not wants_load and not request.is_private,
         (max_total,) * num,
     )
     if num > 1:

@@ -124,6 +124,8 @@ class State:
         self.doomed: list[RequestState] = []
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
+        # The latest time that the caller has told.
+        self.now = 0.0
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
@@ -182,7 +184,10 @@ class State:
         """Give a sequence of a waiting request a row, with its prefix hits."""
         tokens = state.tokens[sequence]
         assert tokens is not None, "a sequence without a row keeps its tokens"
-        row = self.manager.add_counted(tokens, state.root, count=state.is_new)
+        wish = state.request
+        row = self.manager.add_counted(
+            tokens, state.root, count=state.is_new, reads=wish.reads_cache, writes=wish.writes_cache
+        )
         state.hit_tokens += int(self.manager.num_computed[row]) if state.is_new else 0
         state.tokens[sequence] = None
         state.rows[sequence] = row
@@ -203,6 +208,13 @@ class State:
             self.silent.discard(row)
         self.manager.close(row)
         self.columns.release(row, sequence)
+
+    def retain_content(self, state: RequestState, row: int) -> None:
+        """The sequence in this row has finished: what it computed is kept as its request wishes."""
+        retention = state.request.retention
+        if retention is not None:
+            until = None if retention.lasts is None else self.now + retention.lasts
+            self.manager.retain_row(row, retention.priority, until)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""

@@ -166,8 +166,9 @@ def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         size, stop = world.block_size, int(batch.context_lens[index])
         start = stop - int(batch.num_tokens[index])
         own = paths(rig, namespace, tokens, max(stop, len(tokens) - 1) // size)
+        request = rig.books[id].request
         shared = 0
-        while shared < (len(tokens) - 1) // size and own[shared] in there | computing:
+        while request.reads_cache and shared < (len(tokens) - 1) // size and own[shared] in there | computing:
             shared += 1
         if (id, sequence) not in rig.computed:
             rig.events["hit"] += start > 0
@@ -177,7 +178,7 @@ def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
-        if world.host_blocks:
+        if world.host_blocks or not request.writes_cache:
             # A node may live on the host alone; nobody sees that from outside, and it is not announced again.
             continue
         for path in own[start // size : stop // size]:

@@ -117,6 +117,13 @@ def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
     return len(distinct)
 
 
+def usage(book: ExpectedRequest, took: Any) -> list[str]:
+    """What a request is told to have taken, where that can be known without looking at memory."""
+    if took.hit_tokens and not book.request.reads_cache:
+        return [f"{book.id} is not to read the cache, and found {took.hit_tokens} tokens there"]
+    return []
+
+
 def drain_bound(rig: SchedulerRig) -> int:
     """Steps within which everything has to end: some for every token that is still to come, recomputed ones included."""
     tokens = sum(

@@ -178,9 +178,16 @@ class ManagerMachine(RuleBasedStateMachine):
     def come_back(self, tokens: list[int], more: list[int], salt: int, how: str) -> None:
         """A prompt is served, other content pushes it out to the host, and one that begins like it comes."""
         longest = self.rig.world.num_blocks * self.rig.world.block_size
+        tokens = (tokens * longest)[: max(len(tokens), 2 * self.rig.world.block_size + 1)]
         self.serve(tokens[: longest - 1], None, "free")
         self.serve([0] * (self.rig.naive.device.available * self.rig.world.block_size), ("filler", salt), "free")
         self.serve(tokens + more, None, how)
+
+    @where(lambda self: self.rig.world.host_caching and len(self.rig.rows) < MAX_ROWS - 1)
+    @rule(tokens=prompts(), others=prompts())
+    def visit(self, tokens: list[int], others: list[int]) -> None:
+        longest = self.rig.world.num_blocks * self.rig.world.block_size
+        self.rig.visit(tokens, (others * longest)[: self.rig.naive.device.available * self.rig.world.block_size] or [0])
 
     @where(lambda self: self.rig.swapped_rows)
     @rule(pick=picks, both=st.booleans())

@@ -83,6 +83,8 @@ class ManagerRig:
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
         self.has_failed = False
+        # Whether one call of the rig makes several of the manager's, and whether their moves are left for later.
+        self._is_nested = self._runs_later = False
         self.calls: list[Call] = []
         self.events: Counter[str] = Counter()
 
@@ -166,6 +168,20 @@ class ManagerRig:
         self._fail_on(found)
         self._compare()
         return number
+
+    def visit(self, tokens: list[int], others: list[int]) -> None:
+        """A row comes and goes at once, and another one computes: the copies of all three calls run together."""
+        self._note("visit", tokens, others)
+        self._is_nested = self._runs_later = True
+        self.free([self.add(tokens)])
+        row = self.add(others)
+        self._runs_later = False
+        if self.left(row):
+            self.allocate([row], [self.left(row)])
+        else:
+            self._content_moves()
+        self._compare()
+        self._is_nested = False
 
     def append(self, row: int, tokens: list[int]) -> None:
         """More known tokens."""
@@ -433,6 +449,8 @@ class ManagerRig:
 
     def _content_moves(self) -> None:
         """After a call that returns no moves: those of content that it made."""
+        if self._runs_later:
+            return
         self._run(self.manager.take_moves() if self.world.host_caching else None)
 
     def _run(self, moves: Any, *, to_host: Sequence[Copy] = (), to_device: Sequence[Copy] = ()) -> None:
@@ -498,6 +516,8 @@ class ManagerRig:
 
     def _compare(self) -> None:
         """The whole public state against the model, every computed token against the shadow, and the manager's own check."""
+        if self._runs_later:
+            return
         self.naive.forget_dead()
         found = invariants.memory(self.manager, may_hold=bool(self.naive.pins))
         found += self._tallies()
@@ -594,6 +614,8 @@ class ManagerRig:
         self.shadow.poison(set(range(self.world.host_blocks)) - set(self.host_ids.values()), "host")
 
     def _note(self, verb: str, *arguments: Any) -> None:
+        if self._is_nested:
+            return
         # As they are now: the naive model may go on writing to a list of tokens.
         self.calls.append((verb, tuple(list(each) if isinstance(each, list) else each for each in arguments)))
 

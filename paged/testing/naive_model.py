@@ -308,6 +308,8 @@ class NaiveManager:
     def _offload(self, block: Block) -> None:
         """Content is about to be forgotten on the device: the host keeps it, if it has a block for it."""
         assert block.node is not None
+        # Copied by calls whose moves run together with this one's: it goes before it has come.
+        self.loaded = [(source, target) for source, target in self.loaded if target is not block]
         there = self.host.resident.get(block.node)
         if there is not None:
             self.host.hold(there)

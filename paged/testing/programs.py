@@ -72,6 +72,9 @@ class RandomEngine:
             return "loaded", (chance.choice(sorted(rig.loads)), chance.randint(0, 8))
         if rig.transfers and chance.random() < 0.2:
             return "moved", ()
+        if rig.flights and len(rig.flights[-1].batch.moves) and chance.random() < 0.3:
+            # A step that fails before it has copied anything.
+            return "cancel", (False,)
         counts = chance.choice(COUNTS) if self.goes_wild else ()
         if chance.random() >= self.trouble:
             return "step", (counts,)
@@ -96,7 +99,7 @@ class RandomEngine:
 
     def request(self) -> object:
         """A request that mostly fits the world, with a prompt that others begin with, too."""
-        from paged import Request
+        from paged import Request, Retention
 
         rig, chance = self.rig, self.chance
         number = rig.num_added if chance.random() < 0.9 or not rig.num_added else chance.randrange(rig.num_added)
@@ -122,6 +125,11 @@ class RandomEngine:
             num_sequences=num_sequences,
             num_computed=chance.choice([0] * 14 + [3, 7]) if num_sequences == 1 else 0,
             salt=chance.choice([None] * 7 + ["a"]),
+            reads_cache=num_sequences > 1 or chance.random() < 0.93,
+            writes_cache=num_sequences > 1 or chance.random() < 0.93,
+            retention=Retention(priority=chance.randint(1, 3), lasts=chance.choice([None, 5.0, 30.0]))
+            if chance.random() < 0.2
+            else None,
         )
 
 

@@ -124,6 +124,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.schedule()
         self.rig.cancel(moved)
 
+    @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
+    @rule(steps=st.integers(1, 4), pick=picks)
+    def take_back_copies(self, steps: int, pick: int) -> None:
+        """The first of the next steps that copies anything fails before it has, and whoever it was for may be gone by then."""
+        for _ in range(steps):
+            batch = self.rig.schedule()
+            if len(batch.moves):
+                self.rig.cancel(False)
+                if pick % 2 and self.rig.live:
+                    self.rig.abort(self.rig.live[pick % len(self.rig.live)])
+                break
+            self.rig.update(())
+
     @where(lambda self: self.rig.live)
     @rule(pick=picks)
     def abort(self, pick: int) -> None:

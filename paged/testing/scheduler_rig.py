@@ -433,6 +433,8 @@ class SchedulerRig:
             if key in delivered:
                 found.append(f"{key} is reported twice by one update")
             delivered[key] = (list(output.token_ids), output.finish_reason)
+            if output.usage is not None and output.id in self.books:
+                found += life_oracles.usage(self.books[output.id], output.usage)
         self.decisions.append(sorted(delivered.items()))
         for key, want in expected.items():
             got = delivered.get(key, ([], None))

@@ -50,14 +50,19 @@ class Wish:
     num_sequences: int = 1
     num_computed: int = 0
     salt: str | None = None
+    reads_cache: bool = True
+    writes_cache: bool = True
+    keeps: tuple[int, float | None] | None = None
+    """Priority of what it leaves in the cache, and for how long."""
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
         """The request that is made of it in a world."""
-        from paged import Request
+        from paged import Request, Retention
 
         longest = max(1, int((world.longest - 1) * self.share)) if self.share <= 1 else world.longest + 1
         max_tokens = max(1, int(world.longest * self.output))
         num_sequences = min(self.num_sequences, world.max_sequences) if able.groups else 1
+        keeps = self.keeps if able.retention else None
         return Request(
             id=id,
             prompt=self.prompt[:longest],
@@ -69,6 +74,9 @@ class Wish:
             num_sequences=num_sequences,
             num_computed=self.num_computed if able.external_tokens and num_sequences == 1 else 0,
             salt=self.salt,
+            reads_cache=self.reads_cache or num_sequences > 1 or not able.private_rows,
+            writes_cache=self.writes_cache or num_sequences > 1 or not able.private_rows,
+            retention=None if keeps is None else Retention(priority=keeps[0], lasts=keeps[1]),
         )
 
 
@@ -86,6 +94,9 @@ def wishes() -> st.SearchStrategy[Wish]:
         num_sequences=st.sampled_from([1, 1, 1, 1, 1, 2, 3]),
         num_computed=st.sampled_from([0] * 8 + [3, 6]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
+        reads_cache=st.sampled_from([True] * 9 + [False]),
+        writes_cache=st.sampled_from([True] * 9 + [False]),
+        keeps=st.sampled_from([None] * 6 + [(1, None), (2, 5.0), (3, 20.0)]),
     )
 
 

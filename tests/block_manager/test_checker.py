@@ -193,9 +193,9 @@ def name_one_block_for_two_nodes(manager):
 
 def evict_as_another_run(manager):
     segments = manager._device.free_list._lowest._segments
-    number, blocks, run = segments.pop()
+    number, blocks, run, when = segments.pop()
     assert run is runs_of(manager)[3]
-    segments.append((number, blocks, runs_of(manager)[0]))
+    segments.append((number, blocks, runs_of(manager)[0], when))
 
 
 def promise_and_do_not_draw(manager):

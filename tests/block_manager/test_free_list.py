@@ -24,7 +24,7 @@ class Desk:
         return blocks.tolist()
 
     def evict(self, count: int) -> list[int]:
-        parts = [blocks for blocks, _, _ in self.free_list.take_cached(count)]
+        parts = [blocks for blocks, *_ in self.free_list.take_cached(count)]
         blocks = np.concatenate([np.empty(0, np.int64), *parts])
         self.state[blocks] = HELD
         return blocks.tolist()
@@ -45,7 +45,7 @@ class Desk:
         return sum(
             len(blocks)
             for queue in (self.free_list._lowest._swept, self.free_list._lowest._segments)
-            for _, blocks, _ in queue
+            for _, blocks, *_ in queue
         )
 
 

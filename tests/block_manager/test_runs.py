@@ -14,7 +14,7 @@ def path_of(lengths: list[int]) -> tuple[Path, list[tuple[Run, int]]]:
     """A path through runs that hang off one another after so many nodes each, and its nodes one by one."""
     path, nodes = Path(b""), []
     for run_id, length in enumerate(lengths):
-        run = Run(run_id, b"", path.run, path.at, -1)
+        run = Run(run_id, b"", path.run, path.at, -1, 0)
         path.run, path.at, path.published = run, length - 1, path.published + length
         nodes += [(run, at) for at in range(length)]
     return path, nodes
