@@ -584,7 +584,12 @@ class ManagerRig:
                 del ids[block]
             if len(set(ids.values())) < len(ids):
                 found.append("one block holds two contents")
+            levels = self.manager.block_levels() if pool is naive.device and naive.retentions else None
             for (namespace, tokens), block in pool.resident.items():
+                # How long a used block is to be kept need not be known before nobody uses it.
+                if levels is not None and not block.refs and levels[ids[block]] != naive.level((namespace, tokens)):
+                    wanted = naive.level((namespace, tokens))
+                    found.append(f"node {tokens} is kept at level {levels[ids[block]]}, expected {wanted}")
                 held_slots = tier[ids[block]].tolist()
                 if held_slots != self.shadow.contents.path(namespace, tokens)[-self.world.block_size :].tolist():
                     found.append(
