@@ -38,6 +38,7 @@ class Engine:
     model               a LoadedModel, or a checkpoint folder
     num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences can need)
     host_blocks         host blocks to swap to
+    max_chunk           prompt tokens of one sequence in a step, at most; None: what the step has room for
     max_model_len       tokens of one sequence; None: what the model and the pool allow
     backend             how attention is computed, see attention.known_backends(); "auto": the fastest that can do it here
     batch_invariant     an answer depends on nothing but its request; off: faster, and words may differ under load
@@ -60,6 +61,7 @@ class Engine:
         policy: str = "paged",
         max_tokens_per_step: int = 256,
         max_sequences: int = 32,
+        max_chunk: int | None = None,
         max_model_len: int | None = None,
         prefix_caching: bool = True,
         backend: str = "auto",
@@ -89,11 +91,15 @@ class Engine:
             policy=policy,
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
+            max_chunk=max_chunk,
             max_model_len=longest,
             vocabulary_size=self.model.vocabulary_size,
         )
         self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
+        # For those who watch: called with a request's id, how many of its tokens were chosen before, and the logits, float32
+        # [vocabulary], that one is chosen from now. A step that failed calls it again for the same tokens.
+        self.on_logits: Callable[[str, int, Tensor], None] | None = None
         self._seed = seed
         self._clock = clock
         self._max_retries = max_retries
@@ -106,6 +112,11 @@ class Engine:
     def _default_blocks(self, block_size: int, longest: int | None, max_sequences: int) -> int:
         room = max(1, DEFAULT_KV_BYTES // bytes_per_block(self.model, block_size))
         return room if longest is None else min(room, max_sequences * -(-longest // block_size))
+
+    @property
+    def manager(self) -> BlockManager:
+        """Its memory; for those who watch."""
+        return self.scheduler.manager
 
     @property
     def has_unfinished(self) -> bool:
@@ -211,6 +222,10 @@ class Engine:
             model_s=self._model_s,
         )
 
+    def check(self) -> list[str]:
+        """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is none."""
+        return self.scheduler.check()
+
     def live_request(self, request_id: str) -> LiveRequest | None:
         """What is kept of a request that has not ended; for those who watch."""
         return self._live.get(request_id)
@@ -230,6 +245,9 @@ class Engine:
             return np.empty(0, np.int32)
         columns = self._sampling
         places = batch.context_lens[batch.samples] - columns.prompt_len[rows]
+        if self.on_logits is not None:
+            for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
+                self.on_logits(request_id, place, row)
         return sample(
             logits,
             temperature=columns.temperature[rows],
