@@ -4,9 +4,11 @@
                                   drive one subject, call by call, with every oracle watching; raise Violation
     World, ManagerWorld, EngineWorld
                                   the tiny sizes that a rig runs in
+    SCENARIOS, run_scenario       failures of the field, ready to run on a scheduler
     pressure_differences          what of an engine's answers is another one when memory is short
     ShadowKV, NaiveManager        two of those oracles: KV memory without tensors, the memory manager in dicts and lists
     INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
+    expected_hits, hit_violations how many prompt tokens have to be prefix hits
     RandomEngine, random_program  random programs for a rig
     replay, shrink                running one again; making a failing one short
     soak                          thousands of random requests through one scheduler
@@ -26,12 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld
+from paged.testing.expected_hits import expected_hits, hit_violations
 from paged.testing.invariants import INVARIANTS, memory as memory_violations
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.naive_model import NaiveManager
 from paged.testing.pressure import pressure_differences
 from paged.testing.programs import RandomEngine, random_program, random_world, replay, shrink
 from paged.testing.protocol import Capabilities, KVManager, ServingEngine, StepScheduler, capabilities_of
+from paged.testing.scenarios import SCENARIOS, Scenario, run_scenario
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.soaking import SoakReport, soak
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INVARIANTS",
+    "SCENARIOS",
     "Capabilities",
     "EngineRequest",
     "EngineRig",
@@ -53,6 +58,7 @@ __all__ = [
     "ManagerWorld",
     "NaiveManager",
     "RandomEngine",
+    "Scenario",
     "SchedulerRig",
     "ServingEngine",
     "ShadowKV",
@@ -62,12 +68,15 @@ __all__ = [
     "Violation",
     "World",
     "capabilities_of",
+    "expected_hits",
+    "hit_violations",
     "machines",
     "memory_violations",
     "pressure_differences",
     "random_program",
     "random_world",
     "replay",
+    "run_scenario",
     "shrink",
     "soak",
     "strategies",
