@@ -73,9 +73,10 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, pick: int) -> None:
         self.rig.abort(sorted(self.rig.live)[pick % len(self.rig.live)])
 
-    @where(lambda self: self.rig.able.abort)
+    @where(lambda self: self.rig.able.abort and self.rig.calls[-1][0] != "abort")
     @rule(pick=picks)
     def abort_anyone(self, pick: int) -> None:
+        """Also who has ended, or never was. Not twice in a row, which would say nothing new, and fill programs."""
         self.rig.abort(f"r{pick}")
 
     def teardown(self) -> None:

@@ -32,6 +32,7 @@ class Stream:
     logits: list[NDArray[Any]] | None = None
 
 
+_MOST_STREAMS = 4096
 Reference = Callable[[EngineRequest], Stream]
 """Exactly `max_tokens` tokens of a request that has no stop ids."""
 
@@ -53,6 +54,8 @@ class Alone:
         key = (tuple(request.prompt), chance if request.temperature > 0 else None)
         known = self._known.get(key)
         if known is None or len(known.tokens) < request.max_tokens:
+            if len(self._known) >= _MOST_STREAMS:
+                self._known.clear()
             known = self._known[key] = self._computed(request)
         return known
 
@@ -61,7 +64,8 @@ class Alone:
         program = Program("EngineRig", world, (("add", (request,)), ("drain", ())))
         engine = self._build(world)
         try:
-            answers = answers_of(engine, [request], drain_bound([request]))
+            # One for each token would do.
+            answers = answers_of(engine, [request], 60 + 12 * (len(request.prompt) + request.max_tokens))
         except Exception as error:
             raise Violation([f"alone in ample memory, {request.id} {raised(error)}"], program) from error
         tokens = answers.tokens[request.id, 0]
@@ -108,6 +112,7 @@ class EngineRig:
         self.live: dict[str, Book] = {}
         self.past: set[str] = set()
         self.num_added = 0
+        self.num_received = 0
         self.has_failed = False
         self.calls: list[Call] = []
         self.events: Counter[str] = Counter()
@@ -145,7 +150,6 @@ class EngineRig:
         else:
             if book.fits:
                 self._fail_on([f"{request.id} {raised(error)}, and an empty pool holds it"], error)
-            self.past.add(request.id)
             self.events["refused"] += 1
         self._check()
 
@@ -186,13 +190,18 @@ class EngineRig:
         self._check()
 
     def drain(self) -> None:
-        """No more requests: everything has to end within a bounded number of steps, and every block has to come back."""
-        bound = drain_bound([book.request for book in self.live.values()])
-        for _ in range(bound):
-            if not self.has_work:
-                break
+        """No more requests: each token has to come within a bounded number of steps, and in the end every block has to come back."""
+        num_idle = 0
+        while self.has_work:
+            # Everything that they know may have to be computed once more before anybody receives anything.
+            known = sum(len(book.request.prompt) + len(book.outputs) for book in self.live.values())
+            if num_idle > 20 + 2 * known:
+                self._fail_on(
+                    [f"nothing came of {num_idle} steps, and {sorted(self.live) or 'something'} has not ended"]
+                )
+            before = self.num_received
             self.step()
-        self._fail_on([f"not drained after {bound} steps: {sorted(self.live)} live"] if self.has_work else [])
+            num_idle = 0 if self.num_received > before else num_idle + 1
 
     def _book(self, request: EngineRequest) -> Book:
         """What the request has to receive, by the reference and by the rules of stopping."""
@@ -208,6 +217,7 @@ class EngineRig:
 
     def _receive(self, output: Any) -> list[str]:
         """Hold an output against the book of its request."""
+        self.num_received += 1
         id, tokens = output.id, [int(token) for token in output.token_ids]
         book = self.live.get(id)
         if book is None:
@@ -288,8 +298,3 @@ class EngineRig:
             yield
         except Exception as error:
             self._fail_on([raised(error)], error)
-
-
-def drain_bound(requests: list[EngineRequest]) -> int:
-    """Steps within which these have to end: some for every token that they know or may get, recomputed ones included."""
-    return 60 + 12 * sum(len(request.prompt) + request.max_tokens for request in requests)

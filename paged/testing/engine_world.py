@@ -15,6 +15,9 @@ import msgspec
 from paged.sampling.params import SamplingParams
 from paged.testing.protocol import Capabilities
 
+# One object, by which a request that says nothing else is known.
+GREEDY = 0.0
+
 
 @dataclass(frozen=True)
 class EngineWorld:
@@ -63,7 +66,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
     id: str
     prompt: list[int]
     max_tokens: int = 4
-    temperature: float = 0.0
+    temperature: float = GREEDY
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     priority: int = 0

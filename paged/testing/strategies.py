@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
-from paged.testing.engine_world import EngineRequest, EngineWorld
+from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.protocol import Capabilities
 from paged.testing.world import World
 
@@ -60,7 +60,7 @@ class Wish:
     num_sequences: int = 1
     num_computed: int = 0
     salt: str | None = None
-    temperature: float = 0.0
+    temperature: float = GREEDY
     seed: int = 0
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
@@ -84,12 +84,13 @@ class Wish:
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
         """What is asked of an engine of it."""
+        is_drawn = able.seeds and self.temperature > 0
         return EngineRequest(
             id=id,
             prompt=self._prompt(world.longest),
             max_tokens=max(1, int(world.longest * self.output)),
-            temperature=self.temperature if able.seeds else 0.0,
-            seed=self.seed if able.seeds and self.temperature else None,
+            temperature=self.temperature if is_drawn else GREEDY,
+            seed=self.seed if is_drawn else None,
             stop_token_ids=self.stop,
             priority=self.priority if able.priority else 0,
             salt=self.salt if able.salts else None,
@@ -123,10 +124,10 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
         prompt=prompts(longest=16),
         share=st.sampled_from([0.2, 0.3, 0.3, 0.3, 0.6, 0.6, 1.0, 2.0]),
         output=st.sampled_from([0.1, 0.3, 0.6, 1.0]),
-        stop=st.sampled_from([()] * 4 + [(1,)]),
+        stop=st.sampled_from([()] * 4 + [(1, 3)]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
-        temperature=st.sampled_from([0.0, 0.0, 0.0, 1.5]),
+        temperature=st.sampled_from([GREEDY, GREEDY, GREEDY, 1.5]),
         seed=st.integers(0, 1),
     )
 

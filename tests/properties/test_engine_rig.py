@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from paged import NeverFits
 from paged.testing import Capabilities, EngineRequest, EngineRig, EngineWorld, ServingEngine, Violation, capabilities_of
 from paged.testing.engine_rig import Stream
-from paged.testing.machines import EngineMachine, run_machine
+from paged.testing.machines import EngineMachine
 from paged.testing.saved import load, rerun, save
 from paged.testing.stand_in_engine import StandInEngine
 
@@ -137,22 +137,22 @@ FAULTS = {
     DeliversTwice: "received",
     ListensToNeighbours: "received",
     LeaksOnAbort: "blocks are used",
-    NeverEnds: "not drained after",
+    NeverEnds: "has not ended",
     GivesTheWrongReason: "by length; alone with",
     ForgetsARequest: "the engine has nothing unfinished",
     AnswersTheDead: "it does not live",
     StopsTooLate: "instead of",
     RefusesWhatFits: "an empty pool holds it",
-    WaitsForWhatNeverFits: "not drained after",
+    WaitsForWhatNeverFits: "has not ended",
     LosesCopies: "received",
 }
 """What is wrong, and a part of what has to be said of it."""
 
 
-def found_by(machine, most=400):
-    """The violation that a machine ends with; shrinking is left out, since any program will do."""
+def run_some(machine, num_examples):
+    """As many examples every time, and no shrinking, since any program will do."""
     how = settings(
-        max_examples=most,
+        max_examples=num_examples,
         stateful_step_count=20,
         derandomize=True,
         database=None,
@@ -161,9 +161,7 @@ def found_by(machine, most=400):
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    with pytest.raises(Violation) as caught:
-        run_state_machine_as_test(machine, settings=how)
-    return caught.value
+    run_state_machine_as_test(machine, settings=how)
 
 
 @pytest.mark.parametrize(("fault", "words"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
@@ -171,9 +169,9 @@ def test_a_fault_in_an_engine_is_found(fault, words):
     class Machine(EngineMachine):
         build = fault
 
-    violation = found_by(Machine)
-    assert violation.program.rig == "EngineRig"
-    assert words in violation.found[0]
+    with pytest.raises(Violation) as caught:
+        run_some(Machine, 400)
+    assert words in caught.value.found[0]
 
 
 def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():
@@ -211,10 +209,10 @@ def test_what_is_not_offered_is_not_called():
 
     assert isinstance(Bare(EngineWorld()), ServingEngine)
     assert capabilities_of(Bare(EngineWorld())) == Capabilities(logits=False, counts=False, check=False)
-    run_machine(Machine, few=20, steps=10)
+    run_some(Machine, 20)
 
 
-def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path):
+def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path, run_python):
     rig = EngineRig(EngineWorld(num_blocks=3), ForgetsARequest)
     for number in range(2):
         rig.add(EngineRequest(id=f"r{number}", prompt=[0, 1], temperature=0.5, seed=number, stop_token_ids=(1,)))
@@ -228,10 +226,13 @@ def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path):
         "rig.add(EngineRequest(id='r0', prompt=[0, 1], temperature=0.5, seed=0, stop_token_ids=(1,)))",
         "rig.add(EngineRequest(id='r1', prompt=[0, 1], temperature=0.5, seed=1, stop_token_ids=(1,)))",
     ]
-    saved = load(save(caught.value, tmp_path, StandInEngine))
+    file = save(caught.value, tmp_path, StandInEngine)
+    saved = load(file)
     assert saved.program == caught.value.program
     assert saved.build == "paged.testing.stand_in_engine:StandInEngine"
     assert rerun(saved) is None
     again = rerun(saved, ForgetsARequest)
     assert again.found == caught.value.found
     assert again.program == caught.value.program
+    status = run_python("-m", "paged", "check", "replay", str(file), cwd=tmp_path)
+    assert (status.returncode, "nothing violated any more" in status.stdout) == (0, True), status
