@@ -183,8 +183,11 @@ class EngineRig:
             self.past.add(id)
             self.events["abort"] += 1
             self.events["abort halfway"] += bool(book.outputs)
-            if output is not None and (output.id, output.finish_reason) != (id, "abort"):
-                self._fail_on([f"abort of live {id} returned {output}"])
+            if output is not None:
+                book.outputs += [int(token) for token in output.token_ids]
+                is_right = book.outputs == book.tokens[: len(book.outputs)]
+                if not is_right or (output.id, output.finish_reason) != (id, "abort"):
+                    self._fail_on([f"abort of live {id} returned {output}; alone it is {book.tokens}"])
         elif output is not None:
             self._fail_on([f"abort of {id}, which does not live, returned {output}"])
         self._check()

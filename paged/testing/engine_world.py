@@ -21,7 +21,8 @@ GREEDY = 0.0
 
 @dataclass(frozen=True)
 class EngineWorld:
-    """Sizes in blocks, tokens and sequences. Every engine has a pool; limits that yours does not have, its builder leaves out."""
+    """Sizes in blocks, tokens and sequences. Blocks, their size and `max_model_len` decide how long an answer can be, and every engine
+    has to keep them; what else yours does not have, its builder leaves out."""
 
     num_blocks: int = 8
     block_size: int = 2
