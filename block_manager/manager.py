@@ -117,6 +117,22 @@ class BlockManager(TrustedCalls):
         kept = watermark if self._device.num_used else 0
         return Admission.OK if num_blocks + kept <= self._device.num_available else Admission.LATER
 
+    def must_fit(self, pool: Any) -> None:
+        """Raise InvalidConfig unless a pool of tensors (`num_blocks`, `block_size`, `num_host_blocks` and, if its host blocks have a
+        size of their own, `host_block_size`) is what these tables are about: a block moves between the tiers whole."""
+        host_size = getattr(pool, "host_block_size", pool.block_size)
+        if host_size != pool.block_size:
+            raise InvalidConfig(
+                f"host blocks hold {host_size} tokens and device blocks {pool.block_size}; a block moves whole, so they have to be of one size."
+            )
+        for name, ours in (
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("num_host_blocks", self.num_host_blocks),
+        ):
+            if getattr(pool, name) != ours:
+                raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
+
     def next_batch(self) -> int:
         """What is allocated from now on is another batch: pending nodes are seen only within one. Returns its number."""
         self._batch += 1

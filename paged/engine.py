@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,13 @@ from torch import Tensor
 from block_manager import BlockManager, InvalidConfig, PagedError
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
+from paged.model.costs import measured_costs
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
 from paged.sampling.params import SamplingParams
 from paged.sampling.sampler import sample, seed_of
-from scheduler import Batch, DuplicateRequest, InvalidRequest, Outputs, Request, Scheduler
+from scheduler import Batch, Costs, DuplicateRequest, InvalidRequest, Outputs, Request, Retention, Scheduler
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20
@@ -38,6 +40,9 @@ class Engine:
     model               a LoadedModel, or a checkpoint folder
     num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences can need)
     host_blocks         host blocks to swap to
+    host_caching        content that leaves the device is kept in host blocks, and comes back on a hit
+    costs               what copying and computing cost, a Costs; "measured": timed here, at the start; None: the usual ones
+    max_chunk           prompt tokens of one sequence in a step, at most; None: what the step has room for
     max_model_len       tokens of one sequence; None: what the model and the pool allow
     backend             how attention is computed, see attention.known_backends(); "auto": the fastest that can do it here
     batch_invariant     an answer depends on nothing but its request; off: faster, and words may differ under load
@@ -60,8 +65,11 @@ class Engine:
         policy: str = "paged",
         max_tokens_per_step: int = 256,
         max_sequences: int = 32,
+        max_chunk: int | None = None,
         max_model_len: int | None = None,
         prefix_caching: bool = True,
+        host_caching: bool = False,
+        costs: Costs | Literal["measured"] | None = None,
         backend: str = "auto",
         batch_invariant: bool = True,
         dtype: str = "auto",
@@ -83,17 +91,31 @@ class Engine:
                 num_blocks = blocks_within(self.model, kv_cache_bytes, block_size, max_model_len or 1)
             else:
                 num_blocks = self._default_blocks(block_size, longest, max_sequences)
-        manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching)
+        manager = BlockManager(
+            num_blocks,
+            block_size,
+            host_blocks=host_blocks,
+            prefix_caching=prefix_caching,
+            host_caching=host_caching,
+        )
+        if isinstance(costs, str) and costs != "measured":
+            raise InvalidConfig(f'costs has to be a Costs, "measured" or None; got {costs!r}.')
+        self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
+        manager.must_fit(self.pool)
+        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
         self.scheduler = Scheduler(
             manager,
             policy=policy,
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
+            max_chunk=max_chunk,
             max_model_len=longest,
             vocabulary_size=self.model.vocabulary_size,
+            costs=measured_costs(self.runner, clock) if costs == "measured" else costs,
         )
-        self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
-        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
+        # For those who watch: called with a request's id, how many of its tokens were chosen before, and the logits, float32
+        # [vocabulary], that one is chosen from now. A step that failed calls it again for the same tokens.
+        self.on_logits: Callable[[str, int, Tensor], None] | None = None
         self._seed = seed
         self._clock = clock
         self._max_retries = max_retries
@@ -106,6 +128,11 @@ class Engine:
     def _default_blocks(self, block_size: int, longest: int | None, max_sequences: int) -> int:
         room = max(1, DEFAULT_KV_BYTES // bytes_per_block(self.model, block_size))
         return room if longest is None else min(room, max_sequences * -(-longest // block_size))
+
+    @property
+    def manager(self) -> BlockManager:
+        """Its memory; for those who watch."""
+        return self.scheduler.manager
 
     @property
     def has_unfinished(self) -> bool:
@@ -121,8 +148,12 @@ class Engine:
         arrival: float | None = None,
         priority: int = 0,
         salt: str | None = None,
+        reads_cache: bool = True,
+        writes_cache: bool = True,
+        retention: Retention | None = None,
     ) -> str:
-        """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default: now.
+        """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default: now. What is said
+        of the cache is the Request's.
 
         Raises InvalidSampling, InvalidRequest (ids outside the vocabulary, text without a tokenizer), NeverFits or DuplicateRequest.
         """
@@ -142,6 +173,9 @@ class Engine:
             stop_token_ids=(*params.stop_token_ids, *eos),
             priority=priority,
             salt=salt,
+            reads_cache=reads_cache,
+            writes_cache=writes_cache,
+            retention=retention,
         )
         self.scheduler.add(request, now=now)
         self._num_added += 1
@@ -211,6 +245,10 @@ class Engine:
             model_s=self._model_s,
         )
 
+    def check(self) -> list[str]:
+        """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is none."""
+        return self.scheduler.check()
+
     def live_request(self, request_id: str) -> LiveRequest | None:
         """What is kept of a request that has not ended; for those who watch."""
         return self._live.get(request_id)
@@ -230,6 +268,9 @@ class Engine:
             return np.empty(0, np.int32)
         columns = self._sampling
         places = batch.context_lens[batch.samples] - columns.prompt_len[rows]
+        if self.on_logits is not None:
+            for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
+                self.on_logits(request_id, place, row)
         return sample(
             logits,
             temperature=columns.temperature[rows],

@@ -5,7 +5,7 @@ the kit. Does not know what is right: rigs and `check()` say so.
 
     --paged-examples N         of each state machine that `run_machine` runs; drawn anew every time
     --paged-failures FOLDER    where what was found is saved, for `paged check replay`
-    paged_manager_rig, paged_scheduler_rig
+    paged_manager_rig, paged_scheduler_rig, paged_engine_rig
                                make a rig; at the end of the test it is drained: all has to finish, and every block to come back
     paged_checked              at the end of the test, `check()` of whatever was handed to it has to find nothing
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
+    from paged.testing.engine_rig import EngineRig
     from paged.testing.manager_rig import ManagerRig
     from paged.testing.scheduler_rig import SchedulerRig
 
@@ -31,7 +32,7 @@ Subject = TypeVar("Subject")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options."""
-    group = parser.getgroup("paged", "paged: memory managers and schedulers under test")
+    group = parser.getgroup("paged", "paged: memory managers, schedulers and engines under test")
     group.addoption("--paged-examples", type=_count, metavar="N", help="examples of each state machine, drawn anew")
     group.addoption("--paged-failures", metavar="FOLDER", help="save what is found there, for `paged check replay`")
 
@@ -80,8 +81,18 @@ def paged_scheduler_rig() -> Iterator[Callable[..., SchedulerRig]]:
 
 
 @pytest.fixture
+def paged_engine_rig() -> Iterator[Callable[..., EngineRig]]:
+    """paged_engine_rig(world=EngineWorld(), build=build_engine): an EngineRig, drained at the end."""
+    from paged.testing.engine_rig import EngineRig
+    from paged.testing.engine_world import EngineWorld, build_engine
+
+    with _drained(EngineRig, EngineWorld, build_engine) as make:
+        yield make
+
+
+@pytest.fixture
 def paged_checked() -> Iterator[Callable[[Subject], Subject]]:
-    """paged_checked(subject): the same subject, a manager or a scheduler; its `check()` has to return nothing at the end."""
+    """paged_checked(subject): the same subject, a manager, a scheduler or an engine; its `check()` has to return nothing at the end."""
     subjects: list[Any] = []
 
     def watched(subject: Subject) -> Subject:

@@ -45,6 +45,11 @@ def under_way(forward_pass: ForwardPass) -> Iterator[None]:
         _UNDER_WAY.reset(token)
 
 
+def now_under_way() -> ForwardPass:
+    """The forward pass that a model which is being called belongs to; for models that are not transformers' own."""
+    return _UNDER_WAY.get()
+
+
 def _paged_attention(
     module: Any,
     query: Tensor,
@@ -58,7 +63,7 @@ def _paged_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, head_dim], key and value [1, kv heads, T, head_dim] → [1, T, heads, head_dim]."""
-    forward_pass = _UNDER_WAY.get()
+    forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
     if others.get("s_aux") is not None:

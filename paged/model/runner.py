@@ -28,6 +28,7 @@ from attention import (
     get_backend,
     run_moves,
 )
+from block_manager import Moves
 from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
@@ -72,7 +73,11 @@ class Runner:
 
     def move(self, batch: Batch) -> None:
         """The copies of the batch, which come before its forward pass."""
-        run_moves(self.pool, batch.moves)
+        self.copy(batch.moves)
+
+    def copy(self, moves: Moves) -> None:
+        """Copy blocks, kind by kind."""
+        run_moves(self.pool, moves)
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [rows that sample, vocabulary]: the forward pass of a batch whose moves have run."""

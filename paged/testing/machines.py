@@ -1,4 +1,4 @@
-"""The two state machines, and how many examples they run: PAGED_EXAMPLES, or few enough for every test run.
+"""The three state machines, and how many examples they run: PAGED_EXAMPLES, or few enough for every test run.
 
 The only module of the kit that needs Hypothesis to be imported, with the machines that it collects.
 """
@@ -11,11 +11,12 @@ from typing import Any
 from hypothesis import HealthCheck, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from paged.testing.engine_machine import EngineMachine
 from paged.testing.manager_machine import ManagerMachine
 from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
 
-__all__ = ["ManagerMachine", "SchedulerMachine", "num_examples", "run_machine", "settings_for"]
+__all__ = ["EngineMachine", "ManagerMachine", "SchedulerMachine", "num_examples", "run_machine", "settings_for"]
 
 
 def num_examples(few: int) -> int:

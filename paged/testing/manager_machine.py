@@ -11,18 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.protocol import Capabilities
-from paged.testing.strategies import NAMESPACES, picks, prompts, tails, where
+from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts, tails, where
 
-worlds = st.builds(
-    ManagerWorld,
-    num_blocks=st.integers(3, 12),
-    block_size=st.sampled_from([1, 2, 4]),
-    host_blocks=st.sampled_from([0, 2, 4, 8]),
-    prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
-    host_caching=st.sampled_from([True, True, False]),
-    least_load=st.sampled_from([0, 0, 0, 3]),
-    event_stride=st.sampled_from([0, 1, 2, 3]),
-)
 MAX_ROWS = 6
 LASTS = st.sampled_from([None, None, 1, 2, 3])
 """Ticks that a pin or a retention lasts."""
@@ -36,7 +26,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     rig: ManagerRig
 
-    @initialize(world=worlds, opening=st.lists(prompts(), min_size=2, max_size=4))
+    @initialize(world=manager_worlds(), opening=st.lists(prompts(), min_size=2, max_size=4))
     def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
         """A pool that has seen some sequences already."""
         if not self.capabilities.host_tier:

@@ -1,183 +1,132 @@
 """The pressure oracle: an answer under memory pressure has to be the answer without it, tokens and logits, to the last bit.
 
-`PressureRun` runs requests through our scheduler and a model runner under given conditions and keeps every logit row that was sampled
-from; `differences` compares two such runs. Blocks are filled with NaN when they become free, so that a read of somebody else's
-memory shows, and a shadow keeps who wrote which slot. Knows public calls of scheduler, pool and runner. Does not know why two runs differ.
+`pressure_differences` runs the same requests on an engine in two worlds, one where each has room for itself and one where they are in
+each other's way, and says what differs. Knows what an engine shows of itself outside (`ServingEngine`). Does not know why two runs differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from block_manager import BlockManager
-from paged.model.capacity import pool_for
-from paged.model.loading import LoadedModel
-from paged.model.runner import runner_for
-from paged.testing.shadowed_pool import ShadowedPool
-from scheduler import Batch, Request, Scheduler
+from paged.testing.engine_world import EngineRequest, submit
+from paged.testing.protocol import capabilities_of
 
 # A request's id and the number of one of its sequences.
 Who = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What a run has to live with: the pool, the policy, the budget, and how attention is computed."""
-
-    num_blocks: int
-    block_size: int = 16
-    host_blocks: int = 0
-    policy: str = "paged"
-    max_tokens_per_step: int = 4096
-    max_sequences: int = 64
-    max_chunk: int | None = None
-    prefix_caching: bool = True
-    backend: str = "torch_gather"
+Conditions = TypeVar("Conditions")
 
 
 @dataclass(slots=True)
 class Answers:
-    """By request and sequence: its tokens, and for each the logits that it was taken from, float32 [vocabulary]. What pressure did,
-    and what the shadow found in a slot that should have held something else."""
+    """By request and sequence: its tokens, for each the logits [vocabulary] that it was chosen from, if the engine shows them, and why
+    it ended. What pressure did, and what the engine's own check found."""
 
     tokens: dict[Who, list[int]] = field(default_factory=dict)
-    logits: dict[Who, list[Tensor]] = field(default_factory=dict)
+    logits: dict[Who, list[NDArray[Any]]] = field(default_factory=dict)
+    reasons: dict[Who, str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     recomputed: int = 0
     swapped: int = 0
     hit_tokens: int = 0
     steps: int = 0
 
+    def expect(self, who: Who) -> None:
+        """A sequence that is to be answered."""
+        self.tokens[who], self.logits[who] = [], []
 
-class PressureRun:
-    """One run. Its methods are what a planted fault replaces."""
+    def see(self, who: Who, place: int, row: Any) -> None:
+        """The logits that output `place` of a sequence is chosen from; those of a step that failed are forgotten."""
+        rows = self.logits[who]
+        del rows[place:]
+        rows.append(np.asarray(row).copy())
 
-    def __init__(self, model: LoadedModel, conditions: Conditions, *, poison: bool = True) -> None:
-        self.poison = poison
-        self.manager = BlockManager(
-            conditions.num_blocks,
-            conditions.block_size,
-            host_blocks=conditions.host_blocks,
-            prefix_caching=conditions.prefix_caching,
-        )
-        self.scheduler = Scheduler(
-            self.manager,
-            policy=conditions.policy,
-            max_tokens_per_step=conditions.max_tokens_per_step,
-            max_sequences=conditions.max_sequences,
-            max_chunk=conditions.max_chunk,
-            max_model_len=model.max_length,
-            vocabulary_size=model.vocabulary_size,
-        )
-        pool = pool_for(
-            model,
-            num_blocks=conditions.num_blocks,
-            block_size=conditions.block_size,
-            num_host_blocks=conditions.host_blocks,
-            kind=ShadowedPool,
-        )
-        assert isinstance(pool, ShadowedPool), "that kind was asked for"
-        self.pool = pool
-        self._contents: dict[Who, list[int]] = {}
-        self.runner = runner_for(model, self.pool, backend=conditions.backend, batch_invariant=True)
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Moves, then the forward pass."""
-        self.runner.move(batch)
-        return self.runner.logits(batch)
-
-    def run(self, requests: Sequence[Request], most_steps: int = 10_000) -> Answers:
-        """Run all to the end, greedily. Raises RuntimeError when that takes more than `most_steps` steps."""
-        answers, scheduler = Answers(violations=self.pool.violations), self.scheduler
-        self._poison_free()
-        for request in requests:
-            scheduler.add(request)
-            for sequence in range(request.num_sequences):
-                each = (request.id, sequence)
-                answers.tokens[each], answers.logits[each] = [], []
-                namespace = (request.salt, request.adapter, request.extra_key)
-                self._contents[each] = self.pool.shadow.contents.path(namespace, request.prompt).tolist()
-        while scheduler.has_unfinished:
-            answers.steps += 1
-            if answers.steps > most_steps:
-                raise RuntimeError(f"{most_steps} steps, and not done: {scheduler.counts()}.")
-            batch = scheduler.schedule()
-            expected = self._expected(batch)
-            new = [
-                contents[start:] for contents, start in zip(expected, batch.positions[batch.starts[:-1]], strict=True)
-            ]
-            self.pool.plan(batch.slot_mapping, np.concatenate([np.empty(0, np.int64), *new]))
-            logits = self.logits(batch)
-            for i, contents in enumerate(expected):
-                who = _name((batch.ids[i], int(batch.sequences[i])))
-                self.pool.check_row(batch.block_tables[batch.rows[i]], contents, who)
-            tokens = logits.nan_to_num(nan=torch.inf).argmax(-1).to(torch.int32).numpy()
-            sampled = (batch.ids[batch.samples].tolist(), batch.sequences[batch.samples].tolist())
-            for request_id, sequence, row in zip(*sampled, logits, strict=True):
-                answers.logits[request_id, sequence].append(row.clone())
-            for output in scheduler.update(batch, tokens):
-                self._add((output.id, output.sequence), output.token_ids)
-                answers.tokens[output.id, output.sequence] += output.token_ids
-            self._poison_free()
-        stats = scheduler.stats()
-        answers.recomputed, answers.swapped = stats.preemptions_recompute, stats.preemptions_swap
-        answers.hit_tokens = stats.hit_tokens
-        return answers
-
-    def _add(self, who: Who, token_ids: list[int]) -> None:
-        contents = self._contents[who]
-        for token in token_ids:
-            contents.append(self.pool.shadow.contents.extend(contents[-1], token))
-
-    def _expected(self, batch: Batch) -> list[NDArray[np.int64]]:
-        """For each row, what the slots of its context hold after this step."""
-        whose = zip(batch.ids.tolist(), batch.sequences.tolist(), batch.context_lens.tolist(), strict=True)
-        return [np.array(self._contents[request_id, sequence][:length]) for request_id, sequence, length in whose]
-
-    def _poison_free(self) -> None:
-        if self.poison:
-            self.pool.poison(torch.from_numpy((self.manager.block_states() == 0).nonzero()[0].astype(np.int64)))
+    def take(self, output: Any) -> None:
+        """What a step brought for one sequence."""
+        who = (output.id, getattr(output, "sequence", 0))
+        self.tokens[who] += [int(token) for token in output.token_ids]
+        if output.finish_reason is not None:
+            self.reasons[who] = output.finish_reason
 
 
-def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> Answers:
-    """Each request by itself, its prompt in one step, in memory that it cannot fill."""
-    together = Answers()
+def serve(engine: Any, answers: Answers, most_steps: int) -> None:
+    """Step until the engine has nothing left, or so many steps are over; what comes goes into `answers`."""
+    while engine.has_unfinished and answers.steps < most_steps:
+        answers.steps += 1
+        for output in engine.step():
+            answers.take(output)
+
+
+def answers_of(engine: Any, requests: Sequence[EngineRequest], most_steps: int = 10_000) -> Answers:
+    """All requests on an engine that has nothing to do, submitted together."""
+    able, answers = capabilities_of(engine), Answers()
+    if able.logits:
+        engine.on_logits = lambda id, place, row: answers.see((id, 0), place, row)
     for request in requests:
-        longest = len(request.prompt) + request.max_tokens
-        conditions = Conditions(
-            num_blocks=request.num_sequences * -(-longest // 16) + 1,
-            max_tokens_per_step=request.num_sequences * longest,
-            prefix_caching=False,
-            backend=backend,
-        )
-        answers = PressureRun(model, conditions).run([request])
-        together.tokens |= answers.tokens
-        together.logits |= answers.logits
-        together.violations += answers.violations
-    return together
+        answers.expect((request.id, 0))
+        submit(engine, request, able)
+    serve(engine, answers, most_steps)
+    if able.check:
+        answers.violations += engine.check()
+    return answers
+
+
+def pressure_differences(
+    build: Callable[[Conditions], Any],
+    requests: Sequence[EngineRequest],
+    ample: Conditions,
+    tight: Conditions,
+    *,
+    most_steps: int = 10_000,
+) -> list[str]:
+    """What of the answers is not the same under pressure, in sentences; empty when there is nothing.
+
+    `build(ample)` makes an engine that serves the requests one after the other, each to its end, so that it should have room for the
+    largest and cache nothing; `build(tight)` one that gets all at once. Compared are tokens, finish reasons and, where the engine
+    shows them, logits, bit by bit. What `check()` of either says is told, too. A request that does not end within `most_steps` steps is a
+    difference. What the engine raises goes through.
+    """
+    alone, roomy = Answers(), build(ample)
+    for request in requests:
+        one = answers_of(roomy, [request], most_steps)
+        alone.tokens |= one.tokens
+        alone.logits |= one.logits
+        alone.reasons |= one.reasons
+        alone.violations += one.violations
+    pressed = answers_of(build(tight), requests, most_steps)
+    return differences(pressed, alone) + pressed.violations + alone.violations
 
 
 def differences(ours: Answers, theirs: Answers) -> list[str]:
-    """Every request whose tokens or logits are not the same bits in both, in a sentence; empty when there is none."""
+    """Every sequence whose tokens, logits or ends are not the same bits in both, in a sentence; empty when there is none."""
     found = []
     for who, tokens in theirs.tokens.items():
-        if ours.tokens[who] != tokens:
-            found.append(f"request {_name(who)}: tokens {ours.tokens[who]} instead of {tokens}.")
-            continue
-        for place, (a, b) in enumerate(zip(ours.logits[who], theirs.logits[who], strict=True)):
-            if not torch.equal(a, b):
-                off = float((a - b).abs().max())
-                found.append(f"request {_name(who)}: the logits of its output {place} differ by up to {off:.3g}.")
-                break
+        if who not in ours.reasons or who not in theirs.reasons:
+            found.append(f"request {name(who)}: it has not ended.")
+        elif ours.tokens[who] != tokens:
+            found.append(f"request {name(who)}: tokens {ours.tokens[who]} instead of {tokens}.")
+        elif ours.reasons[who] != theirs.reasons[who]:
+            found.append(f"request {name(who)}: it ended by {ours.reasons[who]} instead of {theirs.reasons[who]}.")
+        else:
+            found += _logits_differ(who, ours.logits[who], theirs.logits[who])
     return found
 
 
-def _name(who: Who) -> str:
+def _logits_differ(who: Who, ours: list[NDArray[Any]], theirs: list[NDArray[Any]]) -> list[str]:
+    if len(ours) != len(theirs):
+        return [f"request {name(who)}: logits of {len(ours)} outputs instead of {len(theirs)}."]
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a.tobytes() != b.tobytes():
+            off = float(np.abs(a - b).max())
+            return [f"request {name(who)}: the logits of its output {place} differ by up to {off:.3g}."]
+    return []
+
+
+def name(who: Who) -> str:
+    """A sequence, as a sentence calls it."""
     request_id, sequence = who
     return f"{request_id}, sequence {sequence}" if sequence else request_id

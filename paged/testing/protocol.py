@@ -1,4 +1,4 @@
-"""What the kit asks of a KV-cache manager and of a scheduler, and which features it may take for granted.
+"""What the kit asks of a KV-cache manager, of a scheduler and of a serving engine, and which features it may take for granted.
 
 A subject that has these methods can be tested as it is; one that names things differently needs an adapter with these names.
 What it cannot do at all it says in its `Capabilities`, and the kit leaves those rules out. Knows interfaces, no implementation.
@@ -41,6 +41,20 @@ class Capabilities:
     async_moves: bool = True
     cancel: bool = True
     """A scheduled batch can be taken back, and several may be outstanding."""
+    abort: bool = True
+    """An engine's `abort`. Of these and the next ones only engines are asked."""
+    priority: bool = True
+    """`add_request` takes `priority`."""
+    salts: bool = True
+    """`add_request` takes `salt`: content is shared only among requests that agree in it."""
+    seeds: bool = True
+    """A temperature above 0 with a seed: the same seed draws the same tokens, whatever else runs."""
+    logits: bool = True
+    """`on_logits` is called with what each token was chosen from."""
+    counts: bool = True
+    """`manager` says how many blocks are free, cached and used."""
+    check: bool = True
+    """`check()` returns what is wrong inside, in sentences."""
 
 
 @runtime_checkable
@@ -112,11 +126,49 @@ class StepScheduler(Protocol):
     def check(self) -> list[str]: ...
 
 
+@runtime_checkable
+class ServingEngine(Protocol):
+    """Takes requests and answers them step by step: what the kit calls of an engine that it knows from outside alone.
+
+    An output has `id`, `token_ids` (new ones, in order) and `finish_reason`: None while the request goes on, "stop" when its last
+    token is one of its stop ids, "length" at `max_tokens` or when neither pool nor model holds more. It may have `usage`, with
+    `hit_tokens` and `preemptions`; these are counted, not judged.
+
+    What an engine may offer besides, and says in its `Capabilities`:
+
+        on_logits   None, or called as on_logits(id, place, row) for each token that is chosen: `place` is how many tokens of the request
+                    were chosen before, `row` the logits [vocabulary], as numpy can read them
+        manager     has num_free, num_cached and num_used, in blocks, and host_used where there is a second pool
+        check()     what is wrong inside, as sentences
+    """
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def add_request(self, prompt: Any, params: Any = None, *, id: Any = None) -> Any:
+        """Take a prompt of token ids. `params` are `paged.SamplingParams`, or None. `priority=` (smaller is sooner) and `salt=` are given
+        only where the request has them. Raises, having changed nothing, for an id that lives, and for what the pool can never hold."""
+        ...
+
+    def step(self) -> Any:
+        """Compute something, if there is anything to compute; the outputs that it brought."""
+        ...
+
+    def abort(self, request_id: str, /) -> Any:
+        """End a request in whatever state it is: nothing of it is delivered any more. Its last output or None; None if it has ended.
+        May raise for an id that never was."""
+        ...
+
+
 def capabilities_of(subject: object) -> Capabilities:
-    """The subject's own `capabilities`, or everything; no host tier or prefix cache where its sizes and flags say so."""
+    """The subject's own `capabilities`, or everything; no host tier or prefix cache where its sizes and flags say so, and of
+    what an engine may offer only what is there."""
     declared = getattr(subject, "capabilities", None)
     if isinstance(declared, Capabilities):
         return declared
+    if isinstance(subject, ServingEngine):
+        logits, counts, check = (hasattr(subject, name) for name in ("on_logits", "manager", "check"))
+        return Capabilities(logits=logits, counts=counts, check=check)
     return Capabilities(
         prefix_cache=bool(getattr(subject, "prefix_caching", True)),
         host_tier=getattr(subject, "num_host_blocks", 0) > 0,

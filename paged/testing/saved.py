@@ -3,7 +3,7 @@
     {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build", "world": {"num_blocks": 3, ...},
      "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]], "found": ["2: blocks [0] have ..."]}
 
-What JSON has no word for is an object with one name: a tuple, bytes (in hex) or a Request. Knows the two rigs and their worlds.
+What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request or an EngineRequest. Knows the three rigs and their worlds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 
 from block_manager import PagedError
+from paged.testing.engine_rig import EngineRig
+from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.programs import replay
 from paged.testing.scheduler_rig import SchedulerRig
@@ -32,8 +34,9 @@ from scheduler import Request
 
 FORMAT = 1
 NAMELESS = "?"
-_WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World}
-_RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig}
+_WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World, "EngineRig": EngineWorld}
+_RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig, "EngineRig": EngineRig}
+_REQUESTS: dict[str, Any] = {"request": Request, "engine_request": EngineRequest}
 
 
 class InvalidProgram(PagedError, ValueError):
@@ -166,7 +169,7 @@ def _run(program: Program, build: Callable[..., Any] | None) -> None:
     if program.rig == "SchedulerRig":
         replay(program.world, program.calls, *more).drain()
         return
-    rig = ManagerRig(program.world, *more)
+    rig = _RIGS[program.rig](program.world, *more)
     for verb, arguments in program.calls:
         getattr(rig, verb)(*arguments)
     rig.drain()
@@ -192,7 +195,7 @@ def imported(name: str | None) -> Callable[..., Any] | None:
 
 def _name_of(build: Callable[..., Any] | None) -> str | None:
     """Its "module:name", None for what builds our own, NAMELESS where no name would find it again."""
-    if build is None or build in (build_manager, build_scheduler):
+    if build is None or build in (build_manager, build_scheduler, build_engine):
         return None
     module, path = getattr(build, "__module__", ""), getattr(build, "__qualname__", "")
     try:
@@ -208,7 +211,7 @@ def _is_verb(rig: str, verb: str) -> bool:
 
 def _plain(value: Any) -> Any:
     """The value in JSON's words."""
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, (bool, str, float)):
         return value
     if isinstance(value, (int, np.integer)):
         return int(value)
@@ -218,11 +221,12 @@ def _plain(value: Any) -> Any:
         return {"tuple": [_plain(each) for each in value]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    if isinstance(value, Request):
-        usual = msgspec.structs.asdict(Request(id="", prompt=[]))
-        fields = msgspec.structs.asdict(value)
-        told = [name for name in fields if name in ("id", "prompt") or fields[name] != usual[name]]
-        return {"request": {name: _plain(fields[name]) for name in told}}
+    for word, kind in _REQUESTS.items():
+        if isinstance(value, kind):
+            usual = msgspec.structs.asdict(kind(id="", prompt=[]))
+            fields = msgspec.structs.asdict(value)
+            told = [name for name in fields if name in ("id", "prompt") or fields[name] != usual[name]]
+            return {word: {name: _plain(fields[name]) for name in told}}
     raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
 
 
@@ -239,11 +243,11 @@ def _restored(value: Any) -> Any:
             return tuple(_restored(each) for each in content)
         if kind == "bytes":
             return bytes.fromhex(content)
-        if kind == "request":
-            return Request(**{name: _restored(each) for name, each in content.items()})
+        if kind in _REQUESTS:
+            return _REQUESTS[kind](**{name: _restored(each) for name, each in content.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidProgram(f"{value} is no saved {kind}: {error}.") from error
-    raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes and request are.")
+    raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes, {' and '.join(_REQUESTS)} are.")
 
 
 def _as(kind: Any, fields: dict[str, Any]) -> Any:

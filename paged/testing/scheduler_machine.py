@@ -10,26 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from paged.testing.protocol import Capabilities
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.strategies import Wish, picks, tails, where, wishes
+from paged.testing.strategies import Wish, picks, scheduler_worlds, tails, where, wishes
 from paged.testing.world import World, build_scheduler
 
-worlds = st.builds(
-    World,
-    num_blocks=st.integers(3, 12),
-    block_size=st.sampled_from([1, 2, 4]),
-    host_blocks=st.sampled_from([0, 2, 4, 8, 8]),
-    prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
-    host_caching=st.sampled_from([True, True, False]),
-    policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
-    max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
-    max_sequences=st.sampled_from([1, 2, 4, 8]),
-    max_chunk=st.sampled_from([None, 1, 2, 3, 4]),
-    max_model_len=st.sampled_from([None, None, None, 10]),
-    max_waiting=st.sampled_from([None, None, None, 4]),
-    async_moves=st.sampled_from([False, False, True]),
-    vocabulary=st.sampled_from([2, 3]),
-    event_stride=st.sampled_from([0, 0, 1, 3]),
-)
 COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
 """How many tokens the sampling rows of a batch get, over and over; empty: one each."""
 MAX_LIVE = 8
@@ -43,7 +26,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     rig: SchedulerRig
 
-    @initialize(world=worlds, opening=st.lists(wishes(), min_size=1, max_size=4))
+    @initialize(world=scheduler_worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
     def begin(self, world: World, opening: list[Wish]) -> None:
         """Requests that are there from the start, together."""
         able = self.capabilities

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from paged.testing.books import ExpectedRequest
 from paged.testing.content import POISON
 from paged.testing.event_reader import EventWatch
 from paged.testing.shadow_kv import ShadowKV, Slots
-from paged.testing.violation import Call, Program, Violation
+from paged.testing.violation import Call, Program, Violation, raised
 from paged.testing.world import Builder, World, build_scheduler
 
 Key = tuple[str, int]
@@ -501,10 +500,7 @@ class SchedulerRig:
             raise
         except Exception as error:
             self.has_failed = True
-            way = " < ".join(
-                f"{frame.name} line {frame.lineno}" for frame in reversed(extract_tb(error.__traceback__)[-4:])
-            )
-            raise Violation([f"raised {type(error).__name__}: {error} ({way})"], self.program) from error
+            raise Violation([raised(error)], self.program) from error
 
 
 def content_namespace(namespace: Any) -> Any:

@@ -1,19 +1,29 @@
 """What the state machines draw: tiny worlds and tokens out of two or three, so that sharing and eviction happen all the time.
 
+    prompts, tails                       token ids; most prompts begin like another one
+    wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
+    scheduler_worlds, manager_worlds, engine_worlds
+                                         configurations in which a few requests fill the pool
+    pressures                            an engine's world, and requests that have room in it one by one, and not together
+
 Knows Hypothesis. Does not know how a rig runs what is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.protocol import Capabilities
 from paged.testing.world import World
+
+if TYPE_CHECKING:
+    from paged.testing.manager_rig import ManagerWorld
 
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
 """Mostly one; the others differ from each other by type alone."""
@@ -54,18 +64,19 @@ class Wish:
     writes_cache: bool = True
     keeps: tuple[int, float | None] | None = None
     """Priority of what it leaves in the cache, and for how long."""
+    temperature: float = GREEDY
+    seed: int = 0
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
         """The request that is made of it in a world."""
         from paged import Request, Retention
 
-        longest = max(1, int((world.longest - 1) * self.share)) if self.share <= 1 else world.longest + 1
         max_tokens = max(1, int(world.longest * self.output))
         num_sequences = min(self.num_sequences, world.max_sequences) if able.groups else 1
         keeps = self.keeps if able.retention else None
         return Request(
             id=id,
-            prompt=self.prompt[:longest],
+            prompt=self._prompt(world.longest),
             max_tokens=max_tokens,
             min_tokens=min(self.min_tokens, max_tokens),
             eos_token_id=self.eos,
@@ -78,6 +89,26 @@ class Wish:
             writes_cache=self.writes_cache or num_sequences > 1 or not able.private_rows,
             retention=None if keeps is None else Retention(priority=keeps[0], lasts=keeps[1]),
         )
+
+    def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
+        """What is asked of an engine of it."""
+        is_drawn = able.seeds and self.temperature > 0
+        return EngineRequest(
+            id=id,
+            prompt=self._prompt(world.longest),
+            max_tokens=max(1, int(world.longest * self.output)),
+            temperature=self.temperature if is_drawn else GREEDY,
+            seed=self.seed if is_drawn else None,
+            stop_token_ids=self.stop,
+            priority=self.priority if able.priority else 0,
+            salt=self.salt if able.salts else None,
+            reads_cache=self.reads_cache or not able.private_rows,
+            writes_cache=self.writes_cache or not able.private_rows,
+            keeps=self.keeps if able.retention else None,
+        )
+
+    def _prompt(self, longest: int) -> list[int]:
+        return self.prompt[: max(1, int((longest - 1) * self.share)) if self.share <= 1 else longest + 1]
 
 
 def wishes() -> st.SearchStrategy[Wish]:
@@ -98,6 +129,90 @@ def wishes() -> st.SearchStrategy[Wish]:
         writes_cache=st.sampled_from([True] * 9 + [False]),
         keeps=st.sampled_from([None] * 6 + [(1, None), (2, 5.0), (3, 20.0)]),
     )
+
+
+def engine_wishes() -> st.SearchStrategy[Wish]:
+    """The same for an engine: one sequence each, greedy or drawn by a seed."""
+    return st.builds(
+        Wish,
+        prompt=prompts(longest=16),
+        share=st.sampled_from([0.2, 0.3, 0.3, 0.3, 0.6, 0.6, 1.0, 2.0]),
+        output=st.sampled_from([0.1, 0.3, 0.6, 1.0]),
+        stop=st.sampled_from([()] * 4 + [(1, 3)]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        salt=st.sampled_from([None, None, None, None, None, "a"]),
+        temperature=st.sampled_from([GREEDY, GREEDY, GREEDY, 1.5]),
+        reads_cache=st.sampled_from([True] * 9 + [False]),
+        writes_cache=st.sampled_from([True] * 9 + [False]),
+        keeps=st.sampled_from([None] * 6 + [(1, None), (3, 20.0)]),
+        seed=st.integers(0, 1),
+    )
+
+
+def scheduler_worlds() -> st.SearchStrategy[World]:
+    """A few blocks, and every limit that a scheduler has."""
+    return st.builds(
+        World,
+        num_blocks=st.integers(3, 12),
+        block_size=st.sampled_from([1, 2, 4]),
+        host_blocks=st.sampled_from([0, 2, 4, 8, 8]),
+        prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+        host_caching=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
+        max_sequences=st.sampled_from([1, 2, 4, 8]),
+        max_chunk=st.sampled_from([None, 1, 2, 3, 4]),
+        max_model_len=st.sampled_from([None, None, None, 10]),
+        max_waiting=st.sampled_from([None, None, None, 4]),
+        async_moves=st.sampled_from([False, False, True]),
+        vocabulary=st.sampled_from([2, 3]),
+        event_stride=st.sampled_from([0, 0, 1, 3]),
+    )
+
+
+def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
+    """A few blocks, with and without a host tier, a cache, and somebody who reads its events."""
+    return st.builds(
+        ManagerWorld,
+        num_blocks=st.integers(3, 12),
+        block_size=st.sampled_from([1, 2, 4]),
+        host_blocks=st.sampled_from([0, 2, 4, 8]),
+        prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+        host_caching=st.sampled_from([True, True, False]),
+        least_load=st.sampled_from([0, 0, 0, 3]),
+        event_stride=st.sampled_from([0, 1, 2, 3]),
+    )
+
+
+def engine_worlds() -> st.SearchStrategy[EngineWorld]:
+    """As for a scheduler, smaller, since a model runs in it; without the limits that an engine does not have."""
+    return st.builds(
+        EngineWorld,
+        num_blocks=st.integers(3, 6),
+        block_size=st.sampled_from([1, 2, 2, 4]),
+        host_blocks=st.sampled_from([0, 0, 4, 8]),
+        prefix_caching=st.sampled_from([True, True, True, True, True, False]),
+        host_caching=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
+        max_sequences=st.sampled_from([1, 2, 4, 4]),
+        max_chunk=st.sampled_from([None, None, 1, 3]),
+        max_model_len=st.sampled_from([None, None, None, 10]),
+    )
+
+
+@st.composite
+def pressures(draw: st.DrawFn) -> tuple[EngineWorld, list[EngineRequest]]:
+    """A world and two to five requests, each of which has room alone, though not all together."""
+    world = replace(draw(engine_worlds()), max_model_len=None)
+    room, requests = world.longest, []
+    for number, tokens in enumerate(draw(st.lists(prompts(longest=16), min_size=2, max_size=5))):
+        prompt = tokens[: max(1, room // 2)]
+        most = room - len(prompt)
+        # Together they know more tokens than there are slots, at the latest when the second is done.
+        max_tokens = most if number < 2 else draw(st.integers(1, most))
+        requests.append(EngineRequest(id=f"r{number}", prompt=prompt, max_tokens=max_tokens))
+    return world, requests
 
 
 def where(holds: Callable[[Any], object]) -> Any:

@@ -23,7 +23,7 @@ with suppress(ModuleNotFoundError):
     from transformers.utils import logging
 
     from paged.model.loading import load_model
-    from paged.testing.pressure import Conditions
+    from paged.testing.engine_world import EngineWorld
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -148,7 +148,7 @@ def loaded(checkpoint: Callable[..., Path]) -> Callable[..., LoadedModel]:
 class World:
     """Requests, and conditions under which there is not room for all of them."""
 
-    conditions: Conditions
+    conditions: EngineWorld
     requests: tuple[Request, ...]
 
 
@@ -167,7 +167,7 @@ def _draw_world(chance: random.Random) -> World:
         requests.append(Request(id=str(number), prompt=shared + tail, max_tokens=max_tokens, priority=priority))
     largest = max(-(-(len(request.prompt) + request.max_tokens) // block_size) for request in requests)
     return World(
-        Conditions(
+        EngineWorld(
             num_blocks=largest + chance.choice([0, 0, 1]),
             block_size=block_size,
             host_blocks=chance.choice([0, 2, 2 * largest, 4 * largest]),

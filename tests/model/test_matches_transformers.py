@@ -16,12 +16,13 @@ from transformers import AutoModelForCausalLM
 from attention import LayerOptions
 from paged import Request
 from paged.model.runner import runner_for
-from paged.testing.pressure import Conditions, PressureRun
+from paged.testing.engine_world import EngineWorld
+from paged.testing.pressure_run import PressureRun
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
 MAX_TOKENS = 12
 # The four need 36 blocks in the end.
-SMALL_POOL = Conditions(num_blocks=23, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
+SMALL_POOL = EngineWorld(num_blocks=23, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
 
 
 def _prompts() -> list[list[int]]:

@@ -11,7 +11,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import Request
-from paged.testing.pressure import Conditions, PressureRun, differences, run_alone
+from paged.testing.engine_world import EngineWorld
+from paged.testing.pressure import differences
+from paged.testing.pressure_run import PressureRun, run_alone
 
 # Sizes that no vector unit likes are among them.
 MODELS = {
@@ -67,7 +69,7 @@ def test_most_worlds_press(loaded, draw_world):
 
 def test_the_sequences_of_a_group_are_told_apart(loaded):
     request = Request(id="group", prompt=list(range(3, 12)), max_tokens=5, num_sequences=3)
-    answers = PressureRun(loaded("llama"), Conditions(num_blocks=16, block_size=4)).run([request])
+    answers = PressureRun(loaded("llama"), EngineWorld(num_blocks=16, block_size=4)).run([request])
     alone = run_alone(loaded("llama"), [request], "torch_gather")
     assert answers.violations == [] and differences(answers, alone) == []
     assert [(who, len(tokens)) for who, tokens in answers.tokens.items()] == [(("group", i), 5) for i in range(3)]

@@ -23,7 +23,8 @@ import torch
 from attention import StepTokens, run_moves
 from block_manager import Moves
 from paged.model.runner import runner_for
-from paged.testing.pressure import Answers, PressureRun, differences, run_alone
+from paged.testing.pressure import Answers, differences
+from paged.testing.pressure_run import PressureRun, run_alone
 from paged.testing.shadowed_pool import ShadowedPool
 
 SEEDS = range(10)

@@ -42,6 +42,15 @@ def test_touching_every_other_public_name_leaves_the_heavy_ones_out(run_python: 
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_the_test_kit_is_imported_without_the_heavy_ones(run_python: RunPython) -> None:
+    loaded = loaded_after(
+        run_python,
+        "import paged.testing\nfor name in set(paged.testing.__all__) - {'machines', 'strategies'}: getattr(paged.testing, name)",
+    )
+    assert "paged.testing.engine_rig" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
 def test_importing_paged_alone_loads_nothing_of_the_memory_layer(run_python: RunPython) -> None:
     loaded = loaded_after(run_python, "import paged; assert paged.__version__")
     assert loaded.isdisjoint({"block_manager", "scheduler", "attention", "numpy", "msgspec"})

@@ -35,14 +35,16 @@ def tested(run_python, tmp_path):
 def test_a_rig_of_a_test_is_drained_at_its_end(tested):
     status, out = tested(
         """
-def test_theirs(paged_scheduler_rig, paged_manager_rig):
+def test_theirs(paged_scheduler_rig, paged_manager_rig, paged_engine_rig):
     from paged import Request
+    from paged.testing import EngineRequest, StandInEngine
 
     rig = paged_scheduler_rig()
     rig.add(Request(id="a", prompt=[1, 0, 1], max_tokens=2))
     rig.schedule()
     other = paged_manager_rig()
     other.allocate([other.add([0, 1], None)], [2])
+    paged_engine_rig(build=StandInEngine).add(EngineRequest(id="a", prompt=[1, 0]))
 """
     )
     assert (status, "1 passed" in out) == (0, True), out

@@ -1,0 +1,136 @@
+"""One small world for a serving engine, what is asked of the engine in it, and our own engine on a model of a few thousand weights.
+
+Knows sizes, requests and how `add_request` is called. Loads torch and transformers when our own engine is built, not before; a
+tester of another engine passes another builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from paged.sampling.params import SamplingParams
+from paged.testing.protocol import Capabilities
+
+# One object, by which a request that says nothing else is known.
+GREEDY = 0.0
+
+
+@dataclass(frozen=True)
+class EngineWorld:
+    """Sizes in blocks, tokens and sequences. Blocks, their size and `max_model_len` decide how long an answer can be, and every engine
+    has to keep them; what else yours does not have, its builder leaves out."""
+
+    num_blocks: int = 8
+    block_size: int = 2
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    host_caching: bool = False
+    policy: str = "paged"
+    max_tokens_per_step: int = 8
+    max_sequences: int = 4
+    max_chunk: int | None = None
+    max_model_len: int | None = None
+    vocabulary: int = 8
+    backend: str = "auto"
+
+    @property
+    def keeps_content_on_host(self) -> bool:
+        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
+        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one sequence can have here, prompt and outputs."""
+        pool = self.num_blocks * self.block_size
+        return pool if self.max_model_len is None else min(pool, self.max_model_len)
+
+    def num_outputs(self, request: EngineRequest) -> int:
+        """Tokens that the request gets here if no stop id ends it sooner; below 1: it can never be served."""
+        return min(request.max_tokens, self.longest - len(request.prompt))
+
+    def ample(self, num_tokens: int) -> EngineWorld:
+        """The same engine where one sequence of so many tokens is alone, is computed in one step, and nothing is shared or kept."""
+        return replace(
+            self,
+            num_blocks=-(-num_tokens // self.block_size) + 1,
+            host_blocks=0,
+            prefix_caching=False,
+            policy=EngineWorld.policy,
+            max_tokens_per_step=num_tokens,
+            max_sequences=1,
+            max_chunk=None,
+            max_model_len=None,
+        )
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What is asked of an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: the engine may take the id)."""
+
+    id: str
+    prompt: list[int]
+    max_tokens: int = 4
+    temperature: float = GREEDY
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    salt: str | None = None
+    reads_cache: bool = True
+    writes_cache: bool = True
+    keeps: tuple[int, float | None] | None = None
+    """Priority of what it leaves in the cache, and for how long."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The part of it that says how tokens are chosen, and when to stop. An end of text that the model knows does not count."""
+        return SamplingParams(
+            temperature=self.temperature,
+            seed=self.seed if self.temperature > 0 else None,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=True,
+        )
+
+
+Builder = Callable[[EngineWorld], Any]
+"""What makes a `ServingEngine` for a world."""
+
+
+def submit(engine: Any, request: EngineRequest, able: Capabilities) -> None:
+    """Call `add_request` with what the request has and the engine can do."""
+    more: dict[str, Any] = {}
+    if request.priority and able.priority:
+        more["priority"] = request.priority
+    if request.salt is not None and able.salts:
+        more["salt"] = request.salt
+    more |= {name: False for name in ("reads_cache", "writes_cache") if not getattr(request, name)}
+    if request.keeps is not None:
+        from paged import Retention
+
+        more["retention"] = Retention(priority=request.keeps[0], lasts=request.keeps[1])
+    engine.add_request(list(request.prompt), request.params, id=request.id, **more)
+
+
+def build_engine(world: EngineWorld) -> Any:
+    """Our own engine, batch-invariant, in float32, on a decoder of random weights. Raises MissingExtra without the extra `engine`."""
+    from paged import Engine
+    from paged.extras import import_with_extra
+
+    model = import_with_extra("paged.testing.tiny_model", "Engine").tiny_model(world.vocabulary)
+    return Engine(
+        model,
+        num_blocks=world.num_blocks,
+        block_size=world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+        host_caching=world.keeps_content_on_host,
+        policy=world.policy,
+        max_tokens_per_step=world.max_tokens_per_step,
+        max_sequences=world.max_sequences,
+        max_chunk=world.max_chunk,
+        max_model_len=world.max_model_len,
+        backend=world.backend,
+    )

@@ -1,0 +1,110 @@
+"""How many prompt tokens have to be prefix hits: a manager that forgets hits computes right and is wrong all the same.
+
+For the case that one can work out by hand: prompts come one after the other, each served to its end before the next, in a pool that holds
+everything or evicts what was used least recently. `expected_hits` predicts, by the naive model; `hit_violations` serves the prompts
+on a manager or a scheduler and compares. What happens while several run is for the rigs to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paged.testing.naive_model import NaiveManager, NoRoom
+from paged.testing.protocol import KVManager, StepScheduler
+
+Prompts = Sequence[Sequence[int]]
+
+
+def expected_hits(
+    prompts: Prompts,
+    block_size: int,
+    *,
+    num_blocks: int | None = None,
+    outputs: Prompts | None = None,
+    namespaces: Sequence[object] | None = None,
+) -> list[int]:
+    """Prompt tokens of each prompt that are hits, when each is served to its end before the next.
+
+    num_blocks   of the pool; None: as many as hold everything. Evicted is what was used least recently, children before parents
+    outputs      what each one generates; their content is cached, too, all but the last token's. None: one token each
+    namespaces   of each prompt; only equal ones share. None: all are one
+
+    Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the pool does not hold.
+    """
+    known = [[int(token) for token in prompt] for prompt in prompts]
+    later = [[int(token) for token in output[:-1]] for output in outputs] if outputs else [[] for _ in known]
+    if num_blocks is None:
+        num_blocks = sum(-(-len(a + b) // block_size) for a, b in zip(known, later, strict=True))
+    naive, hits = NaiveManager(num_blocks, block_size), []
+    for number, (prompt, generated) in enumerate(zip(known, later, strict=True)):
+        hits.append(naive.add(number, prompt, namespaces[number] if namespaces else None))
+        try:
+            _compute(naive, number)
+            for token in generated:
+                naive.rows[number].tokens.append(token)
+                _compute(naive, number)
+        except NoRoom:
+            num_tokens = len(naive.rows[number].tokens)
+            raise ValueError(f"prompt {number}: {num_blocks} blocks do not hold its {num_tokens} tokens.") from None
+        naive.free([number])
+    return hits
+
+
+def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
+    """Serve the prompts on a new `KVManager` or `StepScheduler`, one after the other; each whose hits are not the expected ones, in a
+    sentence.
+
+    The subject says its own sizes (`num_blocks`, `block_size`; a scheduler's are its manager's). A scheduler must not preallocate: blocks drawn
+    for outputs evict content. Raises TypeError for what is neither, ValueError for a prompt that the pool does not hold.
+    """
+    serve: Callable[[Any, int, list[int]], int]
+    if isinstance(subject, StepScheduler):
+        manager, serve = subject.manager, _scheduler_hits
+    elif isinstance(subject, KVManager):
+        manager, serve = subject, _manager_hits
+    else:
+        raise TypeError(f"{type(subject).__name__} is neither a KVManager nor a StepScheduler of paged.testing.")
+    expected = expected_hits(prompts, manager.block_size, num_blocks=manager.num_blocks)
+    found = []
+    for number, (prompt, had_to_be) in enumerate(zip(prompts, expected, strict=True)):
+        hits = serve(subject, number, [int(token) for token in prompt])
+        if hits != had_to_be:
+            found.append(f"prompt {number}, {list(prompt)}: {hits} tokens were hits; {had_to_be} had to be")
+    return found
+
+
+def _compute(naive: NaiveManager, number: int) -> None:
+    row = naive.rows[number]
+    naive.next_batch()
+    naive.allocate([number], [len(row.tokens) - row.computed])
+    naive.confirm([number])
+
+
+def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
+    del number
+    row = manager.add(prompt)
+    hits = int(manager.num_computed[row])
+    manager.allocate([row], [len(prompt) - hits])
+    manager.confirm([row])
+    manager.free([row])
+    return hits
+
+
+def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int:
+    """The first token that is computed is the first one behind the hits."""
+    from paged import Request
+
+    scheduler.add(Request(id=f"prompt {number}", prompt=prompt, max_tokens=1))
+    first = None
+    for _ in range(60 + 12 * len(prompt)):
+        if not scheduler.has_unfinished:
+            break
+        batch = scheduler.schedule()
+        if first is None and len(batch.rows):
+            first = int(batch.context_lens[0] - batch.num_tokens[0])
+        if not batch.is_empty:
+            scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+    return -1 if first is None else first

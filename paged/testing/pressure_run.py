@@ -1,0 +1,190 @@
+"""The pressure oracle with our own scheduler and runner, where more can be seen than from outside.
+
+`PressureRun` runs requests under given conditions and keeps every logit row that was sampled from. Blocks are filled with NaN when they
+become free, so that a read of somebody else's memory shows, and a shadow keeps who wrote which slot. It is a `ServingEngine` itself, with
+what the shadow found in its `check()`. Knows public calls of scheduler, pool and runner. Does not know why two runs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from block_manager import BlockManager
+from paged.model.capacity import pool_for
+from paged.model.loading import LoadedModel
+from paged.model.runner import runner_for
+from paged.sampling.params import SamplingParams
+from paged.testing.engine_world import EngineWorld
+from paged.testing.pressure import Answers, Who, name, serve
+from paged.testing.protocol import Capabilities
+from paged.testing.shadowed_pool import ShadowedPool
+from scheduler import Batch, Output, Request, Scheduler
+
+
+class PressureRun:
+    """One run, greedy always. Its methods are what a planted fault replaces."""
+
+    capabilities = Capabilities(seeds=False)
+
+    def __init__(self, model: LoadedModel, world: EngineWorld, *, poison: bool = True) -> None:
+        self.poison = poison
+        self.manager = BlockManager(
+            world.num_blocks,
+            world.block_size,
+            host_blocks=world.host_blocks,
+            prefix_caching=world.prefix_caching,
+            host_caching=world.keeps_content_on_host,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            policy=world.policy,
+            max_tokens_per_step=world.max_tokens_per_step,
+            max_sequences=world.max_sequences,
+            max_chunk=world.max_chunk,
+            max_model_len=model.max_length if world.max_model_len is None else world.max_model_len,
+            vocabulary_size=model.vocabulary_size,
+        )
+        pool = pool_for(
+            model,
+            num_blocks=world.num_blocks,
+            block_size=world.block_size,
+            num_host_blocks=world.host_blocks,
+            kind=ShadowedPool,
+        )
+        assert isinstance(pool, ShadowedPool), "that kind was asked for"
+        self.pool = pool
+        self.runner = runner_for(model, self.pool, backend=world.backend, batch_invariant=True)
+        self.on_logits: Callable[[str, int, Tensor], None] | None = None
+        self._prompt_lens: dict[str, int] = {}
+        self._contents: dict[Who, list[int]] = {}
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Moves, then the forward pass."""
+        self.runner.move(batch)
+        return self.runner.logits(batch)
+
+    def run(self, requests: Sequence[Request], most_steps: int = 10_000) -> Answers:
+        """Run all to the end, greedily, or as far as so many steps lead."""
+        answers = Answers(violations=self.pool.violations)
+        self._see = answers.see  # type: ignore[method-assign]
+        for request in requests:
+            for sequence in range(request.num_sequences):
+                answers.expect((request.id, sequence))
+            self.add(request)
+        serve(self, answers, most_steps)
+        stats = self.scheduler.stats()
+        answers.recomputed, answers.swapped = stats.preemptions_recompute, stats.preemptions_swap
+        answers.hit_tokens = stats.hit_tokens
+        return answers
+
+    def add(self, request: Request) -> None:
+        """Take a request of any number of sequences."""
+        self.scheduler.add(request)
+        self._prompt_lens[request.id] = len(request.prompt)
+        namespace = (request.salt, request.adapter, request.extra_key)
+        for sequence in range(request.num_sequences):
+            path = self.pool.shadow.contents.path(namespace, request.prompt)
+            self._contents[request.id, sequence] = path.tolist()
+
+    def add_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        id: str,
+        priority: int = 0,
+        salt: str | None = None,
+        **cache: Any,
+    ) -> str:
+        """Take a request of one sequence, as `Engine.add_request` does; `cache` is what a Request says of the cache."""
+        self.add(
+            Request(
+                id=id,
+                prompt=list(prompt),
+                max_tokens=params.max_tokens,
+                stop_token_ids=params.stop_token_ids,
+                priority=priority,
+                salt=salt,
+                **cache,
+            )
+        )
+        return id
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is alive."""
+        return self.scheduler.has_unfinished
+
+    def abort(self, request_id: str) -> Output | None:
+        """End a request in whatever state it is; its last output, None if it has ended. Raises UnknownRequest."""
+        return self.scheduler.abort(request_id)
+
+    def check(self) -> list[str]:
+        """What the shadow has found so far, and what scheduler and memory find wrong in themselves."""
+        return self.pool.violations + self.scheduler.check()
+
+    def step(self) -> list[Output]:
+        """One batch; what was delivered."""
+        self._poison_free()
+        batch = self.scheduler.schedule()
+        expected = self._expected(batch)
+        new = [contents[start:] for contents, start in zip(expected, batch.positions[batch.starts[:-1]], strict=True)]
+        self.pool.plan(batch.slot_mapping, np.concatenate([np.empty(0, np.int64), *new]))
+        logits = self.logits(batch)
+        for i, contents in enumerate(expected):
+            who = (batch.ids[i], int(batch.sequences[i]))
+            self.pool.check_row(batch.block_tables[batch.rows[i]], contents, name(who))
+        tokens = logits.nan_to_num(nan=torch.inf).argmax(-1).to(torch.int32).numpy()
+        sampled = (batch.ids[batch.samples].tolist(), batch.sequences[batch.samples].tolist())
+        for request_id, sequence, row in zip(*sampled, logits, strict=True):
+            who = (request_id, sequence)
+            self._see(who, len(self._contents[who]) - self._prompt_lens[request_id], row)
+        outputs = list(self.scheduler.update(batch, tokens))
+        for output in outputs:
+            self._add((output.id, output.sequence), output.token_ids)
+        return outputs
+
+    def _see(self, who: Who, place: int, row: Tensor) -> None:
+        if self.on_logits is not None:
+            self.on_logits(who[0], place, row)
+
+    def _add(self, who: Who, token_ids: list[int]) -> None:
+        contents = self._contents[who]
+        for token in token_ids:
+            contents.append(self.pool.shadow.contents.extend(contents[-1], token))
+
+    def _expected(self, batch: Batch) -> list[NDArray[np.int64]]:
+        """For each row, what the slots of its context hold after this step."""
+        whose = zip(batch.ids.tolist(), batch.sequences.tolist(), batch.context_lens.tolist(), strict=True)
+        return [np.array(self._contents[request_id, sequence][:length]) for request_id, sequence, length in whose]
+
+    def _poison_free(self) -> None:
+        if self.poison:
+            self.pool.poison(torch.from_numpy((self.manager.block_states() == 0).nonzero()[0].astype(np.int64)))
+
+
+def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> Answers:
+    """Each request by itself, its prompt in one step, in memory that it cannot fill."""
+    together = Answers()
+    for request in requests:
+        longest = len(request.prompt) + request.max_tokens
+        world = EngineWorld(
+            num_blocks=request.num_sequences * -(-longest // 16) + 1,
+            block_size=16,
+            max_tokens_per_step=request.num_sequences * longest,
+            max_sequences=request.num_sequences,
+            prefix_caching=False,
+            backend=backend,
+        )
+        answers = PressureRun(model, world).run([request])
+        together.tokens |= answers.tokens
+        together.logits |= answers.logits
+        together.reasons |= answers.reasons
+        together.violations += answers.violations
+    return together

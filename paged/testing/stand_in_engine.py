@@ -1,0 +1,109 @@
+"""A serving engine without tensors: our scheduler, KV memory that holds contexts instead of numbers, and a model that is a checksum of them.
+
+Small and fast enough to be tried a thousand times, and to plant a fault in. Every word depends on every slot that was read for it; a read
+of a slot that holds anything but its own context is told by `check()`. Does not know logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from block_manager import BlockManager
+from paged.sampling.params import SamplingParams
+from paged.testing.engine_world import EngineWorld
+from paged.testing.protocol import Capabilities
+from paged.testing.shadow_kv import ShadowKV
+from scheduler import Output, Request, Scheduler
+
+
+class StandInEngine:
+    """A `ServingEngine`; `build` of a rig, or of a machine, as it is."""
+
+    capabilities = Capabilities(logits=False)
+
+    def __init__(self, world: EngineWorld) -> None:
+        self.world = world
+        self.manager = BlockManager(
+            world.num_blocks,
+            world.block_size,
+            host_blocks=world.host_blocks,
+            prefix_caching=world.prefix_caching,
+            host_caching=world.keeps_content_on_host,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            policy=world.policy,
+            max_tokens_per_step=world.max_tokens_per_step,
+            max_sequences=world.max_sequences,
+            max_chunk=world.max_chunk,
+            max_model_len=world.max_model_len,
+            vocabulary_size=world.vocabulary,
+        )
+        self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.violations: list[str] = []
+        # By id, all tokens that a request knows, and what chance it has.
+        self.known: dict[str, list[int]] = {}
+        self.seeds: dict[str, int] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is alive."""
+        return self.scheduler.has_unfinished
+
+    def add_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        id: str,
+        priority: int = 0,
+        salt: str | None = None,
+        **cache: Any,
+    ) -> str:
+        """Take a request; `cache` is what a Request says of the cache. Raises DuplicateRequest, InvalidRequest or NeverFits."""
+        params = params or SamplingParams()
+        request = Request(
+            id=id,
+            prompt=list(prompt),
+            max_tokens=params.max_tokens,
+            stop_token_ids=params.stop_token_ids,
+            priority=priority,
+            salt=salt,
+            **cache,
+        )
+        self.scheduler.add(request)
+        self.known[id] = list(prompt)
+        self.seeds[id] = 0 if params.is_greedy else 1 + (params.seed or 0)
+        return id
+
+    def step(self) -> list[Output]:
+        """One batch: its moves, its writes, its reads, a word a row."""
+        batch = self.scheduler.schedule()
+        if batch.is_empty:
+            return []
+        self.violations += self.shadow.move(batch.moves)
+        tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
+        found, attended = self.shadow.run(batch, tables, lambda id, _: (None, self.known[id]))
+        self.violations += found
+        words = []
+        for index in batch.samples.nonzero()[0].tolist():
+            # A row that read what is not its own gets a word as if it had read nothing.
+            held = attended[index].tolist() if index in attended else []
+            seed = self.seeds[batch.ids[index]]
+            words.append(self.shadow.contents.next_token(held, seed, self.world.vocabulary))
+        outputs = list(self.scheduler.update(batch, np.array(words, np.int32)))
+        for output in outputs:
+            self.known[output.id] += output.token_ids
+        self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
+        return outputs
+
+    def abort(self, request_id: str) -> Any:
+        """End a request; its last output, None if it has ended. Raises UnknownRequest."""
+        return self.scheduler.abort(request_id)
+
+    def check(self) -> list[str]:
+        """What the memory has seen, and what scheduler and manager find wrong in themselves."""
+        return self.violations + self.scheduler.check()

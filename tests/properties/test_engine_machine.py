@@ -1,0 +1,85 @@
+"""Serving engines from outside, whatever their clients do: every answer has to be the one that its request gets alone.
+
+Ours runs a model of a few thousand weights, and its logits are compared, too; the stand-in engine has no tensors and runs more examples.
+The machine has to reach what matters: each event named here is expected in a share of the examples.
+"""
+
+from collections import Counter
+
+import pytest
+
+from paged.testing.machines import EngineMachine, run_machine
+from paged.testing.stand_in_engine import StandInEngine
+
+SHARES = {
+    "hit": 0.08,
+    "preempted": 0.15,
+    "abort": 0.4,
+    "abort halfway": 0.1,
+    "cut by the pool": 0.3,
+    "ended by length": 0.5,
+    "ended by stop": 0.03,
+    "refused": 0.05,
+    "duplicate refused": 0.05,
+}
+"""Event → in how many of the examples it has to occur."""
+
+
+def counting(machine):
+    """The machine, and a counter of the examples in which each event occurred; `None` counts them all."""
+    examples = Counter()
+
+    class Counting(machine):
+        def teardown(self):
+            super().teardown()
+            examples[None] += 1
+            examples.update(name for name, times in self.rig.events.items() if times)
+
+    return Counting, examples
+
+
+def assert_reached(examples, least):
+    assert examples[None] >= least
+    reached = {name: examples[name] / examples[None] for name in SHARES}
+    assert {name: share for name, share in reached.items() if share < SHARES[name]} == {}, reached
+
+
+def test_our_engine_answers_everybody_as_if_he_were_alone():
+    pytest.importorskip("torch")
+    machine, examples = counting(EngineMachine)
+    run_machine(machine, few=60, steps=15)
+    assert_reached(examples, 40)
+
+
+def test_the_stand_in_engine_answers_everybody_as_if_he_were_alone():
+    class Machine(EngineMachine):
+        build = StandInEngine
+
+    machine, examples = counting(Machine)
+    run_machine(machine, few=120, steps=20)
+    assert_reached(examples, 80)
+    assert examples["swapped"] > 0
+
+
+def test_an_engine_that_sums_in_whatever_order_is_found_by_its_logits():
+    pytest.importorskip("torch")
+    from paged import Engine
+    from paged.testing.engine_rig import EngineRig
+    from paged.testing.engine_world import EngineRequest, EngineWorld
+    from paged.testing.tiny_model import tiny_model
+    from paged.testing.violation import Violation
+
+    def build(world):
+        return Engine(
+            tiny_model(),
+            num_blocks=world.num_blocks,
+            block_size=world.block_size,
+            max_tokens_per_step=world.max_tokens_per_step,
+            batch_invariant=False,
+        )
+
+    rig = EngineRig(EngineWorld(num_blocks=64, max_tokens_per_step=5), build)
+    for number in range(3):
+        rig.add(EngineRequest(id=f"r{number}", prompt=[0, 1, 1, 0, 1, 0, 0] * (1 + number), max_tokens=16))
+    with pytest.raises(Violation, match="the logits of its output"):
+        rig.drain()

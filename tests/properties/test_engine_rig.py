@@ -1,0 +1,238 @@
+"""The rig of a serving engine, on engines of which one thing is wrong: each has to be found, and what is found is a program."""
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from paged import NeverFits
+from paged.testing import Capabilities, EngineRequest, EngineRig, EngineWorld, ServingEngine, Violation, capabilities_of
+from paged.testing.engine_rig import Stream
+from paged.testing.machines import EngineMachine
+from paged.testing.saved import load, rerun, save
+from paged.testing.stand_in_engine import StandInEngine
+
+
+class DeliversTwice(StandInEngine):
+    """Of several who receive something, the first receives it again."""
+
+    def step(self):
+        outputs = super().step()
+        return [*outputs, *outputs[:1]] if len(outputs) > 1 else outputs
+
+
+class ListensToNeighbours(StandInEngine):
+    """The first word of a step is another one when somebody else gets one, too."""
+
+    def step(self):
+        outputs = super().step()
+        if len(outputs) > 1 and outputs[0].token_ids:
+            other = [(token + 1) % self.world.vocabulary for token in outputs[0].token_ids]
+            outputs[0] = msgspec.structs.replace(outputs[0], token_ids=other)
+        return outputs
+
+
+class LeaksOnAbort(StandInEngine):
+    """A block of whoever is aborted halfway is never given back."""
+
+    def abort(self, request_id):
+        is_running = request_id in self.known and self.scheduler.status(request_id) == "running"
+        for row in self.scheduler.rows_of(request_id) if is_running else ():
+            self.manager.hold(self.manager.table(row)[:1])
+        return super().abort(request_id)
+
+    def check(self):
+        return []
+
+
+class NeverEnds(StandInEngine):
+    """After a preemption nothing is computed any more."""
+
+    def step(self):
+        stats = self.scheduler.stats()
+        return [] if stats.preemptions_recompute + stats.preemptions_swap else super().step()
+
+
+class GivesTheWrongReason(StandInEngine):
+    """Whoever is stopped is said to have reached its length."""
+
+    def step(self):
+        return [
+            msgspec.structs.replace(output, finish_reason="length") if output.finish_reason == "stop" else output
+            for output in super().step()
+        ]
+
+
+class ForgetsARequest(StandInEngine):
+    """Every third request is taken and lost."""
+
+    num_taken = 0
+
+    def add_request(self, prompt, params=None, *, id, **more):
+        self.num_taken += 1
+        return id if self.num_taken % 3 == 0 else super().add_request(prompt, params, id=id, **more)
+
+
+class AnswersTheDead(StandInEngine):
+    """Whoever is aborted receives one more token."""
+
+    dead = None
+
+    def abort(self, request_id):
+        self.dead = super().abort(request_id)
+        return self.dead
+
+    def step(self):
+        late, self.dead = self.dead, None
+        outputs = super().step()
+        return outputs if late is None else [*outputs, msgspec.structs.replace(late, token_ids=[0], finish_reason=None)]
+
+
+class StopsTooLate(StandInEngine):
+    """Everybody gets a token more than was asked for, as far as there is room."""
+
+    def add_request(self, prompt, params, **more):
+        return super().add_request(prompt, msgspec.structs.replace(params, max_tokens=params.max_tokens + 1), **more)
+
+
+class RefusesWhatFits(StandInEngine):
+    """While somebody else is served, there is no room."""
+
+    def add_request(self, prompt, params, *, id, **more):
+        if self.has_unfinished and len(prompt) > 2:
+            raise NeverFits("no room just now", needed=1, limit=0, unit="blocks")
+        return super().add_request(prompt, params, id=id, **more)
+
+
+class WaitsForWhatNeverFits(StandInEngine):
+    """What no empty pool could hold is taken, and never served."""
+
+    waits = False
+
+    @property
+    def has_unfinished(self):
+        return self.waits or super().has_unfinished
+
+    def add_request(self, prompt, params=None, *, id, **more):
+        try:
+            return super().add_request(prompt, params, id=id, **more)
+        except NeverFits:
+            self.waits = True
+            return id
+
+
+class LosesCopies(StandInEngine):
+    """What goes to the host does not arrive there; its own check does not look."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        copy = self.shadow.copy
+        self.shadow.copy = lambda kind, pairs: [] if kind == "device_to_host" else copy(kind, pairs)
+
+    def check(self):
+        return self.scheduler.check()
+
+
+FAULTS = {
+    DeliversTwice: "received",
+    ListensToNeighbours: "received",
+    LeaksOnAbort: "blocks are used",
+    NeverEnds: "has not ended",
+    GivesTheWrongReason: "by length; alone with",
+    ForgetsARequest: "the engine has nothing unfinished",
+    AnswersTheDead: "it does not live",
+    StopsTooLate: "instead of",
+    RefusesWhatFits: "an empty pool holds it",
+    WaitsForWhatNeverFits: "has not ended",
+    LosesCopies: "received",
+}
+"""What is wrong, and a part of what has to be said of it."""
+
+
+def run_some(machine, num_examples):
+    """As many examples every time, and no shrinking, since any program will do."""
+    how = settings(
+        max_examples=num_examples,
+        stateful_step_count=20,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=how)
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fault_in_an_engine_is_found(fault, words):
+    class Machine(EngineMachine):
+        build = fault
+
+    with pytest.raises(Violation) as caught:
+        run_some(Machine, 400)
+    assert words in caught.value.found[0]
+
+
+def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():
+    rig = EngineRig(EngineWorld(), StandInEngine, reference=lambda request: Stream([7] * request.max_tokens))
+    rig.add(EngineRequest(id="a", prompt=[0, 1], max_tokens=2))
+    with pytest.raises(Violation, match=r"a received \[\d\]; alone it is \[7, 7\]"):
+        rig.drain()
+
+
+def test_what_is_not_offered_is_not_called():
+    class Bare:
+        """As little as an engine may have."""
+
+        def __init__(self, world):
+            self._engine = StandInEngine(world)
+
+        @property
+        def has_unfinished(self):
+            return self._engine.has_unfinished
+
+        def add_request(self, prompt, params=None, *, id=None):
+            self._engine.add_request(prompt, params, id=id)
+
+        def step(self):
+            return self._engine.step()
+
+        def abort(self, request_id):
+            raise AssertionError("it is said not to be there")
+
+    bare = Capabilities(abort=False, priority=False, salts=False, seeds=False, logits=False, counts=False, check=False)
+
+    class Machine(EngineMachine):
+        build = Bare
+        capabilities = bare
+
+    assert isinstance(Bare(EngineWorld()), ServingEngine)
+    assert capabilities_of(Bare(EngineWorld())) == Capabilities(logits=False, counts=False, check=False)
+    run_some(Machine, 20)
+
+
+def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path, run_python):
+    rig = EngineRig(EngineWorld(num_blocks=3), ForgetsARequest)
+    for number in range(2):
+        rig.add(EngineRequest(id=f"r{number}", prompt=[0, 1], temperature=0.5, seed=number, stop_token_ids=(1,)))
+    rig.step(2)
+    rig.step()
+    rig.abort("r1")
+    rig.drain()
+    with pytest.raises(Violation, match="has nothing unfinished") as caught:
+        rig.add(EngineRequest(id="r2", prompt=[0], priority=1, salt="a"))
+    assert caught.value.program.lines[1:3] == [
+        "rig.add(EngineRequest(id='r0', prompt=[0, 1], temperature=0.5, seed=0, stop_token_ids=(1,)))",
+        "rig.add(EngineRequest(id='r1', prompt=[0, 1], temperature=0.5, seed=1, stop_token_ids=(1,)))",
+    ]
+    file = save(caught.value, tmp_path, StandInEngine)
+    saved = load(file)
+    assert saved.program == caught.value.program
+    assert saved.build == "paged.testing.stand_in_engine:StandInEngine"
+    assert rerun(saved) is None
+    again = rerun(saved, ForgetsARequest)
+    assert again.found == caught.value.found
+    assert again.program == caught.value.program
+    status = run_python("-m", "paged", "check", "replay", str(file), cwd=tmp_path)
+    assert (status.returncode, "nothing violated any more" in status.stdout) == (0, True), status

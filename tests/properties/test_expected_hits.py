@@ -1,0 +1,102 @@
+"""The oracle of hits: numbers that one can check by hand, ours agree with it, and whoever forgets is told so."""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from paged import BlockManager, Scheduler
+from paged.testing import NaiveManager, expected_hits, hit_violations
+from paged.testing.strategies import prompts
+
+A, B = [0, 1, 2, 3, 4], [0, 1, 2, 3, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "hits"),
+    [
+        ({}, [0, 4, 4, 4]),
+        # Three blocks hold either of them, and both begin with the same two.
+        ({"num_blocks": 3}, [0, 4, 4, 4]),
+        ({"namespaces": ["a", "b", "a", "a"]}, [0, 0, 4, 4]),
+    ],
+)
+def test_hits_are_whole_blocks_of_what_came_before(options, hits):
+    assert expected_hits([A, B, A, B], block_size=2, **options) == hits
+
+
+def test_what_was_used_least_recently_is_forgotten_its_end_first():
+    # Four blocks: A takes three and B three others; one block of A is left, its first.
+    assert expected_hits([A, [7] * 5, A], block_size=2, num_blocks=4) == [0, 0, 2]
+    assert expected_hits([A, [7] * 5, A], block_size=2, num_blocks=6) == [0, 0, 4]
+
+
+def test_outputs_are_cached_all_but_the_last_token():
+    assert expected_hits([[0, 1], [0, 1, 2, 3, 4]], block_size=2, outputs=[[2, 3, 4], [0]]) == [0, 4]
+    assert expected_hits([[0, 1], [0, 1, 2, 3, 4]], block_size=2, outputs=[[2, 3], [0]]) == [0, 2]
+
+
+def test_a_prompt_that_the_pool_does_not_hold_is_an_error():
+    with pytest.raises(ValueError, match="prompt 1: 2 blocks do not hold its 5 tokens"):
+        expected_hits([[0], A], block_size=2, num_blocks=2)
+
+
+@st.composite
+def pools(draw):
+    """(prompts, blocks, block size): each prompt has room with one more token, not all together."""
+    them = draw(st.lists(prompts(), min_size=2, max_size=8))
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    largest = max(-(-(len(prompt) + 1) // block_size) for prompt in them)
+    return them, largest + draw(st.integers(0, 6)), block_size
+
+
+@given(pool=pools())
+def test_our_manager_and_scheduler_have_exactly_the_hits_that_are_expected(pool):
+    them, num_blocks, block_size = pool
+    assert hit_violations(BlockManager(num_blocks, block_size), them) == []
+    for policy in ("vllm", "fastgen", "paged"):
+        assert hit_violations(Scheduler(BlockManager(num_blocks, block_size), policy=policy), them) == []
+
+
+@given(pool=pools())
+def test_a_prompt_is_cut_into_chunks_without_losing_hits(pool):
+    them, num_blocks, block_size = pool
+    scheduler = Scheduler(BlockManager(num_blocks, block_size), max_tokens_per_step=4, max_chunk=3)
+    assert hit_violations(scheduler, them) == []
+
+
+class Forgets(BlockManager):
+    """Takes one block less than the cache holds."""
+
+    def add(self, tokens, *, namespace=None):
+        row = super().add(tokens, namespace=namespace)
+        self.truncate(row, max(0, len(self.table(row)) - 1))
+        return row
+
+
+class EvictsTheNewest(BlockManager):
+    """What is cached goes to the list's end, higher numbers first: what was used last may be evicted first."""
+
+    def free(self, rows):
+        super().free(rows)
+        cached = (self.block_states() == 1).nonzero()[0][::-1].astype(np.int32)
+        for block in np.split(cached, len(cached)):
+            self.hold(block)
+            self.release_held(block)
+
+
+@pytest.mark.parametrize("fault", [Forgets, EvictsTheNewest])
+def test_who_forgets_is_told_so(fault):
+    them = [A, [7] * 5, A, [7] * 5, [8] * 3, A]
+    for num_blocks in (4, 6, 20):
+        assert hit_violations(BlockManager(num_blocks, 2), them) == []
+    assert any(hit_violations(fault(num_blocks, 2), them) for num_blocks in (4, 6, 20))
+
+
+def test_a_scheduler_without_a_cache_is_told_so():
+    found = hit_violations(Scheduler(BlockManager(20, 2, prefix_caching=False)), [A, B])
+    assert found == ["prompt 1, [0, 1, 2, 3, 9]: 0 tokens were hits; 4 had to be"]
+
+
+def test_what_is_neither_a_manager_nor_a_scheduler_is_refused():
+    with pytest.raises(TypeError, match="NaiveManager is neither"):
+        hit_violations(NaiveManager(4, 2), [A])

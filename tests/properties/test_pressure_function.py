@@ -1,0 +1,102 @@
+"""The pressure oracle over engines that are only known from outside: no difference where there is none, and each one that there is."""
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from paged.testing import EngineRequest, EngineWorld, ServingEngine, StandInEngine, pressure_differences
+from paged.testing.strategies import pressures
+
+TIGHT = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
+REQUESTS = [EngineRequest(id=f"r{number}", prompt=[0, 1, number], max_tokens=8) for number in range(3)]
+AMPLE = TIGHT.ample(11)
+
+
+@given(scenario=pressures())
+def test_pressure_changes_no_answer_of_the_stand_in_engine(scenario):
+    world, requests = scenario
+    assert pressure_differences(StandInEngine, requests, world.ample(world.longest), world) == []
+
+
+def test_the_scenarios_press():
+    preempted = []
+
+    class Watched(StandInEngine):
+        def step(self):
+            outputs = super().step()
+            stats = self.scheduler.stats()
+            preempted[-1] = stats.preemptions_recompute + stats.preemptions_swap
+            return outputs
+
+    @given(scenario=pressures())
+    def press(scenario):
+        world, requests = scenario
+        preempted.append(0)
+        pressure_differences(Watched, requests, world.ample(world.longest), world)
+
+    press()
+    assert sum(number > 0 for number in preempted) >= len(preempted) // 3
+
+
+def test_a_token_that_is_another_one_under_pressure_is_a_difference():
+    class Errs(StandInEngine):
+        def step(self):
+            outputs = super().step()
+            if self.scheduler.stats().preemptions_recompute + self.scheduler.stats().preemptions_swap:
+                outputs = [msgspec.structs.replace(o, token_ids=[(t + 1) % 8 for t in o.token_ids]) for o in outputs]
+            return outputs
+
+    found = pressure_differences(Errs, REQUESTS, AMPLE, TIGHT)
+    assert found and all(" instead of " in sentence for sentence in found)
+
+
+def test_a_request_that_does_not_end_under_pressure_is_a_difference():
+    class Hangs(StandInEngine):
+        def step(self):
+            stats = self.scheduler.stats()
+            return [] if stats.preemptions_recompute + stats.preemptions_swap else super().step()
+
+    found = pressure_differences(Hangs, REQUESTS, AMPLE, TIGHT, most_steps=200)
+    assert "request r2: it has not ended." in found
+
+
+def test_another_end_is_a_difference():
+    class EndsOtherwise(StandInEngine):
+        def step(self):
+            is_tight = self.world == TIGHT
+            reason = {"length": "stop"} if is_tight else {}
+            return [
+                msgspec.structs.replace(output, finish_reason=reason.get(output.finish_reason, output.finish_reason))
+                for output in super().step()
+            ]
+
+    assert "it ended by stop instead of length" in pressure_differences(EndsOtherwise, REQUESTS, AMPLE, TIGHT)[0]
+
+
+@pytest.fixture
+def builders():
+    """Our engine, and the run that poisons what is free."""
+    pytest.importorskip("torch")
+    from paged.testing.engine_world import build_engine
+    from paged.testing.pressure_run import PressureRun
+    from paged.testing.tiny_model import tiny_model
+
+    return {"engine": build_engine, "run": lambda world: PressureRun(tiny_model(), world)}
+
+
+@pytest.mark.parametrize("name", ["engine", "run"])
+def test_ours_satisfies_the_protocol_and_gives_the_same_bits(builders, name):
+    assert isinstance(builders[name](TIGHT), ServingEngine)
+    assert pressure_differences(builders[name], REQUESTS, AMPLE, TIGHT) == []
+
+
+def test_a_bit_of_a_logit_is_a_difference(builders):
+    def build(world):
+        engine = builders["engine"](world)
+        if world == TIGHT:
+            logits = engine.runner.logits
+            engine.runner.logits = lambda batch: logits(batch) * (1 + 2**-23)
+        return engine
+
+    found = pressure_differences(build, REQUESTS, AMPLE, TIGHT)
+    assert len(found) == 3 and all("logits of its output 0 differ by up to" in sentence for sentence in found)

@@ -1,0 +1,82 @@
+"""Failures of the field as scenarios: our scheduler survives each one, and a scheduler that fails as somebody's did is told so."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from paged import NeverFits, Scheduler
+from paged.testing import SCENARIOS, Capabilities, Violation, run_scenario
+from paged.testing.saved import load, rerun, save
+from paged.testing.world import build_scheduler
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_our_scheduler_survives(name):
+    assert run_scenario(name) == len(SCENARIOS[name].worlds)
+
+
+def test_a_scenario_that_needs_what_is_not_there_is_left_out():
+    assert run_scenario("abort while loading", capabilities=Capabilities(external_tokens=False)) == 0
+
+
+class KeepsABlock(Scheduler):
+    """A block of whoever is aborted is never given back."""
+
+    def abort(self, request_id):
+        try:
+            rows = self.rows_of(request_id)
+        except KeyError:
+            rows = []
+        for row in rows:
+            self.manager.hold(self.manager.table(row)[:1])
+        return super().abort(request_id)
+
+
+class WaitsForEver(Scheduler):
+    """A prompt over the pool is taken."""
+
+    def add(self, request, now=0.0):
+        try:
+            super().add(request, now)
+        except NeverFits:
+            super().add(msgspec.structs.replace(request, prompt=[0]), now)
+
+
+class TakesAnAdapterForASalt(Scheduler):
+    """The name of an adapter and a salt are written to the same place."""
+
+    def add(self, request, now=0.0):
+        super().add(msgspec.structs.replace(request, salt=request.salt or request.adapter, adapter=None), now)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (KeepsABlock, "abort in every state"),
+        (KeepsABlock, "abort after a preemption"),
+        (KeepsABlock, "hundreds of requests"),
+        (WaitsForEver, "a prompt over the pool"),
+        (TakesAnAdapterForASalt, "tenants of the same spelling"),
+    ],
+)
+def test_a_scheduler_that_fails_as_somebodys_did_is_told_so(fault, name, tmp_path):
+    def build(world):
+        return build_scheduler(world, fault)
+
+    with pytest.raises(Violation) as caught:
+        run_scenario(name, build)
+    saved = load(save(caught.value, tmp_path, build))
+    assert rerun(saved, build).found[0] == caught.value.found[0]
+
+
+def test_more_steps_than_a_scenario_allows_are_a_violation():
+    scenario = replace(SCENARIOS["less and less memory"], most_steps=3)
+    with pytest.raises(Violation, match="takes longer, never for ever. After 3 steps"):
+        run_scenario(scenario)
+
+
+def test_more_preemptions_than_a_scenario_allows_are_a_violation():
+    scenario = replace(SCENARIOS["less and less memory"], most_preemptions=0)
+    with pytest.raises(Violation, match=r"preempted \d+ times, at most 0"):
+        run_scenario(scenario)
