@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
 from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
+from paged.testing.manager_rig import ManagerWorld
 from paged.testing.protocol import Capabilities
 from paged.testing.world import World
 
 if TYPE_CHECKING:
-    from paged.testing.manager_rig import ManagerWorld
 
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
 """Mostly one; the others differ from each other by type alone."""
