@@ -61,9 +61,9 @@ def vllm_names() -> SimpleNamespace:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
+        from vllm.v1 import kv_cache_interface
+        from vllm.v1.core import kv_cache_utils
         from vllm.v1.core.kv_cache_manager import KVCacheManager
-        from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, init_none_hash
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.request import Request
     except ImportError as error:
         raise VllmMissing(
@@ -72,17 +72,29 @@ def vllm_names() -> SimpleNamespace:
         ) from error
     # A refused reset is a warning there, and the machines ask for thousands.
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    init_none_hash(sha256)
-    names = dict(locals())
-    return SimpleNamespace(**{name: value for name, value in names.items() if name not in ("error", "name", "value")})
+    kv_cache_utils.init_none_hash(sha256)
+    return SimpleNamespace(
+        version=vllm.__version__,
+        torch=torch,
+        LoRARequest=LoRARequest,
+        SamplingParams=SamplingParams,
+        sha256=sha256,
+        interface=kv_cache_interface,
+        get_block_hash=kv_cache_utils.get_block_hash,
+        get_request_block_hasher=kv_cache_utils.get_request_block_hasher,
+        KVCacheManager=KVCacheManager,
+        Request=Request,
+    )
 
 
 def pool_of(num_blocks: int, block_size: int) -> Any:
     """vLLM's description of a pool with so many usable blocks."""
     names = vllm_names()
-    spec = names.FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype=names.torch.bfloat16)
-    groups = [names.KVCacheGroupSpec(["layer"], spec)]
-    return names.KVCacheConfig(num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    spec = names.interface.FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=8, dtype=names.torch.bfloat16
+    )
+    groups = [names.interface.KVCacheGroupSpec(["layer"], spec)]
+    return names.interface.KVCacheConfig(num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
 def salt_of(namespace: object) -> str | None:
@@ -119,9 +131,7 @@ class VllmManager:
     num_host_blocks = host_free = host_cached = host_used = 0
     host_ref_counts = np.zeros(0, np.int64)
 
-    def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, core: Any = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, core: Any = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
@@ -264,7 +274,10 @@ class VllmManager:
 
     def snapshot(self) -> Any:
         """Everything that can be seen, to be compared."""
-        rows = {number: (self.table(number).tolist(), row.request.num_tokens, row.scheduled) for number, row in self.rows.items()}
+        rows = {
+            number: (self.table(number).tolist(), row.request.num_tokens, row.scheduled)
+            for number, row in self.rows.items()
+        }
         keys = [(block.block_id, block.ref_cnt, block.block_hash) for block in self.pool.blocks]
         return rows, keys, [block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()]
 

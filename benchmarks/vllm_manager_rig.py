@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from vllm_manager import CAPABILITIES, VllmManager
@@ -131,6 +132,12 @@ class VllmManagerRig(ManagerRig):
                 held_there = [self.shadow.contents.describe(content) for content in slots]
                 found.append(f"4: a block of {tokens} holds {held_there}")
         return found
+
+    def _path(self, node: Node) -> tuple[bytes, ...]:
+        """A node as `cached_contents` spells it; the adapter's spelling is known, and a probe could hit what is wrong."""
+        namespace, tokens = node
+        data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
+        return (repr(namespace).encode(), *(data[start : start + size] for start in range(0, len(data), size)))
 
     def _forget_sharers(self, number: int) -> None:
         """Nobody shares what could be taken back: nothing can."""

@@ -192,7 +192,9 @@ class VllmScheduler:
         answer = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={id: index for index, id in enumerate(ids)}, sampled_token_ids=sampled
         )
-        outputs = [output for each in self.core.update_from_output(batch.out, answer).values() for output in each.outputs]
+        outputs = [
+            output for each in self.core.update_from_output(batch.out, answer).values() for output in each.outputs
+        ]
         self.outstanding = set()
         self.manager.unconfirmed = set()
         for output in outputs:
@@ -241,7 +243,9 @@ class VllmScheduler:
         """The manager's, and that exactly the running requests hold blocks."""
         held = self.core.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         running = {request.request_id for request in self.core.running}
-        found = [f"{id} is not running and holds {blocks}" for id, blocks in held.items() if blocks and id not in running]
+        found = [
+            f"{id} is not running and holds {blocks}" for id, blocks in held.items() if blocks and id not in running
+        ]
         return found + self.manager.check()
 
     def manager_ids(self) -> set[str]:
@@ -272,6 +276,8 @@ class VllmScheduler:
             if id in known.resumed_req_ids:
                 self.rows[id] = self._free_row()
                 runner.blocks = []
+            # Told of a request that was not in the step before: what it sampled meanwhile may have been dropped.
+            runner.tokens = list(known.all_token_ids.get(id, runner.tokens))
             runner.blocks += blocks[0] if blocks is not None else []
             computed[id] = start
         return computed
@@ -302,7 +308,9 @@ class VllmScheduler:
             positions=np.array(positions, np.int64),
             slot_mapping=np.array(slots, np.int64),
             context_lens=begins + num_tokens,
-            samples=np.array([computed[id] + out.num_scheduled_tokens[id] == len(self.runners[id].tokens) for id in ids], bool),
+            samples=np.array(
+                [computed[id] + out.num_scheduled_tokens[id] == len(self.runners[id].tokens) for id in ids], bool
+            ),
             ids=np.array(ids, object),
             sequences=np.zeros(len(ids), np.int64),
             block_tables=tables,
