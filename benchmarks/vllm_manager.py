@@ -60,7 +60,7 @@ def vllm_names() -> SimpleNamespace:
         import vllm
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
-        from vllm.utils.hashing import sha256
+        from vllm.utils.hashing import sha256, sha256_cbor
         from vllm.v1 import kv_cache_interface
         from vllm.v1.core import kv_cache_utils
         from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -79,6 +79,7 @@ def vllm_names() -> SimpleNamespace:
         LoRARequest=LoRARequest,
         SamplingParams=SamplingParams,
         sha256=sha256,
+        sha256_cbor=sha256_cbor,
         interface=kv_cache_interface,
         get_block_hash=kv_cache_utils.get_block_hash,
         get_request_block_hasher=kv_cache_utils.get_request_block_hasher,

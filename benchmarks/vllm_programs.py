@@ -90,14 +90,25 @@ def hash_of_a_pickle() -> str:
     again = "".join(list(path))
     same = names.LoRARequest(lora_name=path, lora_int_id=1, lora_path=path)
     equal = names.LoRARequest(lora_name=path, lora_int_id=1, lora_path=again)
-    first, second = (request_of("x", [0, 1], 2, True, lora_request=adapter) for adapter in (same, equal))
-    seen = f"adapters compare equal: {same == equal}, share: {first.block_hashes == second.block_hashes}"
+    shares = {}
+    for hashing in (names.sha256, names.sha256_cbor):
+        hasher = names.get_request_block_hasher(2, hashing)
+        first, second = (
+            names.Request(
+                "x", [0, 1], names.SamplingParams(), None, lora_request=adapter, block_hasher=hasher
+            ).block_hashes
+            for adapter in (same, equal)
+        )
+        shares[hashing.__name__] = first == second
     hasher = names.get_request_block_hasher(2, names.sha256)
-    lists = ([0, 1], list(np.array([0, 1])))
     plain, numpy_ids = (
-        names.Request("x", tokens, names.SamplingParams(), None, block_hasher=hasher).block_hashes for tokens in lists
+        names.Request("x", tokens, names.SamplingParams(), None, block_hasher=hasher).block_hashes
+        for tokens in ([0, 1], list(np.array([0, 1])))
     )
-    return f"{seen}; ids as int and as numpy.int64 share: {plain == numpy_ids}"
+    return (
+        f"the adapters compare equal: {same == equal}; the requests share: {shares}; "
+        f"ids as int and as numpy.int64 share under sha256: {plain == numpy_ids}"
+    )
 
 
 def an_id_again_in_flight() -> str:
