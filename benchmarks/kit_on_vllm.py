@@ -59,7 +59,7 @@ def examine(machine: type[Any], num_examples: int, *, shrinks: bool = True) -> F
 
 def line(name: str, found: Found) -> str:
     """One row of the page's table."""
-    shares = ", ".join(f"{name} {times}" for name, times in sorted(found.events.items()))
+    shares = ", ".join(f"{name} {times}" for name, times in sorted(found.events.items()) if times)
     verdict = "nothing found" if not found.violation else "FOUND"
     return f"| {name} | {found.num_examples:,} | {found.seconds:.0f} | {verdict} | {shares} |"
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--examples", type=int, default=1000, help="of each machine")
-    parser.add_argument("--soak", type=int, default=2000, help="requests")
+    parser.add_argument("--soak", type=int, default=10_000, help="requests")
     asked = parser.parse_args()
     from vllm_manager import VllmMissing, vllm_names
 
