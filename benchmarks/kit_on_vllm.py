@@ -1,6 +1,6 @@
 """The kit on vLLM: its KV cache manager and its whole scheduler under the state machines, a soak, planted faults, and short programs.
 
-    PYTHONPATH=. VENV/bin/python benchmarks/kit_on_vllm.py --examples 1000 --soak 2000
+    PYTHONPATH=. VENV/bin/python benchmarks/kit_on_vllm.py --examples 1000 --soak 10000
 
 VENV is a Python with vLLM 0.32 (the CPU build will do), Hypothesis and msgspec; no model, no weights, no accelerator. Prints lines of
 a table; what is found is printed with its shortest program. Examples are the same in every run. Knows how to run; the adapters know
