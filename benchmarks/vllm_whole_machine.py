@@ -1,0 +1,141 @@
+"""The kit's state machine for vLLM's whole scheduler, and thousands of random requests through it.
+
+Left out, because vLLM does not have it or leaves it to others: several batches outstanding of which a row is in one at most, cancel,
+append, groups, tokens that exist elsewhere, a number of sampled tokens other than one, `min_tokens` (its sampler masks the stop
+tokens until then), and a cap on chunks (its own does not hold for a request that is alone). All oracles of the kit stay.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from vllm_manager import CAPABILITIES
+from vllm_whole import VllmScheduler
+
+from paged.testing.machines import SchedulerMachine
+from paged.testing.programs import RandomEngine
+from paged.testing.scheduler_machine import MAX_LIVE
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.strategies import Wish, where, wishes
+from paged.testing.violation import Call
+from paged.testing.world import World
+
+
+def worlds() -> st.SearchStrategy[World]:
+    """Sizes that vLLM's configuration takes: a step has room for a token of each sequence."""
+    return st.builds(
+        World,
+        num_blocks=st.integers(3, 12),
+        block_size=st.sampled_from([1, 2, 4]),
+        prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
+        policy=st.just("vllm"),
+        max_tokens_per_step=st.sampled_from([8, 8, 12, 32]),
+        max_sequences=st.sampled_from([1, 2, 4, 8]),
+        max_model_len=st.sampled_from([None, None, None, 10]),
+        vocabulary=st.sampled_from([2, 3]),
+    )
+
+
+def build_fcfs(world: World) -> VllmScheduler:
+    """First come, first served: vLLM's default."""
+    return VllmScheduler(world, "fcfs")
+
+
+def build_priority(world: World) -> VllmScheduler:
+    """By priority, then by arrival."""
+    return VllmScheduler(world, "priority")
+
+
+class VllmSchedulerMachine(SchedulerMachine):
+    """First come first served; without what is named above."""
+
+    build = staticmethod(build_fcfs)
+    capabilities = CAPABILITIES
+    has_priorities: ClassVar[bool] = False
+
+    rig_class: ClassVar[type[SchedulerRig]] = SchedulerRig
+
+    append = None
+    schedule_ahead = None
+
+    @initialize(world=worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
+    def begin(self, world: World, opening: list[Wish]) -> None:
+        self.rig = self.rig_class(world, type(self).build)
+        for wish in opening:
+            self.add(wish, again=False)
+
+    @where(lambda self: len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), again=st.sampled_from([False, False, False, True]))
+    def add(self, wish: Wish, again: bool) -> None:
+        number = max(0, self.rig.num_added - 1) if again else self.rig.num_added
+        request = wish.request(f"r{number}", self.rig.world, self.capabilities)
+        self.rig.add(within_vllm(request, self.has_priorities))
+
+    @where(lambda self: not self.rig.flights)
+    @rule()
+    def schedule(self) -> None:
+        self.rig.schedule()
+
+    @where(lambda self: self.rig.has_work)
+    @rule(steps=st.integers(1, 8))
+    def serve(self, steps: int, counts: tuple[int, ...] = ()) -> None:
+        for _ in range(steps):
+            if self.rig.has_work:
+                self.rig.step(())
+
+    @where(lambda self: self.rig.flights)
+    @rule()
+    def update(self) -> None:
+        self.rig.update(())
+
+
+class EmptyStepsCounted(SchedulerRig):
+    """A rig that counts steps without tokens instead of ending at the first: vLLM's priority policy is known to make some."""
+
+    def _fail_on(self, found: list[str]) -> None:
+        rest = [sentence for sentence in found if not sentence.startswith("10:")]
+        self.events["step without tokens"] += len(rest) < len(found)
+        super()._fail_on(rest)
+
+
+class VllmPriorityMachine(VllmSchedulerMachine):
+    """The same under vLLM's priority policy; see `an_empty_step` of vllm_programs for what it would stop at."""
+
+    build = staticmethod(build_priority)
+    rig_class = EmptyStepsCounted
+    has_priorities = True
+
+
+class VllmClients(RandomEngine):
+    """Random clients that ask for nothing which vLLM does not have."""
+
+    def next_call(self) -> Call:
+        while True:
+            verb, arguments = super().next_call()
+            if verb in ("step", "update"):
+                return verb, ((),)
+            if verb not in ("cancel", "append") and not (verb == "schedule" and self.rig.flights):
+                return verb, arguments
+
+    def request(self) -> Any:
+        return within_vllm(super().request(), False)
+
+
+def within_vllm(request: Any, has_priorities: bool) -> Any:
+    """The request without what is named above."""
+    priority = request.priority if has_priorities else 0
+    return msgspec.structs.replace(request, min_tokens=0, num_sequences=1, num_computed=0, priority=priority)
+
+
+def soak(num_requests: int, seed: int, world: World) -> SchedulerRig:
+    """So many requests with aborts on one scheduler, drained. Raises Violation."""
+    rig = SchedulerRig(world, build_fcfs)
+    clients = VllmClients(rig, random.Random(seed), trouble=0.3)
+    while rig.num_added < num_requests:
+        clients.do()
+    rig.drain()
+    return rig

@@ -1,0 +1,60 @@
+"""The adapters of vLLM where there is no vLLM: they import, say what is missing, and their naive model keeps its three rules."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, with its modules to be imported."""
+    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
+    return repository / "benchmarks"
+
+
+def test_without_vllm_the_command_says_so_in_a_sentence(run_python, benchmarks):
+    without = "import runpy, sys; sys.modules['vllm'] = None; sys.argv = ['kit_on_vllm.py']; "
+    code = f"sys.path.insert(0, {str(benchmarks)!r}); runpy.run_path({str(benchmarks / 'kit_on_vllm.py')!r}, run_name='__main__')"
+    ended = run_python("-c", without + code)
+    assert ended.returncode == 1
+    assert "vLLM is not installed for this Python" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_naive_model_of_vllm_hits_a_block_that_is_being_computed(benchmarks):
+    from vllm_manager_rig import PublishFirstManager
+
+    model = PublishFirstManager(4, 2)
+    model.add(0, [0, 1, 2], None)
+    model.allocate([0], [3])
+    model.announce([0], lambda node, blocks: blocks[0])
+    assert model.add(1, [0, 1, 3], None) == 2
+    assert model.rows[1].table[0] is model.rows[0].table[0]
+
+
+def test_the_naive_model_of_vllm_keeps_content_while_one_of_its_blocks_lives(benchmarks):
+    from vllm_manager_rig import PublishFirstManager
+
+    model = PublishFirstManager(3, 1)
+    for row in (0, 1):
+        # Neither finds the other's block: a prompt's last token is always computed.
+        model.add(row, [7], None)
+        model.allocate([row], [1])
+        model.announce([row], lambda node, blocks: blocks[0])
+        model.confirm([row])
+    model.free([0, 1])
+    assert (model.device.free, len(model.device.cached), model.device.used) == (1, 2, 0)
+    model.add(2, [5, 6], None)
+    model.allocate([2], [2])
+    assert len(model.device.cached) == 1
+    assert model.add(3, [7, 0], None) == 1
+
+
+def test_importing_the_adapters_loads_no_vllm(benchmarks):
+    import kit_on_vllm
+    import vllm_manager
+    import vllm_programs
+
+    assert kit_on_vllm.PARTS and vllm_manager.CAPABILITIES and vllm_programs.PROGRAMS
+    assert "vllm" not in sys.modules
