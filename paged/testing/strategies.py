@@ -50,6 +50,8 @@ class Wish:
     num_sequences: int = 1
     num_computed: int = 0
     salt: str | None = None
+    adapter: str | None = None
+    extra_key: object = None
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
         """The request that is made of it in a world."""
@@ -69,6 +71,8 @@ class Wish:
             num_sequences=num_sequences,
             num_computed=self.num_computed if able.external_tokens and num_sequences == 1 else 0,
             salt=self.salt,
+            adapter=self.adapter,
+            extra_key=self.extra_key,
         )
 
 
@@ -86,6 +90,8 @@ def wishes() -> st.SearchStrategy[Wish]:
         num_sequences=st.sampled_from([1, 1, 1, 1, 1, 2, 3]),
         num_computed=st.sampled_from([0] * 8 + [3, 6]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
+        adapter=st.sampled_from([None] * 6 + ["a"]),
+        extra_key=st.sampled_from([None] * 10 + ["a", ("a",), 1, True]),
     )
 
 

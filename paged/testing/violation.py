@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any
 
 Call = tuple[str, tuple[Any, ...]]
@@ -35,3 +36,10 @@ class Violation(AssertionError):
         super().__init__("\n".join([*found, "", "The program:", *program.lines]))
         self.found = list(found)
         self.program = program
+
+
+def told(error: Exception) -> str:
+    """What a subject raised that it may not raise, and where, as one sentence of a violation."""
+    frames = extract_tb(error.__traceback__)[-4:]
+    way = " < ".join(f"{frame.name} line {frame.lineno}" for frame in reversed(frames))
+    return f"raised {type(error).__name__}: {error} ({way})"
