@@ -12,13 +12,14 @@
 
 Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
 What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
-Knows one pool and one table a sequence. Does not fork, truncate, reserve, swap or take a batch back: see `capabilities`.
+Knows one pool and one table a sequence. Does not fork, truncate, reserve, swap, take a batch back, or share what is still being
+computed: see `capabilities`. `machines.AdapterMachine` is the state machine for it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,7 +39,9 @@ from block_manager import (
     token_array,
 )
 from paged.testing.content import typed
-from paged.testing.protocol import Capabilities
+from paged.testing.manager_rig import ManagerRig
+from paged.testing.naive_model import Block, NaiveManager, Node
+from paged.testing.protocol import Capabilities, capabilities_of
 
 
 class Found(NamedTuple):
@@ -65,6 +68,7 @@ class ManagerAdapter(ABC):
     """A `KVManager` made of an allocator that knows sequences and blocks only."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
+        sharing_in_flight=False,
         fork=False,
         host_tier=False,
         truncate=False,
@@ -349,3 +353,17 @@ class ManagerAdapter(ABC):
 
 def _token_list(tokens: Any) -> list[int]:
     return token_array(tokens).tolist()
+
+
+class SharesWhenComputed(NaiveManager):
+    """The model of a manager in which nothing is pending: content can be found once it has been computed."""
+
+    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block]) -> None:
+        """Nobody hears of it."""
+
+
+def fit_model(rig: ManagerRig) -> None:
+    """Give a rig that has not been used yet the model of what its manager says that it can do."""
+    if not capabilities_of(rig.manager).sharing_in_flight:
+        world = rig.world
+        rig.naive = SharesWhenComputed(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)

@@ -155,7 +155,7 @@ def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Viola
         )
     builder = build if build is not None else imported(saved.build)
     try:
-        replay(program.world, program.calls, builder).drain()
+        replay(program.world, program.calls, builder, drain=True)
     except Violation as violation:
         return violation
     return None

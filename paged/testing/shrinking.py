@@ -1,4 +1,4 @@
-"""Running a program again, on either rig, and making one that fails short: fewer calls, then smaller arguments.
+"""Running a program again, on either rig, and making one that fails short: a smaller pool, fewer calls, smaller arguments.
 
 A call that makes no sense any more, because one before it is gone, is left out or cut to what is there. Knows which calls of a rig
 make sense when. Does not know what is right: the rig says so after every call.
@@ -7,50 +7,64 @@ make sense when. Does not know what is right: the rig says so after every call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from paged.testing.adapter import fit_model
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Call, Violation, told
+from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import World
 from scheduler import Request
 
 Build = Callable[[Any], Any]
 
 
-def replay(world: World | ManagerWorld, calls: Sequence[Call], build: Build | None = None) -> Any:
+def replay(
+    world: World | ManagerWorld, calls: Sequence[Call], build: Build | None = None, *, drain: bool = False
+) -> Any:
     """Run a program from the start on the rig that its world belongs to; returns the rig. `build` makes the subject, ours if None.
+    With `drain`, to the end of everything that it began.
 
     Raises Violation; whatever else a manager raises where its rig expects nothing becomes one.
     """
     rig = _rig_in(world, build)
     for call in calls:
         _make(rig, _sensible(rig, call))
+    if drain:
+        _make(rig, ("drain", ()))
     return rig
 
 
 def shrink(
     world: World | ManagerWorld, calls: Sequence[Call], build: Build | None = None, *, seconds: float | None = None
-) -> list[Call]:
-    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, and makes arguments smaller, as long as it fails.
+) -> Program:
+    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, and makes pools and arguments smaller, as long
+    as it fails.
 
     The best one so far after `seconds`, if they are given.
     """
     until = None if seconds is None else monotonic() + seconds
-    kept = list(calls)
+    kept: tuple[Any, list[Call]] = world, list(calls)
     while True:
         before = kept
-        kept = _with_smaller_arguments(world, _with_fewer_calls(world, kept, build, until), build, until)
+        kept = _in_a_smaller_world(*kept, build, until)
+        for make_short in (_with_fewer_calls, _with_smaller_arguments):
+            kept = kept[0], make_short(*kept, build, until)
         if kept == before:
-            return kept
+            name = "ManagerRig" if isinstance(world, ManagerWorld) else "SchedulerRig"
+            return Program(name, kept[0], tuple(kept[1]))
 
 
 def _rig_in(world: World | ManagerWorld, build: Build | None) -> Any:
     kind: Any = ManagerRig if isinstance(world, ManagerWorld) else SchedulerRig
-    return kind(world) if build is None else kind(world, build)
+    rig = kind(world) if build is None else kind(world, build)
+    if isinstance(rig, ManagerRig):
+        fit_model(rig)
+    return rig
 
 
 def _make(rig: Any, call: Call | None) -> None:
@@ -83,6 +97,29 @@ def _failing(world: Any, calls: Sequence[Call], build: Build | None, until: floa
     except Violation:
         return made
     return None
+
+
+def _in_a_smaller_world(
+    world: Any, calls: list[Call], build: Build | None, until: float | None
+) -> tuple[Any, list[Call]]:
+    while True:
+        tries = ((smaller, _failing(smaller, calls, build, until)) for smaller in _smaller_worlds(world))
+        better = next(((smaller, made) for smaller, made in tries if made is not None), None)
+        if better is None:
+            return world, calls
+        world, calls = better
+
+
+def _smaller_worlds(world: Any) -> Iterator[Any]:
+    """Worlds in which every request of this one still is a valid one."""
+    for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
+        value = getattr(world, name)
+        for fewer in dict.fromkeys([value // 2, value - 1]):
+            if least <= fewer < value:
+                yield replace(world, **{name: fewer})
+    for name, usual in (("max_chunk", None), ("max_model_len", None), ("max_waiting", None), ("async_moves", False)):
+        if getattr(world, name, usual) != usual:
+            yield replace(world, **{name: usual})
 
 
 def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:

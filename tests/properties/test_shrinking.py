@@ -5,6 +5,7 @@ import pytest
 from paged import BlockManager, Request
 from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
 from paged.testing.machines import ManagerMachine, run_machine
+from paged.testing.violation import Program
 from paged.testing.world import build_scheduler
 
 WORLD = ManagerWorld(num_blocks=6, block_size=2)
@@ -51,15 +52,17 @@ PROGRAM = [
 def test_a_program_of_a_manager_shrinks_to_the_calls_and_tokens_that_it_takes():
     with pytest.raises(Violation):
         replay(WORLD, PROGRAM, builder_of(LeaksOnFree))
-    assert shrink(WORLD, PROGRAM, builder_of(LeaksOnFree)) == [("add", ([0, 0, 0], None)), ("allocate", ([0], [3]))]
+    short = shrink(WORLD, PROGRAM, builder_of(LeaksOnFree))
+    assert short.world == ManagerWorld(num_blocks=2, block_size=1)
+    assert short.calls == (("add", ([0, 0], None)), ("allocate", ([0], [2])))
 
 
 def test_a_program_that_breaks_no_rule_stays_as_it_is():
-    assert shrink(WORLD, PROGRAM) == PROGRAM
+    assert shrink(WORLD, PROGRAM) == Program("ManagerRig", WORLD, tuple(PROGRAM))
 
 
 def test_without_time_a_program_stays_as_it_is():
-    assert shrink(WORLD, PROGRAM, builder_of(LeaksOnFree), seconds=0) == PROGRAM
+    assert shrink(WORLD, PROGRAM, builder_of(LeaksOnFree), seconds=0).calls == tuple(PROGRAM)
 
 
 def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
@@ -67,7 +70,7 @@ def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
     with pytest.raises(Violation, match=r"raised KeyError: 'no third row' \(add line \d+ < ") as caught:
         replay(WORLD, calls, builder_of(Crashes))
     assert caught.value.program.lines[-1] == "rig.add([0, 1], None)"
-    assert shrink(WORLD, calls, builder_of(Crashes)) == [("add", ([0], None))] * 3
+    assert shrink(WORLD, calls, builder_of(Crashes)).calls == (("add", ([0], None)),) * 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_a_request_shrinks_to_the_usual_one():
         id="a", prompt=[1, 0, 1, 2], max_tokens=5, min_tokens=2, salt="a", adapter="b", priority=1, extra_key=1
     )
     shorter = shrink(World(), [("schedule", ()), ("add", (request,)), ("step", ((2, 1),))], build)
-    assert shorter == [("add", (Request(id="a", prompt=[0], max_tokens=1),))]
+    assert shorter.calls == (("add", (Request(id="a", prompt=[0], max_tokens=1),)),)
 
 
 def test_the_machine_s_own_programs_replay_without_a_call_left_out():
