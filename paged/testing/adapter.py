@@ -281,7 +281,8 @@ class ManagerAdapter(ABC):
     def cached_contents(self) -> set[tuple[bytes, ...]]:
         """Every content that was computed and that `match` still finds: the namespace, then the tokens of each block."""
         size, found = 4 * self.block_size, set()
-        for namespace, tokens in self._contents():
+        for kind, tokens in self._contents():
+            namespace = self._computed[kind, tokens]
             data = np.array(tokens, np.int32).tobytes()
             found.add((repr(namespace).encode(), *(data[i : i + size] for i in range(0, len(data), size))))
         return found
