@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from block_manager import (
     UnknownRow,
     token_array,
 )
+from paged.testing.conformance import BrokenPromise, held_to
 from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig
 from paged.testing.naive_model import Block, NaiveManager, Node
@@ -174,7 +176,7 @@ class ManagerAdapter(ABC):
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Found:
         """The cached prefix."""
-        blocks = np.array(self.match(list(tokens), namespace), np.int64)
+        blocks = np.array(self._matched(list(tokens), namespace), np.int64)
         return Found(len(blocks) * self.block_size, blocks)
 
     def add(self, tokens: Any, *, namespace: Any = None) -> int:
@@ -184,7 +186,7 @@ class ManagerAdapter(ABC):
             raise InvalidTokens("a sequence needs at least one token.")
         row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
         held = Held(self.open(list(known), namespace), known, namespace)
-        held.computed = len(self.blocks(held.sequence)) * self.block_size
+        held.computed = len(self._blocks(held)) * self.block_size
         self._rows[row] = held
         return row
 
@@ -201,7 +203,7 @@ class ManagerAdapter(ABC):
             if not 1 <= count <= left:
                 raise InvalidTokens(f"{count} tokens wanted in flight; {left} are known and not computed.")
             end = held.computed + count
-            missing += max(0, -(-end // self.block_size) - len(self.blocks(held.sequence)))
+            missing += max(0, -(-end // self.block_size) - len(self._blocks(held)))
         available = self.num_free + self.num_cached
         if missing > available:
             raise OutOfBlocks(missing, available)
@@ -232,7 +234,7 @@ class ManagerAdapter(ABC):
         before = held.computed
         self.close(held.sequence)
         held.sequence = self.open(list(held.tokens), held.namespace)
-        held.computed = len(self.blocks(held.sequence)) * self.block_size
+        held.computed = len(self._blocks(held)) * self.block_size
         return held.computed - before
 
     def free(self, rows: Any) -> None:
@@ -245,7 +247,7 @@ class ManagerAdapter(ABC):
     def truncate(self, row: int, num_blocks: int) -> None:
         """Define it for an allocator that can, and say so in its capabilities."""
         held = self._idle(row)
-        if not 0 <= num_blocks <= len(self.blocks(held.sequence)):
+        if not 0 <= num_blocks <= len(self._blocks(held)):
             raise InvalidConfig(f"row {row} has no {num_blocks} blocks.")
         raise NotImplementedError("this adapter truncates nothing: Capabilities(truncate=False)")
 
@@ -261,7 +263,7 @@ class ManagerAdapter(ABC):
 
     def table(self, row: int) -> NDArray[np.int64]:
         """int64 [n]: the row's blocks."""
-        return np.array(self.blocks(self._row(row).sequence), np.int64)
+        return np.array(self._blocks(self._row(row)), np.int64)
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """int64 [stop - start]: block * block_size + offset of these positions."""
@@ -311,15 +313,33 @@ class ManagerAdapter(ABC):
         in_flight: set[int] = set()
         for held in self._rows.values():
             if held.batch:
-                in_flight.update(self.blocks(held.sequence)[held.computed // self.block_size :])
+                in_flight.update(self._blocks(held)[held.computed // self.block_size :])
         found = {}
         for (kind, tokens), namespace in self._computed.items():
-            blocks = list(self.match([*tokens, 0], namespace))
+            blocks = self._matched([*tokens, 0], namespace)
             if len(blocks) * self.block_size >= len(tokens) and in_flight.isdisjoint(
                 blocks[: len(tokens) // self.block_size]
             ):
                 found[kind, tokens] = blocks
         return found
+
+    def _blocks(self, held: Held) -> list[int]:
+        return self._ids("blocks(sequence)", self.blocks(held.sequence))
+
+    def _matched(self, tokens: list[int], namespace: object) -> list[int]:
+        return self._ids(f"match({tokens}, {namespace!r})", self.match(tokens, namespace))
+
+    def _ids(self, call: str, answer: Any) -> list[int]:
+        """Block ids that the allocator named. Raises BrokenPromise."""
+        try:
+            ids = [index(each) for each in answer]
+        except TypeError:
+            ids = [-1]
+        if not all(0 <= each < self.num_blocks for each in ids):
+            raise BrokenPromise(
+                f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for block ids from 0 to {self.num_blocks - 1}."
+            )
+        return ids
 
     def _column(self, of: Any) -> NDArray[np.int64]:
         column = np.zeros(max(self._rows, default=-1) + 1, np.int64)
@@ -364,7 +384,8 @@ class SharesWhenComputed(NaiveManager):
 
 
 def fit_model(rig: ManagerRig) -> None:
-    """Give a rig that has not been used yet the model of what its manager says that it can do."""
+    """Give a rig that has not been used yet the model of what its manager says that it can do, and look at that one's answers."""
+    rig.manager = held_to("KVManager", rig.manager)
     if not capabilities_of(rig.manager).sharing_in_flight:
         world = rig.world
         rig.naive = SharesWhenComputed(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)
