@@ -9,11 +9,13 @@ STAMP := $(VENV)/.installed
 PYTEST ?=
 # Hypothesis examples of each state machine in `make campaign`.
 EXAMPLES ?= 20000
+# Names of the faults that `make faults` tries, and options; all of them if none is named.
+FAULTS ?=
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench campaign pressure soak mutants clean
+.PHONY: help install demo test lint format bench campaign pressure soak faults mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,6 +57,9 @@ pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minu
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
+
+faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (half an hour)
+	@$(BIN)/python tools/try_faults.py $(FAULTS)
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
 	@$(BIN)/mutmut run

@@ -10,7 +10,9 @@
     INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
     expected_hits, hit_violations how many prompt tokens have to be prefix hits
     RandomEngine, random_program  random programs for a rig
-    replay, shrink                running one again; making a failing one short
+    replay, shrink                running one again, on either rig; making a failing one short
+    ManagerAdapter                puts another engine's allocator in front of the kit: a few methods of yours, the rest is derived
+    held_to, BrokenPromise        a subject whose every answer has the promised shape, or is named
     soak                          thousands of random requests through one scheduler
     machines, strategies          Hypothesis state machines over the rigs, and what they draw (need the extra `testing`)
 
@@ -26,6 +28,8 @@ A subject that cannot do everything says so in its `Capabilities`, and the machi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paged.testing.adapter import ManagerAdapter
+from paged.testing.conformance import BrokenPromise, held_to
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.expected_hits import expected_hits, hit_violations
@@ -33,11 +37,12 @@ from paged.testing.invariants import INVARIANTS, memory as memory_violations
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.naive_model import NaiveManager
 from paged.testing.pressure import pressure_differences
-from paged.testing.programs import RandomEngine, random_program, random_world, replay, shrink
+from paged.testing.programs import RandomEngine, random_program, random_world
 from paged.testing.protocol import Capabilities, KVManager, ServingEngine, StepScheduler, capabilities_of
 from paged.testing.scenarios import SCENARIOS, Scenario, run_scenario
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.shadow_kv import ShadowKV
+from paged.testing.shrinking import replay, shrink
 from paged.testing.soaking import SoakReport, soak
 from paged.testing.stand_in_engine import StandInEngine
 from paged.testing.violation import Violation
@@ -49,11 +54,13 @@ if TYPE_CHECKING:
 __all__ = [
     "INVARIANTS",
     "SCENARIOS",
+    "BrokenPromise",
     "Capabilities",
     "EngineRequest",
     "EngineRig",
     "EngineWorld",
     "KVManager",
+    "ManagerAdapter",
     "ManagerRig",
     "ManagerWorld",
     "NaiveManager",
@@ -69,6 +76,7 @@ __all__ = [
     "World",
     "capabilities_of",
     "expected_hits",
+    "held_to",
     "hit_violations",
     "machines",
     "memory_violations",

@@ -8,15 +8,47 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, Verbosity, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import HealthCheck, Phase, Verbosity, settings, strategies as st
+from hypothesis.errors import HypothesisException
+from hypothesis.stateful import initialize, run_state_machine_as_test
 
+from paged.testing.adapter import ManagerAdapter, fit_model
 from paged.testing.engine_machine import EngineMachine
 from paged.testing.manager_machine import ManagerMachine
+from paged.testing.manager_rig import ManagerWorld
 from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
+from paged.testing.shrinking import replay, shrink
+from paged.testing.strategies import manager_worlds, prompts
+from paged.testing.violation import Violation, told
 
-__all__ = ["EngineMachine", "ManagerMachine", "SchedulerMachine", "num_examples", "run_machine", "settings_for"]
+__all__ = [
+    "AdapterMachine",
+    "EngineMachine",
+    "ManagerMachine",
+    "SchedulerMachine",
+    "first_violation",
+    "num_examples",
+    "run_machine",
+    "settings_for",
+]
+
+SECONDS = 60.0
+"""To make a program short in."""
+
+
+class AdapterMachine(ManagerMachine):
+    """The manager's machine for a `ManagerAdapter`: `build` may be the class itself, if it is made from a world."""
+
+    capabilities = ManagerAdapter.capabilities
+
+    @initialize(world=manager_worlds(), opening=st.lists(prompts(), min_size=2, max_size=4))
+    def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
+        """A pool that has seen some sequences already."""
+        super().begin(world, [])
+        fit_model(self.rig)
+        for number, tokens in enumerate(opening):
+            self.serve(tokens, None, "free" if number % 2 else "confirm")
 
 
 def num_examples(few: int) -> int:
@@ -39,9 +71,58 @@ def settings_for(few: int, *, steps: int = 50) -> settings:
 
 
 def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
-    """Run a state machine; raises `Violation`, with the shortest program found, when a rule is broken.
+    """Run a state machine; raises `Violation`, with a short program that breaks the rule, when one is broken.
 
-    With PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE` runs it again.
+    Made short by the kit, which is sooner than Hypothesis would be; by Hypothesis where a rule of yours does what no rig replays. With
+    PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE` runs it again.
     """
+    how = settings_for(few, steps=steps)
     with kept(machine.build):
-        run_state_machine_as_test(machine, settings=settings_for(few, steps=steps))
+        violation, _ = first_violation(machine, how)
+        if violation is None:
+            return
+        shorter = _made_short(violation, machine.build)
+        if shorter is None:
+            run_state_machine_as_test(machine, settings=how)
+        raise shorter or violation
+
+
+def first_violation(machine: type[Any], how: settings) -> tuple[Violation | None, int]:
+    """Run a state machine until a rule is broken, without making the program short: (the violation, if any, examples that it took).
+
+    What a subject raises where its rig expects nothing is a violation, too.
+    """
+    num_begun, last = 0, None
+
+    class Watched(machine):  # type: ignore[misc]
+        def __init__(self) -> None:
+            nonlocal num_begun, last
+            super().__init__()
+            num_begun += 1
+            last = self
+
+    try:
+        run_state_machine_as_test(Watched, settings=settings(how, phases=[Phase.generate]))
+    except Violation as violation:
+        # The example that fails is run once more, to be told.
+        return violation, num_begun - 1
+    except HypothesisException:
+        # A subject that does something else each time.
+        raise
+    except Exception as error:
+        rig = getattr(last, "rig", None)
+        if rig is None:
+            raise
+        return Violation([told(error)], rig.program), num_begun - 1
+    return None, num_begun
+
+
+def _made_short(violation: Violation, build: Any) -> Violation | None:
+    """The violation of a shorter program; None if the program by itself breaks no rule."""
+    world, calls = violation.program.world, violation.program.calls
+    try:
+        shorter = shrink(world, calls, build, seconds=SECONDS)
+        replay(shorter.world, shorter.calls, build, drain=True)
+    except Violation as of_the_shorter:
+        return of_the_shorter
+    return None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from paged.testing import invariants
+from paged.testing.conformance import held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
@@ -63,7 +64,7 @@ class ManagerRig:
     def __init__(self, world: ManagerWorld, build: Builder = build_manager) -> None:
         self.world = world
         self.build = build
-        self.manager = build(world)
+        self.manager = held_to("KVManager", build(world))
         self.naive = NaiveManager(
             world.num_blocks,
             world.block_size,
@@ -178,8 +179,8 @@ class ManagerRig:
         self._runs_later = False
         if self.left(row):
             self.allocate([row], [self.left(row)])
-        else:
-            self._content_moves()
+        # Those that no other call has brought along.
+        self._content_moves()
         self._compare()
         self._is_nested = False
 

@@ -1,4 +1,4 @@
-"""Random programs for a scheduler, without Hypothesis: for a soak of thousands of requests, and to replay what a rig has done.
+"""Random programs for a scheduler, without Hypothesis: for a soak of thousands of requests.
 
 All chance comes from one seeded generator, so a seed is a program. Knows what an engine may do and how often it does it. Does
 not know what is right: the rig says so after every call.
@@ -7,10 +7,9 @@ not know what is right: the rig says so after every call.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Call, Violation
+from paged.testing.violation import Call
 from paged.testing.world import Builder, World, build_scheduler
 
 PATTERNS = ([0], [0, 1], [0, 0, 1], [1])
@@ -130,6 +129,8 @@ class RandomEngine:
             retention=Retention(priority=chance.randint(1, 3), lasts=chance.choice([None, 5.0, 30.0]))
             if chance.random() < 0.2
             else None,
+            adapter=chance.choice([None] * 7 + ["a"]),
+            extra_key=chance.choice([None] * 12 + [1, True]),
         )
 
 
@@ -141,40 +142,3 @@ def random_program(seed: int, num_calls: int, build: Builder = build_scheduler) 
     for _ in range(num_calls):
         engine.do()
     return rig
-
-
-def replay(world: World, calls: Sequence[Call], build: Builder = build_scheduler) -> SchedulerRig:
-    """Run a program again from the start; calls that no longer make sense (an id that was never added) are left out."""
-    rig = SchedulerRig(world, build)
-    for verb, arguments in calls:
-        if verb == "append" and not (
-            arguments[0] in rig.books and arguments[2] < len(rig.books[arguments[0]].sequences)
-        ):
-            continue
-        if verb == "run" and not arguments[0] < len(rig.flights):
-            continue
-        getattr(rig, verb)(*arguments)
-    return rig
-
-
-def shrink(world: World, calls: Sequence[Call], build: Builder = build_scheduler) -> list[Call]:
-    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, as long as it fails."""
-
-    def fails(program: Sequence[Call]) -> bool:
-        try:
-            replay(world, program, build).drain()
-        except Violation:
-            return True
-        return False
-
-    kept, size = list(calls), max(1, len(calls) // 2)
-    while size:
-        start = 0
-        while start < len(kept):
-            shorter = kept[:start] + kept[start + size :]
-            if fails(shorter):
-                kept = shorter
-            else:
-                start += size
-        size //= 2
-    return kept

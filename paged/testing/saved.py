@@ -26,8 +26,8 @@ from block_manager import PagedError
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
-from paged.testing.programs import replay
 from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.shrinking import replay
 from paged.testing.violation import Program, Violation
 from paged.testing.world import World, build_scheduler
 from scheduler import Request
@@ -158,21 +158,10 @@ def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Viola
         )
     builder = build if build is not None else imported(saved.build)
     try:
-        _run(program, builder)
+        replay(program.world, program.calls, builder, drain=True)
     except Violation as violation:
         return violation
     return None
-
-
-def _run(program: Program, build: Callable[..., Any] | None) -> None:
-    more = () if build is None else (build,)
-    if program.rig == "SchedulerRig":
-        replay(program.world, program.calls, *more).drain()
-        return
-    rig = _RIGS[program.rig](program.world, *more)
-    for verb, arguments in program.calls:
-        getattr(rig, verb)(*arguments)
-    rig.drain()
 
 
 def imported(name: str | None) -> Callable[..., Any] | None:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from paged.testing import batch_oracles, life_oracles
 from paged.testing.books import ExpectedRequest
-from paged.testing.content import POISON
+from paged.testing.conformance import held_to
+from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.shadow_kv import ShadowKV, Slots
-from paged.testing.violation import Call, Program, Violation, raised
+from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import Builder, World, build_scheduler
 
 Key = tuple[str, int]
@@ -56,7 +57,7 @@ class SchedulerRig:
 
     def __init__(self, world: World, build: Builder = build_scheduler) -> None:
         self.world = world
-        self.scheduler: Any = build(world)
+        self.scheduler: Any = held_to("StepScheduler", build(world))
         self.manager: Any = self.scheduler.manager
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         self.events_read = EventWatch(self.manager, world.event_stride)
@@ -367,13 +368,15 @@ class SchedulerRig:
 
     def root(self, namespace: object) -> bytes:
         """How the manager spells a request's namespace in `cached_contents`, learned from a manager of one block."""
-        if namespace not in self._roots:
+        # 1 == True for Python's dictionaries; for a cache they are two tenants.
+        key = typed(namespace)
+        if key not in self._roots:
             probe = type(self.manager)(1, 1)
             row = probe.add([0], namespace=content_namespace(namespace))
             probe.allocate([row], [1])
             probe.confirm([row])
-            self._roots[namespace] = next(iter(probe.cached_contents()))[0]
-        return self._roots[namespace]
+            self._roots[key] = next(iter(probe.cached_contents()))[0]
+        return self._roots[key]
 
     def _move(self, flight: Flight) -> None:
         """The moves of a batch, once. In the background, a transfer's destination holds nothing until it is reported."""
@@ -500,7 +503,7 @@ class SchedulerRig:
             raise
         except Exception as error:
             self.has_failed = True
-            raise Violation([raised(error)], self.program) from error
+            raise Violation([told(error)], self.program) from error
 
 
 def content_namespace(namespace: Any) -> Any:

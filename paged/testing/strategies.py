@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
@@ -22,8 +22,6 @@ from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerWorld
 from paged.testing.protocol import Capabilities
 from paged.testing.world import World
-
-if TYPE_CHECKING:
 
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
 """Mostly one; the others differ from each other by type alone."""
@@ -66,6 +64,8 @@ class Wish:
     """Priority of what it leaves in the cache, and for how long."""
     temperature: float = GREEDY
     seed: int = 0
+    adapter: str | None = None
+    extra_key: object = None
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
         """The request that is made of it in a world."""
@@ -88,6 +88,8 @@ class Wish:
             reads_cache=self.reads_cache or num_sequences > 1 or not able.private_rows,
             writes_cache=self.writes_cache or num_sequences > 1 or not able.private_rows,
             retention=None if keeps is None else Retention(priority=keeps[0], lasts=keeps[1]),
+            adapter=self.adapter,
+            extra_key=self.extra_key,
         )
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
@@ -128,6 +130,8 @@ def wishes() -> st.SearchStrategy[Wish]:
         reads_cache=st.sampled_from([True] * 9 + [False]),
         writes_cache=st.sampled_from([True] * 9 + [False]),
         keeps=st.sampled_from([None] * 6 + [(1, None), (2, 5.0), (3, 20.0)]),
+        adapter=st.sampled_from([None] * 6 + ["a"]),
+        extra_key=st.sampled_from([None] * 10 + ["a", ("a",), 1, True]),
     )
 
 

@@ -38,8 +38,8 @@ class Violation(AssertionError):
         self.program = program
 
 
-def raised(error: Exception) -> str:
-    """What a subject raised that it should not have, and where, as a sentence."""
-    frames = reversed(extract_tb(error.__traceback__)[-4:])
-    way = " < ".join(f"{frame.name} line {frame.lineno}" for frame in frames)
+def told(error: Exception) -> str:
+    """What a subject raised that it may not raise, and where, as one sentence of a violation."""
+    frames = extract_tb(error.__traceback__)[-4:]
+    way = " < ".join(f"{frame.name} line {frame.lineno}" for frame in reversed(frames))
     return f"raised {type(error).__name__}: {error} ({way})"

@@ -1,0 +1,394 @@
+"""A short way to put another engine's block allocator in front of the kit: seven methods of yours, the rest is derived.
+
+    class Ours(ManagerAdapter):
+        def open(self, tokens, namespace): ...     # a sequence, with the blocks of its cached prefix
+        def grow(self, sequence, tokens): ...      # blocks for all of these tokens, which are about to be computed
+        def commit(self, sequence, tokens): ...    # all of these have been computed
+        def close(self, sequence): ...             # the sequence ends
+        def blocks(self, sequence): ...            # its block table
+        num_free, num_cached, ref_counts           # properties
+        def match(self, tokens, namespace): ...    # the cached prefix, changing nothing (with a prefix cache)
+        def forget_cache(self): ...
+
+Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
+What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
+Knows one pool and one table a sequence. Does not fork, truncate, reserve, swap, take a batch back, or share what is still being
+computed: see `capabilities`. `machines.AdapterMachine` is the state machine for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import (
+    NO_MOVES,
+    DuplicateRow,
+    InvalidConfig,
+    InvalidTokens,
+    Moves,
+    OutOfBlocks,
+    RowInFlight,
+    RowNotInFlight,
+    UnknownRow,
+    token_array,
+)
+from paged.testing.conformance import BrokenPromise
+from paged.testing.content import typed
+from paged.testing.manager_rig import ManagerRig
+from paged.testing.naive_model import Block, NaiveManager, Node
+from paged.testing.protocol import Capabilities, capabilities_of
+
+
+class Found(NamedTuple):
+    """What `lookup` returns."""
+
+    num_tokens: int
+    blocks: NDArray[np.int64]
+
+
+@dataclass
+class Held:
+    """One row: the allocator's own sequence, and what is known of it."""
+
+    sequence: Any
+    tokens: list[int]
+    namespace: object
+    computed: int = 0
+    scheduled: int = 0
+    batch: int = 0
+    has_computed: bool = False
+
+
+class ManagerAdapter(ABC):
+    """A `KVManager` made of an allocator that knows sequences and blocks only."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        sharing_in_flight=False,
+        fork=False,
+        host_tier=False,
+        host_content=False,
+        events=False,
+        retention=False,
+        private_rows=False,
+        truncate=False,
+        reserve=False,
+        groups=False,
+        external_tokens=False,
+        async_moves=False,
+        cancel=False,
+    )
+    num_host_blocks = host_free = host_cached = host_used = 0
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._rows: dict[int, Held] = {}
+        self._batch = 1
+        # Every content that was ever computed: the namespace, typed, and all tokens to the end of a block.
+        self._computed: dict[tuple[object, tuple[int, ...]], object] = {}
+
+    @abstractmethod
+    def open(self, tokens: list[int], namespace: object) -> Any:
+        """A new sequence with this prompt and the blocks of its cached prefix, which leaves one token at least to compute."""
+
+    @abstractmethod
+    def grow(self, sequence: Any, tokens: list[int]) -> None:
+        """Blocks for all of `tokens`, the sequence's own up to those that are about to be computed. There is room."""
+
+    @abstractmethod
+    def commit(self, sequence: Any, tokens: list[int]) -> None:
+        """All of `tokens`, the sequence's own, have been computed."""
+
+    @abstractmethod
+    def close(self, sequence: Any) -> None:
+        """The sequence ends."""
+
+    @abstractmethod
+    def blocks(self, sequence: Any) -> Sequence[int]:
+        """The sequence's block table: block ids, in order."""
+
+    @property
+    @abstractmethod
+    def num_free(self) -> int:
+        """Blocks that nobody holds and that hold nothing."""
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds, with content that `match` finds."""
+        return 0
+
+    @property
+    @abstractmethod
+    def ref_counts(self) -> NDArray[Any]:
+        """int [num_blocks]: how many tables name each block."""
+
+    def match(self, tokens: list[int], namespace: object) -> Sequence[int]:
+        """The blocks of the cached prefix that `open` would take; changes nothing."""
+        return ()
+
+    def forget_cache(self) -> None:  # noqa: B027 - without a prefix cache there is nothing to do
+        """Forget all content; nothing is held."""
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that are neither free nor cached."""
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def host_ref_counts(self) -> NDArray[np.int64]:
+        """There is no host tier."""
+        return np.empty(0, np.int64)
+
+    @property
+    def live_rows(self) -> NDArray[np.int64]:
+        """int64 [n]: the rows that sequences hold, rising."""
+        return np.array(sorted(self._rows), np.int64)
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known."""
+        return self._column(lambda held: len(held.tokens))
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens computed."""
+        return self._column(lambda held: held.computed)
+
+    @property
+    def num_scheduled(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens in flight."""
+        return self._column(lambda held: held.scheduled)
+
+    def num_host_tail(self, row: int) -> int:
+        """There is no host tier."""
+        return 0
+
+    def next_batch(self) -> int:
+        """What is allocated from now on is another batch."""
+        self._batch += 1
+        return self._batch
+
+    def forget_sharers(self, batch: int) -> None:  # noqa: B027
+        """What was shared in flight is the allocator's own business."""
+
+    def lookup(self, tokens: Any, namespace: Any = None) -> Found:
+        """The cached prefix."""
+        blocks = np.array(self._matched(list(tokens), namespace), np.int64)
+        return Found(len(blocks) * self.block_size, blocks)
+
+    def add(self, tokens: Any, *, namespace: Any = None) -> int:
+        """A row for a new sequence, the lowest that is unused."""
+        known = _token_list(tokens)
+        if not known:
+            raise InvalidTokens("a sequence needs at least one token.")
+        row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
+        held = Held(self.open(list(known), namespace), known, namespace)
+        held.computed = len(self._blocks(held)) * self.block_size
+        self._rows[row] = held
+        return row
+
+    def append(self, row: int, tokens: Any) -> None:
+        """The row knows more tokens; the allocator hears of them when they are computed."""
+        self._idle(row).tokens += _token_list(tokens)
+
+    def allocate(self, rows: Any, counts: Any) -> Moves:
+        """Tokens in flight, for all rows or, with too few blocks, for none."""
+        wanted = list(zip(self._listed(rows, self._idle), np.atleast_1d(counts).tolist(), strict=True))
+        missing = 0
+        for held, count in wanted:
+            left = len(held.tokens) - held.computed
+            if not 1 <= count <= left:
+                raise InvalidTokens(f"{count} tokens wanted in flight; {left} are known and not computed.")
+            end = held.computed + count
+            missing += max(0, -(-end // self.block_size) - len(self._blocks(held)))
+        available = self.num_free + self.num_cached
+        if missing > available:
+            raise OutOfBlocks(missing, available)
+        for held, count in wanted:
+            self.grow(held.sequence, held.tokens[: held.computed + count])
+            held.scheduled, held.batch = count, self._batch
+        return NO_MOVES
+
+    def confirm(self, rows: Any) -> None:
+        """What is in flight has been computed."""
+        for held in self._listed(rows, self._busy):
+            held.computed += held.scheduled
+            held.scheduled, held.batch, held.has_computed = 0, 0, True
+            self.commit(held.sequence, held.tokens[: held.computed])
+            for end in range(self.block_size, held.computed + 1, self.block_size):
+                self._computed[typed(held.namespace), tuple(held.tokens[:end])] = held.namespace
+
+    def cancel(self, rows: Any) -> None:
+        """Define it for an allocator that can take tokens back, and say so in its capabilities."""
+        self._listed(rows, self._busy)
+        raise NotImplementedError("this adapter takes no batch back: Capabilities(cancel=False)")
+
+    def extend_hit(self, row: int) -> int:
+        """The row looks its prefix up again by being opened again, if it has nothing of its own yet. Returns the tokens won."""
+        held = self._idle(row)
+        if held.has_computed:
+            return 0
+        before = held.computed
+        self.close(held.sequence)
+        held.sequence = self.open(list(held.tokens), held.namespace)
+        held.computed = len(self._blocks(held)) * self.block_size
+        return held.computed - before
+
+    def free(self, rows: Any) -> None:
+        """Rows end."""
+        rows = np.atleast_1d(rows).tolist()
+        for row, held in zip(rows, self._listed(rows, self._idle), strict=True):
+            self.close(held.sequence)
+            del self._rows[row]
+
+    def truncate(self, row: int, num_blocks: int) -> None:
+        """Define it for an allocator that can, and say so in its capabilities."""
+        held = self._idle(row)
+        if not 0 <= num_blocks <= len(self._blocks(held)):
+            raise InvalidConfig(f"row {row} has no {num_blocks} blocks.")
+        raise NotImplementedError("this adapter truncates nothing: Capabilities(truncate=False)")
+
+    def fork(self, row: int) -> int:
+        """Define it for an allocator that can, and say so in its capabilities."""
+        self._idle(row)
+        raise NotImplementedError("this adapter forks nothing: Capabilities(fork=False)")
+
+    def swap_out(self, rows: Any, keep: int = 0) -> Moves:
+        """Define it for an allocator with a host tier, and say so in its capabilities."""
+        self._listed(rows, self._idle)
+        raise NotImplementedError("this adapter has no host tier: Capabilities(host_tier=False)")
+
+    def table(self, row: int) -> NDArray[np.int64]:
+        """int64 [n]: the row's blocks."""
+        return np.array(self._blocks(self._row(row)), np.int64)
+
+    def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
+        """int64 [stop - start]: block * block_size + offset of these positions."""
+        positions = np.arange(start, stop)
+        slots: NDArray[np.int64] = (
+            self.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
+        )
+        return slots
+
+    def block_states(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: 2 used, 1 cached, as far as content that was computed here is found there, else 0."""
+        states = np.where(np.asarray(self.ref_counts) > 0, 2, 0).astype(np.int8)
+        for blocks in self._contents().values():
+            states[[block for block in blocks if not states[block]]] = 1
+        return states
+
+    def cached_contents(self) -> set[tuple[bytes, ...]]:
+        """Every content that was computed and that `match` still finds: the namespace, then the tokens of each block."""
+        size, found = 4 * self.block_size, set()
+        for kind, tokens in self._contents():
+            namespace = self._computed[kind, tokens]
+            data = np.array(tokens, np.int32).tobytes()
+            found.add((repr(namespace).encode(), *(data[i : i + size] for i in range(0, len(data), size))))
+        return found
+
+    def reset_cache(self) -> bool:
+        """Forget all content, unless anything is held."""
+        if self.num_used:
+            return False
+        self.forget_cache()
+        return True
+
+    def check(self) -> list[str]:
+        """What the allocator finds wrong with itself: nothing, unless you define it."""
+        return []
+
+    def snapshot(self) -> Any:
+        """Every figure and table, in plain values."""
+        rows = {
+            row: (held.tokens[:], held.computed, held.scheduled, self.table(row).tolist())
+            for row, held in self._rows.items()
+        }
+        return rows, self.num_free, self.num_cached, np.asarray(self.ref_counts).tolist(), self.cached_contents()
+
+    def _contents(self) -> dict[tuple[object, tuple[int, ...]], list[int]]:
+        """What was computed and is found now, with its blocks; not what some row is still computing again."""
+        in_flight: set[int] = set()
+        for held in self._rows.values():
+            if held.batch:
+                in_flight.update(self._blocks(held)[held.computed // self.block_size :])
+        found = {}
+        for (kind, tokens), namespace in self._computed.items():
+            blocks = self._matched([*tokens, 0], namespace)
+            if len(blocks) * self.block_size >= len(tokens) and in_flight.isdisjoint(
+                blocks[: len(tokens) // self.block_size]
+            ):
+                found[kind, tokens] = blocks
+        return found
+
+    def _blocks(self, held: Held) -> list[int]:
+        return self._ids("blocks(sequence)", self.blocks(held.sequence))
+
+    def _matched(self, tokens: list[int], namespace: object) -> list[int]:
+        return self._ids(f"match({tokens}, {namespace!r})", self.match(tokens, namespace))
+
+    def _ids(self, call: str, answer: Any) -> list[int]:
+        """Block ids that the allocator named. Raises BrokenPromise."""
+        try:
+            ids = [index(each) for each in answer]
+        except TypeError:
+            ids = [-1]
+        if not all(0 <= each < self.num_blocks for each in ids):
+            raise BrokenPromise(
+                f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for block ids from 0 to {self.num_blocks - 1}."
+            )
+        return ids
+
+    def _column(self, of: Any) -> NDArray[np.int64]:
+        column = np.zeros(max(self._rows, default=-1) + 1, np.int64)
+        for row, held in self._rows.items():
+            column[row] = of(held)
+        return column
+
+    def _row(self, row: int) -> Held:
+        if row not in self._rows:
+            raise UnknownRow(row)
+        return self._rows[row]
+
+    def _idle(self, row: int) -> Held:
+        held = self._row(row)
+        if held.batch:
+            raise RowInFlight(row)
+        return held
+
+    def _busy(self, row: int) -> Held:
+        held = self._row(row)
+        if not held.batch:
+            raise RowNotInFlight(row)
+        return held
+
+    def _listed(self, rows: Any, one: Any) -> list[Held]:
+        numbers = np.atleast_1d(rows).tolist()
+        for row in numbers:
+            if numbers.count(row) > 1:
+                raise DuplicateRow(row)
+        return [one(row) for row in numbers]
+
+
+def _token_list(tokens: Any) -> list[int]:
+    return token_array(tokens).tolist()
+
+
+class SharesWhenComputed(NaiveManager):
+    """The model of a manager in which nothing is pending: content can be found once it has been computed."""
+
+    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block]) -> None:
+        """Nobody hears of it."""
+
+
+def fit_model(rig: ManagerRig) -> None:
+    """Give a rig that has not been used yet the model of what its manager says that it can do, and look at that one's answers."""
+    if not capabilities_of(rig.manager).sharing_in_flight:
+        world = rig.world
+        rig.naive = SharesWhenComputed(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)

@@ -1,0 +1,268 @@
+"""Whether a subject keeps its side of the protocol: every method there, every answer of the promised shape.
+
+    held_to("KVManager", subject)    the subject, with each answer looked at on its way to the rig
+
+Looks at shapes and types alone, so that a slip of an adapter is told as one, by the method's name, and not by a traceback from
+inside the kit. Whether an answer is right is the rig's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paged.testing.protocol import Capabilities
+
+
+class BrokenPromise(TypeError):
+    """A subject lacks a method of its protocol, or one answers with something else than it promises; says which, and what it promises."""
+
+
+class Promise(NamedTuple):
+    """What a member promises, in words, and whether an answer keeps it, given the subject."""
+
+    words: str
+    holds: Callable[[Any, Any], bool]
+    is_required: bool = True
+
+
+def held_to(protocol: str, subject: Any) -> Any:
+    """The subject behind a door that looks at each answer. `protocol`: a key of PROTOCOLS. Raises BrokenPromise, now for members that
+    are missing, and later for answers."""
+    promises = PROTOCOLS[protocol]
+    for name, promise in promises.items():
+        if promise.is_required and not _has(subject, name):
+            raise BrokenPromise(_missing(subject, protocol, name, promise))
+    return _Held(subject, protocol, promises)
+
+
+class _Held:
+    """The subject, and a look at what it answers."""
+
+    def __init__(self, subject: Any, protocol: str, promises: dict[str, Promise]) -> None:
+        self._subject = subject
+        self._protocol = protocol
+        self._promises = promises
+
+    def __getattr__(self, name: str) -> Any:
+        promise = self._promises.get(name)
+        if promise is not None and not _has(self._subject, name):
+            flag = _FLAGS.get(name, name)
+            way_out = f" Capabilities({flag}=False) leaves it out." if flag in Capabilities.__dataclass_fields__ else ""
+            raise BrokenPromise(_missing(self._subject, self._protocol, name, promise) + way_out)
+        value = getattr(self._subject, name)
+        if promise is None:
+            return value
+        if not callable(value):
+            self._look(name, promise, value)
+            return value
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            answer = value(*arguments, **named)
+            self._look(name, promise, answer, arguments)
+            return answer
+
+        return call
+
+    def _look(self, name: str, promise: Promise, answer: Any, arguments: tuple[Any, ...] | None = None) -> None:
+        try:
+            holds = promise.holds(answer, self._subject)
+        except (AttributeError, TypeError, ValueError, IndexError):
+            holds = False
+        if not holds:
+            told = repr(answer)
+            told = told if len(told) <= 100 else f"{told[:100]}…"
+            given = "" if arguments is None else f"({', '.join(map(repr, arguments))})"
+            raise BrokenPromise(
+                f"{_name(self._subject)}.{name}{given} gave {told}; {self._protocol} promises {promise.words}."
+            )
+
+
+def _name(subject: Any) -> str:
+    return type(subject).__name__
+
+
+def _missing(subject: Any, protocol: str, name: str, promise: Promise) -> str:
+    return f"{_name(subject)} has no `{name}`; {protocol} asks for one that gives {promise.words}."
+
+
+def _has(subject: Any, name: str) -> bool:
+    # A property that raises is there: what it raises is told when it is read.
+    return hasattr(type(subject), name) or name in getattr(subject, "__dict__", {}) or hasattr(subject, name)
+
+
+def _is_count(answer: Any, subject: Any = None) -> bool:
+    return isinstance(answer, (int, np.integer)) and not isinstance(answer, bool) and bool(answer >= 0)
+
+
+def _is_ids(answer: Any, subject: Any = None) -> bool:
+    """A one-dimensional array of integers."""
+    return isinstance(answer, np.ndarray) and answer.ndim == 1 and (answer.dtype.kind in "iu" or not answer.size)
+
+
+def _is_column(answer: Any, subject: Any) -> bool:
+    """One integer a row, for every row that is live."""
+    rows = subject.live_rows
+    return _is_ids(answer) and (not len(rows) or int(max(rows)) < len(answer))
+
+
+def _is_pairs(answer: Any) -> bool:
+    pairs = np.asarray(answer)
+    return not pairs.size or (pairs.ndim == 2 and pairs.shape[1] == 2 and pairs.dtype.kind in "iu")
+
+
+def _is_moves(answer: Any, subject: Any = None) -> bool:
+    kinds = (answer.device_to_host, answer.host_to_device, answer.device_to_device)
+    return all(_is_pairs(kind) for kind in kinds) and len(answer) == sum(len(kind) for kind in kinds)
+
+
+def _is_hit(answer: Any, subject: Any = None) -> bool:
+    return _is_count(answer.num_tokens) and _is_ids(np.asarray(answer.blocks))
+
+
+def _is_contents(answer: Any, subject: Any = None) -> bool:
+    return isinstance(answer, (set, frozenset)) and all(isinstance(path, tuple) for path in answer)
+
+
+def _are_strings(answer: Any, subject: Any = None) -> bool:
+    return isinstance(answer, (list, tuple)) and all(isinstance(each, str) for each in answer)
+
+
+def _is_batch(answer: Any, subject: Any = None) -> bool:
+    num_rows, num_tokens = len(answer.rows), len(answer.token_ids)
+    per_row = (answer.num_tokens, answer.context_lens, answer.samples, answer.ids, answer.sequences)
+    per_token = (answer.positions, answer.slot_mapping)
+    changes = (answer.table_rows, answer.table_columns, answer.table_blocks)
+    return (
+        all(
+            _is_ids(each)
+            for each in (answer.rows, answer.num_tokens, answer.starts, answer.context_lens, answer.sequences)
+        )
+        and all(_is_ids(each) for each in (answer.token_ids, *per_token, *changes))
+        and all(len(each) == num_rows for each in per_row)
+        and all(len(each) == num_tokens for each in per_token)
+        and len({len(each) for each in changes}) == 1
+        and len(answer.starts) == num_rows + 1
+        and answer.samples.dtype == np.bool_
+        and answer.block_tables.ndim == 2
+        and (not len(answer.loads) or answer.loads.shape[1] == 3)
+        and _is_moves(answer.moves)
+        and isinstance(answer.is_empty, bool)
+        and all(len(pair) == 2 for pair in answer.preempted)
+        and _are_strings(answer.admitted)
+    )
+
+
+def _is_output(answer: Any) -> bool:
+    reason = answer.finish_reason
+    return (
+        isinstance(answer.id, str)
+        and _is_count(answer.sequence)
+        and len(answer.token_ids) >= 0
+        and (reason is None or isinstance(reason, str))
+    )
+
+
+def _are_outputs(answer: Any, subject: Any = None) -> bool:
+    return isinstance(answer, Iterable) and all(_is_output(output) for output in answer)
+
+
+def _is_counts(answer: Any, subject: Any = None) -> bool:
+    return set(answer) >= set(_STATES) and all(_is_count(number) for number in answer.values())
+
+
+def _is_nothing(answer: Any, subject: Any = None) -> bool:
+    return answer is None
+
+
+def _is_anything(answer: Any, subject: Any = None) -> bool:
+    return True
+
+
+# Which of the capabilities stands for a method of another name.
+_FLAGS = {"swap_out": "host_tier", "swap_in": "host_tier", "loaded": "external_tokens", "moved": "async_moves"}
+_STATES = ("submitted", "waiting", "loading", "running", "paused", "swapped", "finished", "rejected", "aborted")
+_COUNT = "an int of at least 0"
+_MOVES = "moves: device_to_host, host_to_device and device_to_device, int [n, 2] each, source and destination block; len() is all of them"
+
+_MANAGER = {
+    **{
+        name: Promise(f"{_COUNT}, blocks", _is_count)
+        for name in (
+            "num_blocks",
+            "num_host_blocks",
+            "num_free",
+            "num_cached",
+            "num_used",
+            "host_free",
+            "host_cached",
+            "host_used",
+        )
+    },
+    "block_size": Promise(f"{_COUNT}, tokens a block", _is_count),
+    "ref_counts": Promise(
+        "int [num_blocks], references to each device block",
+        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_blocks,
+    ),
+    "host_ref_counts": Promise(
+        "int [num_host_blocks], references to each host block",
+        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_host_blocks,
+    ),
+    "live_rows": Promise("int [n], the rows that sequences hold", _is_ids),
+    "num_tokens": Promise("int [rows], tokens known of each row", _is_column),
+    "num_computed": Promise("int [rows], tokens of each row that are computed", _is_column),
+    "num_scheduled": Promise("int [rows], tokens of each row that are in flight", _is_column),
+    "next_batch": Promise("an int, the new batch's number", _is_count),
+    "lookup": Promise("`num_tokens`, an int, and `blocks`, int [n], of the cached prefix", _is_hit),
+    "add": Promise("an int, the row", _is_count),
+    "append": Promise("nothing", _is_nothing),
+    "allocate": Promise(_MOVES, _is_moves),
+    "confirm": Promise("nothing", _is_nothing),
+    "cancel": Promise("anything", _is_anything),
+    "free": Promise("nothing", _is_nothing),
+    "table": Promise("int [n], the row's device blocks in order", _is_ids),
+    "slots": Promise(
+        "int [n], block * block_size + offset of each position",
+        lambda answer, subject: _is_ids(answer),
+    ),
+    "block_states": Promise(
+        "int [num_blocks]: 0 free, 1 cached, 2 used",
+        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_blocks,
+    ),
+    "cached_contents": Promise("a set of tuples of bytes: the namespace, then the tokens of each block", _is_contents),
+    "reset_cache": Promise("a bool, whether anything was done", lambda answer, _: isinstance(answer, bool)),
+    "check": Promise("a list of sentences, empty when all is well", _are_strings),
+    "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything),
+    "extend_hit": Promise(f"{_COUNT}, tokens won", _is_count, False),
+    "num_host_tail": Promise(f"{_COUNT}, host blocks that the row holds", _is_count, False),
+    "fork": Promise("an int, the new row", _is_count, False),
+    "reserve": Promise("nothing", _is_nothing, False),
+    "truncate": Promise("nothing", _is_nothing, False),
+    "swap_out": Promise(_MOVES, _is_moves, False),
+    "swap_in": Promise(_MOVES, _is_moves, False),
+}
+
+_SCHEDULER = {
+    "manager": Promise("the memory layer", lambda answer, _: answer is not None),
+    "has_unfinished": Promise("a bool", lambda answer, _: isinstance(answer, (bool, np.bool_))),
+    "add": Promise("nothing", _is_nothing),
+    "schedule": Promise("a batch with the arrays of paged.Batch, in their shapes", _is_batch),
+    "update": Promise("outputs: id, sequence, token_ids and finish_reason each", _are_outputs),
+    "abort": Promise("the last output, or None", lambda answer, _: answer is None or _is_output(answer)),
+    "status": Promise("a str, one state of a request", lambda answer, _: isinstance(answer, str)),
+    "id_of": Promise(
+        "a str, or None for a row that serves nobody", lambda answer, _: answer is None or isinstance(answer, str)
+    ),
+    "counts": Promise(f"a dict of ints by {', '.join(_STATES)}", _is_counts),
+    "waiting_ids": Promise("a list of str, in order", _are_strings),
+    "check": Promise("a list of sentences, empty when all is well", _are_strings),
+    "cancel": Promise("nothing", _is_nothing, False),
+    "append": Promise("nothing", _is_nothing, False),
+    "loaded": Promise("nothing", _is_nothing, False),
+    "moved": Promise("nothing", _is_nothing, False),
+}
+
+PROTOCOLS: dict[str, dict[str, Promise]] = {"KVManager": _MANAGER, "StepScheduler": _SCHEDULER}
+"""What each member of a protocol promises. What is not required has to be there only where `Capabilities` says so."""

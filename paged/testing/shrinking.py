@@ -1,0 +1,322 @@
+"""Running a program again, on any rig, and making one that fails short: a smaller pool, fewer calls, smaller arguments.
+
+A call that makes no sense any more, because one before it is gone, is left out or cut to what is there. Knows which calls of a rig
+make sense when. Does not know what is right: the rig says so after every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from paged.testing.adapter import fit_model
+from paged.testing.engine_rig import EngineRig
+from paged.testing.engine_world import EngineWorld
+from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.violation import Call, Program, Violation, told
+from paged.testing.world import World
+from scheduler import Request
+
+Build = Callable[[Any], Any]
+AnyWorld = World | ManagerWorld | EngineWorld
+
+
+def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, drain: bool = False) -> Any:
+    """Run a program from the start on the rig that its world belongs to; returns the rig. `build` makes the subject, ours if None.
+    With `drain`, to the end of everything that it began.
+
+    Raises Violation; whatever else a manager raises where its rig expects nothing becomes one.
+    """
+    rig = _rig_in(world, build)
+    for call in calls:
+        _make(rig, _sensible(rig, call))
+    if drain:
+        _make(rig, ("drain", ()))
+    return rig
+
+
+def shrink(
+    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, seconds: float | None = None
+) -> Program:
+    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, and makes pools and arguments smaller, as long
+    as it fails.
+
+    The best one so far after `seconds`, if they are given.
+    """
+    until = None if seconds is None else monotonic() + seconds
+    kept: tuple[Any, list[Call]] = world, list(calls)
+    while True:
+        before = kept
+        kept = _in_a_smaller_world(*kept, build, until)
+        for make_short in (_with_fewer_calls, _with_smaller_arguments):
+            kept = kept[0], make_short(*kept, build, until)
+        if kept == before:
+            return Program(_kind(world).__name__, kept[0], tuple(kept[1]))
+
+
+def _rig_in(world: AnyWorld, build: Build | None) -> Any:
+    kind = _kind(world)
+    rig = kind(world) if build is None else kind(world, build)
+    if isinstance(rig, ManagerRig):
+        fit_model(rig)
+    return rig
+
+
+def _kind(world: AnyWorld) -> Any:
+    return next(kind for of, kind in _KINDS if isinstance(world, of))
+
+
+def _make(rig: Any, call: Call | None) -> None:
+    if call is None:
+        return
+    verb, arguments = call
+    try:
+        getattr(rig, verb)(*arguments)
+    except Violation:
+        raise
+    except Exception as error:
+        if not isinstance(rig, ManagerRig):
+            # These rigs blame their subject themselves: what is left is a mistake of the kit.
+            raise
+        raise Violation([told(error)], rig.program) from error
+
+
+def _failing(world: Any, calls: Sequence[Call], build: Build | None, until: float | None) -> list[Call] | None:
+    """The calls as they were made, if the program breaks a rule before all that it began has ended; None if not, or without time."""
+    if until is not None and monotonic() > until:
+        return None
+    rig, made = _rig_in(world, build), []
+    try:
+        for call in calls:
+            sensible = _sensible(rig, call)
+            if sensible is not None:
+                made.append(sensible)
+                _make(rig, sensible)
+        _make(rig, ("drain", ()))
+    except Violation:
+        return made
+    return None
+
+
+def _in_a_smaller_world(
+    world: Any, calls: list[Call], build: Build | None, until: float | None
+) -> tuple[Any, list[Call]]:
+    while True:
+        tries = ((smaller, _failing(smaller, calls, build, until)) for smaller in _smaller_worlds(world))
+        better = next(((smaller, made) for smaller, made in tries if made is not None), None)
+        if better is None:
+            return world, calls
+        world, calls = better
+
+
+def _smaller_worlds(world: Any) -> Iterator[Any]:
+    """Worlds in which every request of this one still is a valid one."""
+    for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
+        value = getattr(world, name)
+        for fewer in dict.fromkeys([value // 2, value - 1]):
+            if least <= fewer < value:
+                yield replace(world, **{name: fewer})
+    for name, usual in (
+        ("max_chunk", None),
+        ("max_model_len", None),
+        ("max_waiting", None),
+        ("async_moves", False),
+        ("host_caching", False),
+        ("event_stride", 0),
+        ("least_load", 0),
+    ):
+        if getattr(world, name, usual) != usual:
+            yield replace(world, **{name: usual})
+
+
+def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:
+    kept, size = calls, max(1, len(calls) // 2)
+    while size:
+        start = 0
+        while start < len(kept):
+            tries = (_failing(world, program, build, until) for program in _without(kept, start, size))
+            shorter = next((made for made in tries if made is not None), None)
+            if shorter is not None:
+                kept = shorter
+            else:
+                start += size
+        size //= 2
+    return kept
+
+
+def _without(calls: list[Call], start: int, size: int) -> Iterator[list[Call]]:
+    """The program without these calls; where a row is never opened then, also with the rows above it called by one number less."""
+    before, gone, after = calls[:start], calls[start : start + size], calls[start + size :]
+    yield before + after
+    if [verb for verb, _ in gone] in (["add"], ["fork"]):
+        rows = {row for verb, arguments in after for row in _rows_of(verb, arguments)}
+        for row in range(max(rows, default=0)):
+            yield before + [(verb, _lowered(verb, arguments, row)) for verb, arguments in after]
+
+
+def _rows_of(verb: str, arguments: tuple[Any, ...]) -> list[int]:
+    """The rows that a call on a manager names."""
+    if verb not in _OF_A_MANAGER or verb == "misuse":
+        return _rows_of(arguments[0], arguments[1:]) if verb == "misuse" else []
+    rows = arguments[0]
+    return [row for row in (rows if isinstance(rows, list) else [rows]) if isinstance(row, int)]
+
+
+def _lowered(verb: str, arguments: tuple[Any, ...], above: int) -> tuple[Any, ...]:
+    """The arguments with rows above this one called by one number less."""
+    if verb == "misuse":
+        return (arguments[0], *_lowered(arguments[0], arguments[1:], above))
+    if not _rows_of(verb, arguments):
+        return arguments
+    rows = arguments[0]
+    lowered = [row - (row > above) for row in rows] if isinstance(rows, list) else rows - (rows > above)
+    return (lowered, *arguments[1:])
+
+
+def _with_smaller_arguments(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:
+    kept, place = calls, 0
+    while place < len(kept):
+        for smaller in _smaller_calls(*kept[place]):
+            made = _failing(world, [*kept[:place], smaller, *kept[place + 1 :]], build, until)
+            if made is not None and made != kept:
+                kept = made
+                break
+        else:
+            place += 1
+    return kept
+
+
+def _smaller_calls(verb: str, arguments: tuple[Any, ...]) -> Iterator[Call]:
+    if verb == "misuse":
+        return
+    if verb == "add" and arguments[1:] not in ((), (None,)):
+        yield verb, (arguments[0], None)
+    for place, argument in enumerate(arguments):
+        for value in _smaller(argument):
+            yield verb, (*arguments[:place], value, *arguments[place + 1 :])
+
+
+def _smaller(value: Any) -> Iterator[Any]:
+    """What may stand instead of an argument, each closer to nothing than it is."""
+    if isinstance(value, Request):
+        yield from _smaller_requests(value)
+    elif isinstance(value, bool):
+        yield from [False] if value else []
+    elif isinstance(value, int):
+        yield from dict.fromkeys([value // 2, value - 1]) if value > 0 else []
+    elif isinstance(value, tuple):
+        yield from [()] if value else []
+    elif isinstance(value, list):
+        for length in dict.fromkeys([len(value) // 2, len(value) - 1]):
+            if 0 < length < len(value):
+                yield value[:length]
+                yield value[-length:]
+        for place, each in enumerate(value):
+            if isinstance(each, int) and each > 0:
+                yield [*value[:place], each // 2, *value[place + 1 :]]
+
+
+_TO_THE_USUAL = (
+    "num_computed", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
+    "reads_cache", "writes_cache", "retention",
+)  # fmt: skip
+
+
+def _smaller_requests(request: Request) -> Iterator[Request]:
+    usual = Request(id="", prompt=[])
+    for name in _TO_THE_USUAL:
+        if getattr(request, name) != getattr(usual, name):
+            yield msgspec.structs.replace(request, **{name: getattr(usual, name)})
+    for prompt in _smaller(request.prompt):
+        yield msgspec.structs.replace(request, prompt=prompt)
+    for fewer in dict.fromkeys([1, request.max_tokens // 2, request.max_tokens - 1]):
+        if 1 <= fewer < request.max_tokens:
+            yield msgspec.structs.replace(request, max_tokens=fewer, min_tokens=min(fewer, request.min_tokens))
+
+
+def _sensible(rig: Any, call: Call) -> Call | None:
+    """The call, cut to what is there now; None if it makes no sense any more."""
+    verb, arguments = call
+    rules = _RULES.get(type(rig), {})
+    if verb not in rules:
+        return call
+    cut = rules[verb](rig, *arguments)
+    return None if cut is None else (verb, cut)
+
+
+def _still(rows: Sequence[int], there: Sequence[int]) -> list[int]:
+    return [row for row in dict.fromkeys(rows) if row in there]
+
+
+def _allocated(rig: ManagerRig, rows: list[int], counts: list[int]) -> tuple[Any, ...] | None:
+    places = [rows.index(row) for row in _still(rows, rig.startable_rows) if rows.index(row) < len(counts)]
+    fitting = [max(1, min(counts[place], rig.left(rows[place]))) for place in places]
+    return ([rows[place] for place in places], fitting) if places else None
+
+
+def _reserved(rig: ManagerRig, rows: list[int], num_blocks: list[int]) -> tuple[Any, ...] | None:
+    places = [rows.index(row) for row in _still(rows, rig.device_rows) if rows.index(row) < len(num_blocks)]
+    return ([rows[place] for place in places], [num_blocks[place] for place in places]) if places else None
+
+
+def _swapped_out(rig: ManagerRig, rows: list[int], keep: int) -> tuple[Any, ...] | None:
+    there = _still(rows, rig.swappable_rows)
+    return (there, min(keep, *(rig.blocks_to_keep(row) for row in there))) if there else None
+
+
+def _misused(rig: ManagerRig, verb: str, rows: Any, *arguments: Any) -> tuple[Any, ...] | None:
+    """What the state machine tries: some calls are refused whatever the row does, some only while it is in flight, or is not."""
+    listed = rows if isinstance(rows, list) else [rows]
+    in_flight = any(row in rig.rows and row not in rig.idle_rows for row in listed)
+    if verb == "allocate" and isinstance(rows, list):
+        wanted = arguments[0][0]
+        is_refused = in_flight or any(row not in rig.rows or not 1 <= wanted <= rig.left(row) for row in rows)
+    elif verb == "confirm":
+        is_refused = not in_flight
+    else:
+        always = (verb == "free" and isinstance(rows, list)) or (verb, *arguments) == ("truncate", 99)
+        is_refused = in_flight or always or verb not in _REFUSED_IN_FLIGHT
+    return (verb, rows, *arguments) if is_refused else None
+
+
+_REFUSED_IN_FLIGHT = ("free", "fork", "swap_out", "truncate", "append", "allocate")
+_OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
+    "append": lambda rig, row, tokens: (row, tokens) if row in rig.idle_rows else None,
+    "allocate": _allocated,
+    "extend_hit": lambda rig, row: (row,) if row in rig.device_rows else None,
+    "reserve": _reserved,
+    "truncate": lambda rig, row, num_blocks: (
+        (row, min(num_blocks, len(rig.naive.rows[row].table))) if row in rig.idle_rows else None
+    ),
+    "free": lambda rig, rows: (there,) if (there := _still(rows, rig.idle_rows)) else None,
+    "fork": lambda rig, row: (row,) if row in rig.device_rows else None,
+    "swap_out": _swapped_out,
+    "swap_in": lambda rig, rows: (there,) if (there := _still(rows, rig.swapped_rows)) else None,
+    "pin": lambda rig, *arguments: arguments if rig.world.prefix_caching else None,
+    "retain": lambda rig, *arguments: arguments if rig.world.prefix_caching else None,
+    "visit": lambda rig, tokens, others: (
+        (tokens, others[: rig.naive.device.available * rig.world.block_size] or [0]) if tokens else None
+    ),
+    "misuse": _misused,
+}
+_OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
+    "append": lambda rig, id, tokens, sequence=0: (
+        (id, tokens, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
+    ),
+    "run": lambda rig, index: (index,) if index < len(rig.flights) else None,
+}
+"""Calls that need something to be there: what is left of their arguments, None if nothing is."""
+_RULES: dict[type[Any], dict[str, Callable[..., tuple[Any, ...] | None]]] = {
+    ManagerRig: _OF_A_MANAGER,
+    SchedulerRig: _OF_A_SCHEDULER,
+}
+_KINDS: tuple[tuple[type[Any], type[Any]], ...] = (
+    (ManagerWorld, ManagerRig),
+    (World, SchedulerRig),
+    (EngineWorld, EngineRig),
+)

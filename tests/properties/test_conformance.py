@@ -1,0 +1,134 @@
+"""A subject that does not keep its side of the protocol is told so by the name of the method, before anything goes wrong inside the kit."""
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, Request, Scheduler
+from paged.testing import BrokenPromise, SchedulerRig, Violation, World, held_to
+from paged.testing.world import build_scheduler
+
+
+def answering(name, answer):
+    """A manager whose member `name` is a method that answers with something else."""
+
+    class Ours(BlockManager):
+        pass
+
+    setattr(Ours, name, answer if isinstance(answer, property) else lambda self, *arguments, **named: answer)
+    return held_to("KVManager", Ours(4, 2))
+
+
+def test_ours_keep_every_promise():
+    manager = held_to("KVManager", BlockManager(4, 2, host_blocks=1))
+    row = manager.add([1, 2, 3], namespace="a")
+    assert len(manager.allocate([row], [3])) == 0
+    manager.confirm([row])
+    assert manager.table(row).tolist() == [0, 1]
+    assert manager.slots(row, 1, 3).tolist() == [1, 2]
+    for name in (
+        "num_free",
+        "ref_counts",
+        "host_ref_counts",
+        "live_rows",
+        "num_tokens",
+        "num_computed",
+        "num_scheduled",
+    ):
+        assert getattr(manager, name) is not None
+    assert (manager.block_states().tolist(), len(manager.cached_contents()), manager.check()) == ([2, 2, 0, 0], 1, [])
+    assert manager.lookup([1, 2, 3], "a").num_tokens == 2
+    manager.free([row])
+    assert manager.reset_cache() is True
+
+
+def test_a_method_that_is_missing_is_named_with_what_it_promises():
+    class Empty:
+        num_blocks = 4
+
+    with pytest.raises(
+        BrokenPromise, match=r"Empty has no `num_host_blocks`; KVManager asks for one that gives an int"
+    ):
+        held_to("KVManager", Empty())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer", "words"),
+    [
+        ("table", (0,), None, "Ours.table(0) gave None; KVManager promises int [n], the row's device blocks in order."),
+        ("table", (0,), [0, 1], "gave [0, 1]; KVManager promises int [n]"),
+        ("table", (0,), np.array([0.5]), "promises int [n]"),
+        ("table", (0,), np.array([[0]]), "promises int [n]"),
+        ("add", ([1],), None, "Ours.add([1]) gave None; KVManager promises an int, the row."),
+        ("add", ([1],), True, "promises an int, the row"),
+        ("lookup", ([1],), (0, []), "promises `num_tokens`, an int, and `blocks`"),
+        ("allocate", ([0], [1]), None, "promises moves: device_to_host, host_to_device and device_to_device"),
+        ("block_states", (), np.zeros(3, np.int8), "promises int [num_blocks]: 0 free, 1 cached, 2 used"),
+        ("cached_contents", (), [], "promises a set of tuples"),
+        ("reset_cache", (), None, "promises a bool"),
+        ("check", (), "all is well", "promises a list of sentences"),
+        ("confirm", ([0],), 1, "promises nothing"),
+    ],
+)
+def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_the_promise(
+    name, arguments, answer, words
+):
+    manager = answering(name, answer)
+    with pytest.raises(BrokenPromise) as caught:
+        getattr(manager, name)(*arguments)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("num_free", 2.0),
+        ("num_cached", None),
+        ("num_used", -1),
+        ("ref_counts", [0, 0, 0, 0]),
+        ("ref_counts", np.zeros(3, np.int32)),
+        ("num_computed", np.zeros((1, 1), np.int64)),
+        ("live_rows", {0}),
+    ],
+)
+def test_a_property_that_is_no_count_and_no_column_is_named(name, answer):
+    manager = answering(name, property(lambda self: answer))
+    with pytest.raises(BrokenPromise, match=rf"Ours\.{name} gave .*KVManager promises .*int"):
+        getattr(manager, name)
+
+
+def test_a_feature_that_is_missing_is_named_when_it_is_called_with_the_way_to_leave_it_out():
+    class Ours:
+        def __getattr__(self, name):
+            if name == "fork":
+                raise AttributeError(name)
+            return getattr(BlockManager(4, 2), name)
+
+    with pytest.raises(BrokenPromise, match=r"Ours has no `fork`.*Capabilities\(fork=False\)"):
+        held_to("KVManager", Ours()).fork(0)
+
+
+class ReturnsNothing(Scheduler):
+    """Its batches get lost."""
+
+    def schedule(self, now=0.0):
+        super().schedule(now)
+
+
+def test_a_scheduler_that_breaks_a_promise_is_a_violation_with_its_program():
+    rig = SchedulerRig(World(), lambda world: build_scheduler(world, ReturnsNothing))
+    rig.add(Request(id="a", prompt=[1], max_tokens=1))
+    with pytest.raises(
+        Violation, match=r"ReturnsNothing\.schedule\(\) gave None; StepScheduler promises a batch"
+    ) as caught:
+        rig.schedule()
+    assert caught.value.program.lines[-1] == "rig.schedule()"
+
+
+def test_a_scheduler_without_a_method_is_refused_when_the_rig_is_made():
+    class Ours:
+        manager = BlockManager(4, 2)
+
+    with pytest.raises(
+        BrokenPromise, match="Ours has no `has_unfinished`; StepScheduler asks for one that gives a bool"
+    ):
+        SchedulerRig(World(), lambda world: Ours())

@@ -1,0 +1,131 @@
+"""Programs of either rig are run again, and made short as long as they fail."""
+
+import pytest
+
+from paged import BlockManager, Request
+from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
+from paged.testing.machines import ManagerMachine, run_machine
+from paged.testing.violation import Program
+from paged.testing.world import build_scheduler
+
+WORLD = ManagerWorld(num_blocks=6, block_size=2)
+
+
+class LeaksOnFree(BlockManager):
+    """Whoever ends leaves a reference to its second block."""
+
+    def free(self, rows):
+        for row in rows:
+            self.hold(self.table(row)[1:2])
+        super().free(rows)
+
+
+class Crashes(BlockManager):
+    """Cannot be told the same prompt twice."""
+
+    def add(self, tokens, *, namespace=None):
+        if self.live_rows.size > 1:
+            raise KeyError("no third row")
+        return super().add(tokens, namespace=namespace)
+
+
+def builder_of(kind):
+    return lambda world: kind(world.num_blocks, world.block_size, prefix_caching=world.prefix_caching)
+
+
+PROGRAM = [
+    ("add", ([1, 0, 1, 0, 1], None)),
+    ("allocate", ([0], [2])),
+    ("add", ([0, 0, 0], ("a",))),
+    ("seal", ()),
+    ("allocate", ([1], [3])),
+    ("confirm", ()),
+    ("confirm", ()),
+    ("append", (1, [1, 1])),
+    ("misuse", ("free", [1, 77])),
+    ("fork", (1,)),
+    ("free", ([0],)),
+    ("free", ([1, 2],)),
+]
+
+
+def test_a_program_of_a_manager_shrinks_to_the_calls_and_tokens_that_it_takes():
+    with pytest.raises(Violation):
+        replay(WORLD, PROGRAM, builder_of(LeaksOnFree))
+    short = shrink(WORLD, PROGRAM, builder_of(LeaksOnFree))
+    assert short.world == ManagerWorld(num_blocks=2, block_size=1)
+    assert short.calls == (("add", ([0, 0], None)), ("allocate", ([0], [2])))
+
+
+def test_a_program_that_breaks_no_rule_stays_as_it_is():
+    assert shrink(WORLD, PROGRAM) == Program("ManagerRig", WORLD, tuple(PROGRAM))
+
+
+def test_without_time_a_program_stays_as_it_is():
+    assert shrink(WORLD, PROGRAM, builder_of(LeaksOnFree), seconds=0).calls == tuple(PROGRAM)
+
+
+def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
+    calls = [("add", ([0], None)), ("reset_cache", ()), ("add", ([1], None)), ("add", ([0, 1], None))]
+    with pytest.raises(Violation, match=r"raised KeyError: 'no third row' \(add line \d+ < ") as caught:
+        replay(WORLD, calls, builder_of(Crashes))
+    assert caught.value.program.lines[-1] == "rig.add([0, 1], None)"
+    assert shrink(WORLD, calls, builder_of(Crashes)).calls == (("add", ([0], None)),) * 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("append", (3, [1])),
+        ("allocate", ([3], [1])),
+        ("extend_hit", (3,)),
+        ("reserve", ([3], [2])),
+        ("truncate", (3, 0)),
+        ("free", ([3],)),
+        ("fork", (3,)),
+        ("swap_out", ([3], 0)),
+        ("swap_in", ([3],)),
+        ("misuse", ("append", 3, [0])),
+        ("misuse", ("confirm", [0])),
+    ],
+)
+def test_a_call_about_a_row_that_is_gone_is_left_out(call):
+    rig = replay(WORLD, [("add", ([0, 1], None)), ("allocate", ([0], [1])), call])
+    assert [verb for verb, _ in rig.calls] == ["add", "allocate"]
+
+
+def test_a_call_about_a_request_or_a_batch_that_is_gone_is_left_out():
+    calls = [
+        ("add", (Request(id="a", prompt=[1]),)),
+        ("append", ("b", [1], 0)),
+        ("append", ("a", [1], 2)),
+        ("run", (1,)),
+    ]
+    assert [verb for verb, _ in replay(World(), calls).calls] == ["add"]
+
+
+def test_a_request_shrinks_to_the_usual_one():
+    def build(world):
+        scheduler = build_scheduler(world)
+        scheduler.status = lambda id: "paused"
+        return scheduler
+
+    request = Request(
+        id="a", prompt=[1, 0, 1, 2], max_tokens=5, min_tokens=2, salt="a", adapter="b", priority=1, extra_key=1
+    )
+    shorter = shrink(World(), [("schedule", ()), ("add", (request,)), ("step", ((2, 1),))], build)
+    assert shorter.calls == (("add", (Request(id="a", prompt=[0], max_tokens=1),)),)
+
+
+def test_the_machine_s_own_programs_replay_without_a_call_left_out():
+    programs = []
+
+    class Kept(ManagerMachine):
+        def teardown(self):
+            programs.append(self.rig.program)
+            super().teardown()
+
+    run_machine(Kept, few=30)
+    for program in programs:
+        assert replay(program.world, program.calls).calls == list(program.calls)
+    assert ManagerRig.__name__ == programs[0].rig

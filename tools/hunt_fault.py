@@ -1,0 +1,112 @@
+"""Run the test kit on the memory layer and scheduler that come first on the path, until a rule is broken; then make the program short.
+
+    PYTHONPATH=COPY python tools/hunt_fault.py RESULT.json --examples 300
+
+`try_faults.py` calls it for each fault, in a process of its own and on a copy with the fault in it. Every seed is fixed, so a hunt
+ends the same way every time. Knows the kit. Does not know which fault is there: the JSON says what was found, by what, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+
+import block_manager
+from paged.testing import Violation, random_program, replay, shrink
+from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
+
+MANAGER, SCHEDULER, PROGRAMS = "manager machine", "scheduler machine", "random programs"
+CALLS = 60
+
+
+class Caught(Exception):
+    """A rule was broken in example number `examples`."""
+
+    def __init__(self, violation: Violation, examples: int) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+        self.examples = examples
+
+
+def run_machine(machine: type[Any], most: int) -> int:
+    """Up to `most` examples of a state machine; returns how many there were. Raises Caught."""
+    how = settings(settings_for(most, steps=40), max_examples=most, derandomize=True)
+    violation, examples = first_violation(machine, how)
+    if violation is not None:
+        raise Caught(violation, examples) from violation
+    return examples
+
+
+def run_programs(most: int) -> int:
+    """Up to `most` random programs, each to its end; returns how many there were. Raises Caught."""
+    for seed in range(most):
+        try:
+            random_program(seed, CALLS).drain()
+        except Violation as violation:
+            raise Caught(violation, seed + 1) from violation
+    return most
+
+
+def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, Any]:
+    """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler."""
+    ways = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
+    ways += [
+        (PROGRAMS, lambda: run_programs(examples)),
+        (SCHEDULER, lambda: run_machine(SchedulerMachine, examples)),
+        (PROGRAMS, lambda: run_programs(4 * examples)),
+    ]
+    begun, tried = time.monotonic(), 0
+    for way, run in ways:
+        try:
+            tried += run()
+        except Caught as caught:
+            seconds = time.monotonic() - begun
+            return {"by": way, "examples": tried + caught.examples, "seconds": seconds} | shortened(
+                caught.violation, shrink_seconds
+            )
+    return {"by": None, "examples": tried, "seconds": time.monotonic() - begun}
+
+
+def shortened(violation: Violation, seconds: float) -> dict[str, Any]:
+    """The program before and after it was made short, and what the short one breaks."""
+    world, calls = violation.program.world, violation.program.calls
+    begun = time.monotonic()
+    short = shrink(world, calls, seconds=seconds)
+    shrink_seconds = time.monotonic() - begun
+    found, lines = violation.found, short.lines
+    try:
+        replay(short.world, short.calls)
+        # Nothing is wrong yet, so it comes out when all that was begun is brought to its end.
+        lines.append("rig.drain()")
+        replay(short.world, short.calls, drain=True)
+    except Violation as shorter:
+        found = shorter.found
+    return {
+        "calls": len(calls),
+        "shrunk_calls": len(lines) - 1,
+        "shrink_seconds": shrink_seconds,
+        "found": found,
+        "program": lines,
+    }
+
+
+def main() -> None:
+    """Hunt, and write the result where the first argument says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, help="the JSON file to write")
+    parser.add_argument("--examples", type=int, default=300, help="examples of each machine")
+    parser.add_argument("--shrink-seconds", type=float, default=60.0)
+    parser.add_argument("--no-manager", action="store_true", help="leave the manager machine out")
+    options = parser.parse_args()
+    result = hunt(options.examples, options.shrink_seconds, manager=not options.no_manager)
+    result["block_manager"] = block_manager.__file__
+    options.result.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Plant each fault of a folder in a copy of the packages, and see whether the test kit finds it: `make faults`.
+
+A fault is a patch of a few lines against `block_manager/` or `scheduler/`. What stands before the diff says in a sentence what is
+wrong, and where such a fault has been seen. A patch that is dropped into the folder is tried like the others. Last of all the
+unchanged packages are tried, in which nothing may be found. Each is tried by `hunt_fault.py` in a process of its own.
+
+    python tools/try_faults.py                          # all of them
+    python tools/try_faults.py lost-copy stale-key      # these
+    python tools/try_faults.py --apply-only             # only whether they still apply
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+PACKAGES = ("block_manager", "scheduler", "attention", "paged")
+CONTROL = "nothing"
+
+
+class PatchFailed(Exception):
+    """A patch that is none, that says nothing, or that does not apply to the sources."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A patch and what it says of itself; `changes` are the files that it edits. Without a patch, nothing is changed."""
+
+    name: str
+    sentence: str
+    changes: tuple[str, ...] = ()
+    patch: Path | None = None
+
+    @property
+    def touches_the_manager(self) -> bool:
+        """Whether the memory layer by itself can show it."""
+        return self.patch is None or any(path.startswith("block_manager/") for path in self.changes)
+
+
+def fault_in(patch: Path) -> Fault:
+    """Read a patch. Raises PatchFailed when nothing stands before the diff, or when it edits something else than the two packages."""
+    header, changes = [], []
+    for line in patch.read_text(encoding="utf-8").splitlines():
+        if line.startswith("+++ b/"):
+            changes.append(line.removeprefix("+++ b/").split("\t")[0])
+        elif not changes and not line.startswith(("--- ", "diff ", "index ")):
+            header.append(line.removeprefix("# "))
+    sentence = " ".join(" ".join(header).split())
+    if not sentence.endswith("."):
+        raise PatchFailed(f"{patch.name}: no sentence stands before the diff.")
+    if not changes or not all(path.startswith(("block_manager/", "scheduler/")) for path in changes):
+        raise PatchFailed(f"{patch.name}: edits {changes or 'nothing'}; a fault is in block_manager/ or scheduler/.")
+    return Fault(patch.stem, sentence, tuple(changes), patch)
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[Path]:
+    """A folder with a copy of the packages that has the fault, for as long as it is looked at. Raises PatchFailed."""
+    with tempfile.TemporaryDirectory(prefix="paged-fault-") as name:
+        folder = Path(name)
+        for package in PACKAGES:
+            shutil.copytree(
+                REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+            )
+        if fault.patch is not None:
+            before = {path: (folder / path).read_bytes() for path in fault.changes if (folder / path).exists()}
+            # One line of context has to match on either side, wherever in the file it stands now.
+            done = subprocess.run(
+                ["git", "apply", "-C1", str(fault.patch.resolve())],
+                cwd=folder,
+                env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
+                capture_output=True,
+                text=True,
+            )
+            untouched = (
+                [path for path in fault.changes if before.get(path) == (folder / path).read_bytes()]
+                if not done.returncode
+                else []
+            )
+            if done.returncode or untouched:
+                why = done.stderr.strip().replace("\n", "; ") or f"{untouched} did not change"
+                raise PatchFailed(f"{fault.patch.name}: does not apply to the current source: {why}.")
+        yield folder
+
+
+def tried(fault: Fault, *, examples: int, shrink_seconds: float, limit: float) -> dict[str, Any]:
+    """What became of one fault: the result of its hunt, with its name and sentence, and `problem` if there was no result."""
+    result: dict[str, Any] = {
+        "fault": fault.name,
+        "sentence": fault.sentence,
+        "changes": list(fault.changes),
+        "by": None,
+    }
+    begun = time.monotonic()
+    try:
+        with planted(fault) as folder:
+            out = folder / "result.json"
+            command = [
+                sys.executable,
+                str(HERE / "hunt_fault.py"),
+                str(out),
+                f"--examples={examples}",
+                f"--shrink-seconds={shrink_seconds}",
+            ]
+            command += [] if fault.touches_the_manager else ["--no-manager"]
+            environment = os.environ | {
+                "PYTHONPATH": str(folder),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONHASHSEED": "0",
+            }
+            # With these in the environment the kit would run other examples, or save what it finds.
+            for variable in ("PAGED_EXAMPLES", "PAGED_FAILURES", "PAGED_CHECK"):
+                environment.pop(variable, None)
+            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=limit)
+            if not out.exists():
+                last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+                return result | {"problem": f"the hunt itself failed: {last[0]}"}
+            result |= json.loads(out.read_text())
+            where = Path(result.pop("block_manager"))
+            if folder.resolve() not in where.resolve().parents:
+                return result | {"by": None, "problem": f"the hunt ran on {where}, not on the copy."}
+    except PatchFailed as error:
+        return result | {"problem": str(error)}
+    except subprocess.TimeoutExpired:
+        return result | {"problem": f"the hunt did not end within {limit:.0f} s.", "seconds": time.monotonic() - begun}
+    return result
+
+
+def is_as_it_should_be(result: dict[str, Any]) -> bool:
+    """A fault was found; where nothing is wrong, nothing was."""
+    return "problem" not in result and (result["by"] is None) == (result["fault"] == CONTROL)
+
+
+def rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The table's lines: fault, found by, examples, calls shrunk, seconds, what was said first."""
+    for result in results:
+        said = result.get("problem") or (result["found"][0] if result["by"] else "nothing found")
+        yield (
+            result["fault"],
+            result["by"] or "",
+            f"{result['examples']:,}" if "examples" in result else "",
+            str(result.get("shrunk_calls", "")),
+            f"{result['seconds'] + result.get('shrink_seconds', 0):.0f}" if "seconds" in result else "",
+            said,
+        )
+
+
+COLUMNS = ("fault", "found by", "after examples", "calls", "seconds", "what is said of it")
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """How many were found, and the median of the shrunk programs' lengths."""
+    faults = [result for result in results if result["fault"] != CONTROL]
+    lengths = [result["shrunk_calls"] for result in faults if result["by"]]
+    median = (
+        f"; the shrunk programs have {statistics.median(lengths):g} calls in the median, {max(lengths)} at most"
+        if lengths
+        else ""
+    )
+    return f"{len(lengths)} of {len(faults)} faults found{median}."
+
+
+def page(results: list[dict[str, Any]], command: str, seconds: float) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Planted faults",
+        "",
+        f"{summary(results)} Python {platform.python_version()}, Hypothesis {version('hypothesis')}, numpy {version('numpy')}; "
+        f"{os.cpu_count()} cores that other work shared; {seconds / 60:.0f} minutes.",
+        "",
+        "```",
+        command,
+        "```",
+        "",
+        "Each is a patch in [tests/faults](../../tests/faults), whose first lines say what is wrong. Examples are counted until the first that",
+        "failed; calls are those of the program that was left when it had been made short; seconds are those of both.",
+        "`nothing` is the unchanged source.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ")[:160] for cell in row) + " |"
+        for row in rows(results)
+    ]
+    return "\n".join([*lines, ""])
+
+
+def write(out: Path, results: list[dict[str, Any]], seconds: float) -> None:
+    """The results so far as `out`.md and `out`.json."""
+    command = " ".join(["python tools/try_faults.py", *sys.argv[1:]])
+    out.with_suffix(".md").write_text(page(results, command, seconds), encoding="utf-8")
+    document = {"command": command, "python": platform.python_version(), "seconds": seconds, "results": results}
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def version(name: str) -> str:
+    """The version of an installed distribution."""
+    from importlib.metadata import version as of
+
+    return of(name)
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Faults to try, by the names of their files; all, if none is named.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where the patches are.", exists=True, file_okay=False)] = REPOSITORY
+    / "tests"
+    / "faults",
+    examples: Annotated[int, typer.Option(help="Examples of each state machine before it gives up.", min=1)] = 300,
+    shrink_seconds: Annotated[float, typer.Option(help="Seconds to make one program short in.", min=0)] = 60.0,
+    limit: Annotated[float, typer.Option(help="Seconds that one fault may take in all.", min=1)] = 900.0,
+    jobs: Annotated[int, typer.Option(help="Faults that are tried at once.", min=1)] = 1,
+    control: Annotated[bool, typer.Option(help="Try the unchanged packages, too.")] = True,
+    apply_only: Annotated[bool, typer.Option("--apply-only", help="Only see whether every patch applies.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write NAME.md and NAME.json of the results.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Plant each fault in a copy of the packages, and see whether the test kit finds it."""
+    # Not a terminal: as wide as the longest sentence, for whoever reads a log.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    known = {patch.stem: patch for patch in sorted(folder.glob("*.patch"))}
+    if unknown := sorted(set(names or ()) - known.keys()):
+        raise typer.BadParameter(f"no such fault in {folder}: {', '.join(unknown)}.")
+    if not known:
+        raise typer.BadParameter(f"there is no patch in {folder}.")
+    try:
+        faults = [fault_in(known[name]) for name in names or known]
+        if apply_only:
+            for fault in faults:
+                with planted(fault):
+                    pass
+            console.print(f"{len(faults)} patches apply.")
+            return
+    except PatchFailed as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if control:
+        faults = [*faults, Fault(CONTROL, "Nothing is wrong.")]
+    begun = time.monotonic()
+    results = []
+    with ThreadPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(f"{len(faults)} faults", total=len(faults))
+
+        def one(fault: Fault) -> dict[str, Any]:
+            return tried(fault, examples=examples, shrink_seconds=shrink_seconds, limit=limit)
+
+        for result in pool.map(one, faults):
+            results.append(result)
+            progress.update(bar, advance=1, description=result["fault"])
+            if not is_as_it_should_be(result):
+                progress.console.print(
+                    f"NOT AS IT SHOULD BE: {' '.join(next(rows([result])))}", style="red", highlight=False
+                )
+            if out is not None:
+                # After each one: what was found so far is not lost when somebody stops it.
+                write(out, results, time.monotonic() - begun)
+    table = Table(*COLUMNS, title="Planted faults")
+    for row in rows(results):
+        table.add_row(*row)
+    console.print(table)
+    console.print(summary(results), highlight=False)
+    if not all(is_as_it_should_be(result) for result in results):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
