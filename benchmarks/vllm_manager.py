@@ -26,6 +26,10 @@ from paged.testing.content import typed
 CAPABILITIES = Capabilities(
     fork=False,
     host_tier=False,
+    host_content=False,
+    events=False,
+    retention=False,
+    private_rows=False,
     truncate=False,
     reserve=False,
     groups=False,

@@ -17,10 +17,10 @@ from hypothesis.stateful import initialize, rule
 from vllm_manager import CAPABILITIES, VllmManager
 
 from paged.testing.machines import ManagerMachine
-from paged.testing.manager_machine import chosen, worlds
+from paged.testing.manager_machine import chosen
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.naive_model import Block, NaiveManager, NaivePool, Node
-from paged.testing.strategies import picks, prompts, where
+from paged.testing.strategies import manager_worlds, picks, prompts, where
 from paged.testing.violation import Program
 
 
@@ -158,7 +158,7 @@ class VllmManagerMachine(ManagerMachine):
     extend_hit = None
     misuse = None
 
-    @initialize(world=worlds, opening=st.lists(prompts(), min_size=2, max_size=4))
+    @initialize(world=manager_worlds(), opening=st.lists(prompts(), min_size=2, max_size=4))
     def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
         self.rig = VllmManagerRig(
             ManagerWorld(world.num_blocks, world.block_size, 0, world.prefix_caching), type(self).build

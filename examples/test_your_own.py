@@ -11,17 +11,17 @@ calls it in any order, beside a model in plain lists; what it finds is made shor
     content that should be gone: (b'None', b'\x00\x00\x00\x00\x00\x00\x00\x00')
 
     The program:
-    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=2, host_blocks=0, prefix_caching=True))
+    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=2))
     rig.add([0, 0], None)
     rig.allocate([0], [2])
     rig.confirm()
     rig.free([0])
-    rig.add([0, 0, 0], 'a')
+    rig.add([0, 1, 0], None)
     rig.allocate([0], [3])
     rig.confirm()
 
-A sequence [0, 0] computes a block, ends, and leaves the block idle. Tenant 'a' then needs both blocks of the pool, so that content
-has to go. The allocator still finds it: the next prompt that begins with [0, 0] would be given the KV of tenant 'a'. The program can
+A sequence [0, 0] computes a block, ends, and leaves the block idle. Another one then needs both blocks of the pool, so that content
+has to go. The allocator still finds it: the next prompt that begins with [0, 0] would be given the KV of [0, 1]. The program can
 be pasted into a test with `rig = ManagerRig(..., OurManager)`. `MendedAllocator` has the line that was missing.
 """
 

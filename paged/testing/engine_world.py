@@ -14,13 +14,14 @@ import msgspec
 
 from paged.sampling.params import SamplingParams
 from paged.testing.protocol import Capabilities
+from paged.testing.violation import ShortRepr
 
 # One object, by which a request that says nothing else is known.
 GREEDY = 0.0
 
 
-@dataclass(frozen=True)
-class EngineWorld:
+@dataclass(frozen=True, repr=False)
+class EngineWorld(ShortRepr):
     """Sizes in blocks, tokens and sequences. Blocks, their size and `max_model_len` decide how long an answer can be, and every engine
     has to keep them; what else yours does not have, its builder leaves out."""
 

@@ -34,7 +34,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if not self.capabilities.prefix_cache:
             world = replace(world, prefix_caching=False)
         if not (self.capabilities.host_content and world.host_blocks and world.prefix_caching):
-            world = replace(world, host_caching=False)
+            world = replace(world, host_caching=False, least_load=0)
         if not self.capabilities.events:
             world = replace(world, event_stride=0)
         self.rig = ManagerRig(world, type(self).build)

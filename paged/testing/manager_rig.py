@@ -20,11 +20,11 @@ from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
 from paged.testing.shadow_kv import ShadowKV
-from paged.testing.violation import Call, Program, Violation
+from paged.testing.violation import Call, Program, ShortRepr, Violation
 
 
-@dataclass(frozen=True)
-class ManagerWorld:
+@dataclass(frozen=True, repr=False)
+class ManagerWorld(ShortRepr):
     """The sizes of a manager, in blocks and tokens."""
 
     num_blocks: int = 6

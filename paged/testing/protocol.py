@@ -7,6 +7,7 @@ What it cannot do at all it says in its `Capabilities`, and the kit leaves those
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -168,7 +169,15 @@ def capabilities_of(subject: object) -> Capabilities:
         return declared
     if isinstance(subject, ServingEngine):
         logits, counts, check = (hasattr(subject, name) for name in ("on_logits", "manager", "check"))
-        return Capabilities(logits=logits, counts=counts, check=check)
+        takes = signature(subject.add_request).parameters
+        takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in takes.values())
+        return Capabilities(
+            logits=logits,
+            counts=counts,
+            check=check,
+            retention=takes_all or "retention" in takes,
+            private_rows=takes_all or {"reads_cache", "writes_cache"} <= takes.keys(),
+        )
     return Capabilities(
         prefix_cache=bool(getattr(subject, "prefix_caching", True)),
         host_tier=getattr(subject, "num_host_blocks", 0) > 0,

@@ -36,7 +36,12 @@ FORMAT = 1
 NAMELESS = "?"
 _WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World, "EngineRig": EngineWorld}
 _RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig, "EngineRig": EngineRig}
-_REQUESTS: dict[str, Any] = {"request": Request, "engine_request": EngineRequest}
+# Structs by the word for them, as they usually are: only what differs is written down.
+_STRUCTS: dict[str, Any] = {
+    "request": Request(id="", prompt=[]),
+    "engine_request": EngineRequest(id="", prompt=[]),
+    "retention": Retention(),
+}
 
 
 class InvalidProgram(PagedError, ValueError):
@@ -210,11 +215,10 @@ def _plain(value: Any) -> Any:
         return {"tuple": [_plain(each) for each in value]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    for word, kind in _REQUESTS.items():
-        if isinstance(value, kind):
-            usual = msgspec.structs.asdict(kind(id="", prompt=[]))
+    for word, usual in _STRUCTS.items():
+        if isinstance(value, type(usual)):
             fields = msgspec.structs.asdict(value)
-            told = [name for name in fields if name in ("id", "prompt") or fields[name] != usual[name]]
+            told = [name for name in fields if name in ("id", "prompt") or fields[name] != getattr(usual, name)]
             return {word: {name: _plain(fields[name]) for name in told}}
     raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
 
@@ -232,11 +236,11 @@ def _restored(value: Any) -> Any:
             return tuple(_restored(each) for each in content)
         if kind == "bytes":
             return bytes.fromhex(content)
-        if kind in _REQUESTS:
-            return _REQUESTS[kind](**{name: _restored(each) for name, each in content.items()})
+        if kind in _STRUCTS:
+            return type(_STRUCTS[kind])(**{name: _restored(each) for name, each in content.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidProgram(f"{value} is no saved {kind}: {error}.") from error
-    raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes, {' and '.join(_REQUESTS)} are.")
+    raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes, {', '.join(_STRUCTS)} are.")
 
 
 def _as(kind: Any, fields: dict[str, Any]) -> Any:

@@ -54,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(wish=wishes(), more=tails())
     def arrive_together(self, wish: Wish, more: list[int]) -> None:
         """Two requests whose prompts begin alike, at once: the second shares or follows."""
+        wish = replace(wish, reads_cache=True, writes_cache=True)
         self.add(wish, again=False)
         self.add(replace(wish, prompt=wish.prompt + more), again=False)
 

@@ -297,8 +297,6 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
     "fork": lambda rig, row: (row,) if row in rig.device_rows else None,
     "swap_out": _swapped_out,
     "swap_in": lambda rig, rows: (there,) if (there := _still(rows, rig.swapped_rows)) else None,
-    "pin": lambda rig, *arguments: arguments if rig.world.prefix_caching else None,
-    "retain": lambda rig, *arguments: arguments if rig.world.prefix_caching else None,
     "visit": lambda rig, tokens, others: (
         (tokens, others[: rig.naive.device.available * rig.world.block_size] or [0]) if tokens else None
     ),

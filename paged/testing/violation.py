@@ -6,12 +6,24 @@ Knows what a program is: a rig, its world, its calls. Does not know what any of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from traceback import extract_tb
 from typing import Any
 
 Call = tuple[str, tuple[Any, ...]]
 """One method of a rig and its arguments."""
+
+
+class ShortRepr:
+    """A dataclass that prints as the line to type again: its first two fields, and what is not as usual."""
+
+    def __repr__(self) -> str:
+        told = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for place, each in enumerate(fields(self))  # type: ignore[arg-type]
+            if place < 2 or getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(told)})"
 
 
 @dataclass(frozen=True)

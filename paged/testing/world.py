@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged.testing.protocol import StepScheduler
+from paged.testing.violation import ShortRepr
 
 
-@dataclass(frozen=True)
-class World:
+@dataclass(frozen=True, repr=False)
+class World(ShortRepr):
     """Sizes in blocks, tokens and sequences, as the constructors of manager and scheduler take them."""
 
     num_blocks: int = 8

@@ -136,7 +136,8 @@ class LosesCopies(StandInEngine):
 FAULTS = {
     DeliversTwice: "received",
     ListensToNeighbours: "received",
-    LeaksOnAbort: "blocks are used",
+    # Blocks that are gone are missed by whoever comes next, or at the end.
+    LeaksOnAbort: "blocks are used|alone with",
     NeverEnds: "has not ended",
     GivesTheWrongReason: "by length; alone with",
     ForgetsARequest: "the engine has nothing unfinished",
@@ -171,7 +172,7 @@ def test_a_fault_in_an_engine_is_found(fault, words):
 
     with pytest.raises(Violation) as caught:
         run_some(Machine, 400)
-    assert words in caught.value.found[0]
+    assert any(each in caught.value.found[0] for each in words.split("|"))
 
 
 def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():
@@ -201,14 +202,26 @@ def test_what_is_not_offered_is_not_called():
         def abort(self, request_id):
             raise AssertionError("it is said not to be there")
 
-    bare = Capabilities(abort=False, priority=False, salts=False, seeds=False, logits=False, counts=False, check=False)
+    bare = Capabilities(
+        abort=False,
+        priority=False,
+        salts=False,
+        seeds=False,
+        retention=False,
+        private_rows=False,
+        logits=False,
+        counts=False,
+        check=False,
+    )
 
     class Machine(EngineMachine):
         build = Bare
         capabilities = bare
 
     assert isinstance(Bare(EngineWorld()), ServingEngine)
-    assert capabilities_of(Bare(EngineWorld())) == Capabilities(logits=False, counts=False, check=False)
+    assert capabilities_of(Bare(EngineWorld())) == Capabilities(
+        logits=False, counts=False, check=False, retention=False, private_rows=False
+    )
     run_some(Machine, 20)
 
 

@@ -90,7 +90,7 @@ def test_a_violation_prints_a_program_that_can_be_pasted():
     with pytest.raises(Violation) as caught:
         rig.append(0, [1])
     assert caught.value.program.lines == [
-        "rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1, host_blocks=0, prefix_caching=True))",
+        "rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1))",
         "rig.add([0, 1], None)",
         "rig.append(0, [1])",
     ]
