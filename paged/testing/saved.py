@@ -30,7 +30,7 @@ from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.shrinking import replay
 from paged.testing.violation import Program, Violation
 from paged.testing.world import World, build_scheduler
-from scheduler import Request
+from scheduler import Request, Retention
 
 FORMAT = 1
 NAMELESS = "?"
