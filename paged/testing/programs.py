@@ -33,6 +33,7 @@ def random_world(chance: random.Random) -> World:
         max_waiting=chance.choice([None, None, None, 4]),
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
+        watermark=chance.choice([None, None, 0.2, 0.4]),
     )
 
 

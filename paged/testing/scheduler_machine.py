@@ -27,6 +27,7 @@ worlds = st.builds(
     max_waiting=st.sampled_from([None, None, None, 4]),
     async_moves=st.sampled_from([False, False, True]),
     vocabulary=st.sampled_from([2, 3]),
+    watermark=st.sampled_from([None, None, 0.2, 0.4]),
 )
 COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
 """How many tokens the sampling rows of a batch get, over and over; empty: one each."""

@@ -117,7 +117,13 @@ def _smaller_worlds(world: Any) -> Iterator[Any]:
         for fewer in dict.fromkeys([value // 2, value - 1]):
             if least <= fewer < value:
                 yield replace(world, **{name: fewer})
-    for name, usual in (("max_chunk", None), ("max_model_len", None), ("max_waiting", None), ("async_moves", False)):
+    for name, usual in (
+        ("max_chunk", None),
+        ("max_model_len", None),
+        ("max_waiting", None),
+        ("async_moves", False),
+        ("watermark", None),
+    ):
         if getattr(world, name, usual) != usual:
             yield replace(world, **{name: usual})
 
