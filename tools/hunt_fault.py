@@ -54,10 +54,14 @@ def run_programs(most: int) -> int:
 
 def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, Any]:
     """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler."""
-    ways = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
-    ways += [
+    alone = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
+    longer = [(MANAGER, lambda: run_machine(ManagerMachine, 4 * examples))] if manager else []
+    # Each of them for a while, and only then longer: most faults are found soon by one that looks where they are.
+    ways = [
+        *alone,
         (PROGRAMS, lambda: run_programs(examples)),
         (SCHEDULER, lambda: run_machine(SchedulerMachine, examples)),
+        *longer,
         (PROGRAMS, lambda: run_programs(4 * examples)),
     ]
     begun, tried = time.monotonic(), 0

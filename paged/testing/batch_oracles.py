@@ -55,6 +55,7 @@ def observe(rig: SchedulerRig) -> Before:
 def violations(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """Everything that is wrong with a batch that was just scheduled."""
     found = limits(rig, before, batch) + tables(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
+    found += admission(rig, before, batch)
     return found or known_tokens(rig, batch) + hits(rig, before, batch)
 
 
@@ -129,6 +130,43 @@ def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         if rig.scheduler.status(id) not in ("loading", "finished", "rejected") and not rig.books[id].is_idle
     ]
     return [f"10: a step without tokens, though {able} could run: {rig.scheduler.counts()}"] if able else []
+
+
+def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """10, where the scheduler has a `policy` that admits by the prompt: the first that waits comes in when its blocks are there beside
+    what the running ones still need and the watermark, and whoever comes in leaves those.
+
+    Looked at where nothing else decides: no batch outstanding, nobody paused or loading, nobody preempted before.
+    """
+    policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
+    if policy is None or (policy.reservation, policy.batching, policy.chunked) != ("prompt", "continuous", True):
+        return []
+    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.intersection(rig.live):
+        return []
+    statuses = {id: rig.scheduler.status(id) for id in rig.live}
+    if not set(statuses.values()) <= {"waiting", "running"}:
+        return []
+    rows, size = manager.live_rows.tolist(), world.block_size
+    owed = sum(max(0, -(-int(manager.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
+    kept = int(policy.watermark * world.num_blocks)
+    entered = [id for id in batch.admitted if statuses.get(id) == "running"]
+    # What comes in alone where nothing else could run is not asked for the watermark, and a group is admitted by what it will share.
+    is_ordinary = len(entered) > 1 or (entered and any(id not in entered for id, _ in keys_of(batch)))
+    has_groups = any(rig.books[id].request.num_sequences > 1 for id in rig.live)
+    found = []
+    if is_ordinary and not has_groups and owed + kept > manager.num_available:
+        found.append(f"10: {entered} came in; {manager.num_available} blocks are left, {owed} owed, {kept} kept free")
+    waiting = [id for id in rig.scheduler.waiting_ids() if not rig.books[id].is_idle]
+    if not waiting or len(batch.token_ids) >= world.max_tokens_per_step or len(rows) >= world.max_sequences:
+        return found
+    request = rig.books[waiting[0]].request
+    if request.num_sequences == 1 and not request.num_computed:
+        needed = -(-len(rig.known(waiting[0], 0)[1]) // size)
+        if needed + owed + (kept if rows else 0) <= manager.num_available:
+            found.append(
+                f"10: {waiting[0]} waits for {needed} blocks; {manager.num_available} are left, {owed} owed, {kept} kept free"
+            )
+    return found
 
 
 def known_tokens(rig: SchedulerRig, batch: Any) -> list[str]:

@@ -42,7 +42,7 @@ def violations(rig: SchedulerRig) -> list[str]:
     # Transfers and the moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them.
     moves = rig.carries_moves or rig.transfers or any(len(flight.batch.moves) for flight in rig.flights)
     found += invariants.memory(rig.manager, may_hold=bool(moves))
-    return found + states(rig)
+    return found + states(rig) + rig.figures.violations(rig.scheduler)
 
 
 def waiting_order(rig: SchedulerRig) -> list[str]:

@@ -35,6 +35,7 @@ def random_world(chance: random.Random) -> World:
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
+        watermark=chance.choice([None, None, 0.2, 0.4]),
     )
 
 

@@ -21,6 +21,7 @@ from paged.testing.books import ExpectedRequest
 from paged.testing.conformance import held_to
 from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
+from paged.testing.figures import Figures
 from paged.testing.shadow_kv import ShadowKV, Slots
 from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import Builder, World, build_scheduler
@@ -70,7 +71,10 @@ class SchedulerRig:
         self.mirror: dict[tuple[int, int], int] = {}
         self.computed: dict[Key, int] = {}
         self.statuses: dict[str, str] = {}
+        self.figures = Figures()
         self.past: set[str] = set()
+        # Requests that were preempted: some policies reserve more for them.
+        self.preempted: set[str] = set()
         self.num_added = 0
         self.carries_moves = False
         self.has_failed = False
@@ -115,6 +119,8 @@ class SchedulerRig:
         self._note("add", request)
         is_known = request.id in self.books and (self.books[request.id].is_live or self.is_held(request.id))
         waiting = len(self.scheduler.waiting_ids())
+        # Those that wait for tokens from the caller take no place among the waiting.
+        waiting_to_run = sum(not self.books[id].is_idle for id in self.scheduler.waiting_ids())
         try:
             with self._blaming(DuplicateRequest, NeverFits, WaitingFull):
                 self.scheduler.add(request, now=self.now)
@@ -134,11 +140,16 @@ class SchedulerRig:
         else:
             self._fail_on([f"{request.id} was taken twice"] if is_known else [])
             self._fail_on(life_oracles.acceptance(self.world, request))
+            is_over = self.world.max_waiting is not None and waiting_to_run >= self.world.max_waiting
+            self._fail_on(
+                [f"{request.id} was taken, and {waiting_to_run} waited already: no more may"] if is_over else []
+            )
             # A used id comes last again: the order of the books is the order of arrival.
             self.books.pop(request.id, None)
             self.statuses.pop(request.id, None)
             self.books[request.id] = ExpectedRequest(request, self.world.limit_of(request))
             self._forget_progress(request.id)
+            self.figures.forget(request.id)
             self.past.discard(request.id)
             self.num_added += 1
         self._check()
@@ -152,7 +163,9 @@ class SchedulerRig:
         self._record(batch)
         for id, kind in batch.preempted:
             self.events[f"preempted by {kind}"] += 1
+            self.preempted.add(id)
             self._forget_progress(id)
+        self.figures.scheduled(batch)
         self._fail_on(batch_oracles.violations(self, before, batch))
         loading: list[str] = []
         for row, first, block in batch.loads.tolist():
@@ -198,6 +211,7 @@ class SchedulerRig:
         with self._blaming():
             sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts else None
             outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
+        self.figures.computed(flight.batch, flight.keys)
         for index, key in enumerate(flight.keys):
             self.computed[key] = int(flight.batch.context_lens[index])
             row = int(flight.batch.rows[index])
@@ -216,6 +230,7 @@ class SchedulerRig:
             self.run(len(self.flights) - 2)
         self._note("cancel", moved)
         flight = self.flights.pop()
+        self.figures.cancelled(flight.batch)
         if moved:
             self._move(flight)
             # Half a forward pass has written anything to the slots that it was given.
@@ -424,6 +439,7 @@ class SchedulerRig:
             given.append(count)
             if not self.books[id].is_aborted:
                 expected[id, sequence] = self.books[id].accept(sequence, sampled)
+                self.figures.output_tokens += len(expected[id, sequence][0])
         return tokens, given, expected
 
     def _receive(self, outputs: list[Any], expected: dict[Key, Delivery]) -> dict[Key, Delivery]:
@@ -465,7 +481,9 @@ class SchedulerRig:
         self.decisions.append(b"|".join(column.tobytes() for column in (*columns, *moves)))
 
     def _note(self, verb: str, *arguments: Any) -> None:
-        self.now += 1.0
+        if verb != "add":
+            # Requests that come in a row come at the same time: their number decides.
+            self.now += 1.0
         self.calls.append((verb, arguments))
 
     def _check(self) -> None:
@@ -486,6 +504,8 @@ class SchedulerRig:
         """Forget requests that have ended, so that thousands can pass through."""
         for id in [id for id in self.books if self._is_settled(id)]:
             self._forget_progress(id)
+            self.figures.forget(id)
+            self.preempted.discard(id)
             del self.books[id], self.statuses[id]
             self.past.add(id)
 

@@ -115,23 +115,30 @@ def _in_a_smaller_world(
 
 
 def _smaller_worlds(world: Any) -> Iterator[Any]:
-    """Worlds in which every request of this one still is a valid one."""
+    """Worlds with less memory, or with fewer limits; every request of this one is a valid one there, too."""
     for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
         value = getattr(world, name)
         for fewer in dict.fromkeys([value // 2, value - 1]):
             if least <= fewer < value:
                 yield replace(world, **{name: fewer})
-    for name, usual in (
-        ("max_chunk", None),
-        ("max_model_len", None),
-        ("max_waiting", None),
-        ("async_moves", False),
-        ("host_caching", False),
-        ("event_stride", 0),
-        ("least_load", 0),
-    ):
+    for name, usual in _WITHOUT_LIMITS.items():
         if getattr(world, name, usual) != usual:
             yield replace(world, **{name: usual})
+
+
+# A budget that holds everything saves steps.
+_WITHOUT_LIMITS = {
+    "max_tokens_per_step": 32,
+    "max_sequences": 8,
+    "max_chunk": None,
+    "max_model_len": None,
+    "max_waiting": None,
+    "async_moves": False,
+    "watermark": None,
+    "host_caching": False,
+    "event_stride": 0,
+    "least_load": 0,
+}
 
 
 def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:
@@ -144,7 +151,8 @@ def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, until:
             if shorter is not None:
                 kept = shorter
             else:
-                start += size
+                # A step is three calls, anywhere.
+                start += size if size > 3 else 1
         size //= 2
     return kept
 

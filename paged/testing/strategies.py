@@ -171,6 +171,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         async_moves=st.sampled_from([False, False, True]),
         vocabulary=st.sampled_from([2, 3]),
         event_stride=st.sampled_from([0, 0, 1, 3]),
+        watermark=st.sampled_from([None, None, 0.2, 0.4]),
     )
 
 

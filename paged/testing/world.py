@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from paged.testing.protocol import StepScheduler
 from paged.testing.violation import ShortRepr
 
@@ -31,6 +33,8 @@ class World(ShortRepr):
     async_moves: bool = False
     vocabulary: int = 3
     event_stride: int = 0
+    watermark: float | None = None
+    """Share of the pool that admission leaves available; None: as the policy says, which is no block of a pool this small."""
 
     @property
     def longest(self) -> int:
@@ -69,7 +73,7 @@ Builder = Callable[[World], StepScheduler]
 
 def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
     """Our own scheduler over our own manager, or another one with the same arguments."""
-    from paged import BlockManager, Scheduler
+    from paged import POLICIES, BlockManager, Scheduler
 
     manager = BlockManager(
         world.num_blocks,
@@ -88,4 +92,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "async_moves": world.async_moves,
     }
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
-    return build(manager, policy=world.policy, **limits)
+    policy = POLICIES[world.policy]
+    if world.watermark is not None:
+        policy = msgspec.structs.replace(policy, watermark=world.watermark)
+    return build(manager, policy=policy, **limits)

@@ -1,0 +1,60 @@
+"""What a scheduler's totals have to say by now, counted beside it from the batches that it gave away.
+
+Knows what a batch computes and what a sequence had computed before. Does not know memory or policies. A scheduler without `stats`
+is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Key = tuple[str, int]
+"""One sequence: the request's id and its number in the request."""
+
+
+class Figures:
+    """Tokens computed, cancelled and delivered, preemptions, and tokens that were computed again."""
+
+    def __init__(self) -> None:
+        self.steps = self.computed_tokens = self.cancelled_tokens = self.output_tokens = self.preemptions = 0
+        self.recomputed_tokens = 0
+        # The most tokens that each sequence ever had computed in batches that ended well.
+        self.most: dict[Key, int] = {}
+
+    def scheduled(self, batch: Any) -> None:
+        """A batch was decided."""
+        self.preemptions += len(batch.preempted)
+
+    def computed(self, batch: Any, keys: list[Key]) -> None:
+        """A batch ended as computed."""
+        self.steps += len(keys) > 0
+        self.computed_tokens += len(batch.token_ids)
+        for index, key in enumerate(keys):
+            stop, most = int(batch.context_lens[index]), self.most.get(key, 0)
+            start = stop - int(batch.num_tokens[index])
+            self.recomputed_tokens += max(0, min(most, stop) - start)
+            self.most[key] = max(most, stop)
+
+    def cancelled(self, batch: Any) -> None:
+        """A batch was taken back."""
+        self.cancelled_tokens += len(batch.token_ids)
+
+    def forget(self, id: str) -> None:
+        """The id stands for nobody, or for somebody else from now on."""
+        for key in [key for key in self.most if key[0] == id]:
+            del self.most[key]
+
+    def violations(self, scheduler: Any) -> list[str]:
+        """Totals that differ. Tokens that were found in the cache and lost before their sequence ran may count as recomputed, too."""
+        stats = getattr(scheduler, "stats", None)
+        if stats is None:
+            return []
+        shown, found = stats(), []
+        for name in ("steps", "computed_tokens", "cancelled_tokens", "output_tokens", "preemptions"):
+            if getattr(shown, name, None) not in (None, getattr(self, name)):
+                found.append(f"stats(): {name} {getattr(shown, name)}, counted from its batches {getattr(self, name)}")
+        if getattr(shown, "recomputed_tokens", self.recomputed_tokens) < self.recomputed_tokens:
+            found.append(
+                f"stats(): recomputed_tokens {shown.recomputed_tokens}; {self.recomputed_tokens} were computed in batches before"
+            )
+        return found
