@@ -33,6 +33,7 @@ class Answers:
     recomputed: int = 0
     swapped: int = 0
     hit_tokens: int = 0
+    host_hit_tokens: int = 0
     steps: int = 0
 
     def expect(self, who: Who) -> None:

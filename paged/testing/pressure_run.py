@@ -80,7 +80,7 @@ class PressureRun:
         serve(self, answers, most_steps)
         stats = self.scheduler.stats()
         answers.recomputed, answers.swapped = stats.preemptions_recompute, stats.preemptions_swap
-        answers.hit_tokens = stats.hit_tokens
+        answers.hit_tokens, answers.host_hit_tokens = stats.hit_tokens, stats.host_hit_tokens
         return answers
 
     def add(self, request: Request) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paged import Request
+from paged import Request, Retention
 
 # Every file that needs torch skips itself where there is none (pytest.importorskip); this one is loaded all the same.
 with suppress(ModuleNotFoundError):
@@ -162,15 +162,31 @@ def _draw_world(chance: random.Random) -> World:
         length = block_size * chance.randint(1, most_blocks) + chance.choice([-1, -1, 0, 0, 1, 2, -(block_size // 2)])
         tail = [chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(chance.choice([0, 0, 1, 2]))]
         shared = chance.choice(texts)[: max(1, length - len(tail))]
+        if number > 3 and chance.random() < 0.8:
+            # One that was here before comes back, when others have pushed out what it left.
+            shared, tail = list(requests[number - 4].prompt), tail[:1]
         max_tokens = chance.choice([2, 6, 10, 14])
         priority = chance.choice([0, 0, 0, 1])
-        requests.append(Request(id=str(number), prompt=shared + tail, max_tokens=max_tokens, priority=priority))
+        requests.append(
+            Request(
+                id=str(number),
+                prompt=shared + tail,
+                max_tokens=max_tokens,
+                priority=priority,
+                reads_cache=chance.random() < 0.9,
+                writes_cache=chance.random() < 0.9,
+                retention=chance.choice(
+                    [None, None, Retention(priority=chance.randint(1, 3), lasts=chance.choice([None, 5.0]))]
+                ),
+            )
+        )
     largest = max(-(-(len(request.prompt) + request.max_tokens) // block_size) for request in requests)
     return World(
         EngineWorld(
             num_blocks=largest + chance.choice([0, 0, 1]),
             block_size=block_size,
             host_blocks=chance.choice([0, 2, 2 * largest, 4 * largest]),
+            host_caching=chance.random() < 0.7,
             policy=chance.choice(["paged", "paged", "paged", "vllm", "fastgen"]),
             max_tokens_per_step=chance.choice([7, 16, 40, 100]),
             max_sequences=chance.choice([3, 6, 8]),
