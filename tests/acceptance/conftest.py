@@ -49,6 +49,21 @@ def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
 
 
 @pytest.fixture
+def make_host_scheduler() -> Iterator[Callable[..., Scheduler]]:
+    """`make_scheduler` with content that leaves the device kept on the host."""
+    made: list[Scheduler] = []
+
+    def make(num_blocks: int, block_size: int, *, host_blocks: int, **options: Any) -> Scheduler:
+        manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, host_caching=True)
+        made.append(Scheduler(manager, **options))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        assert scheduler.check() == []
+
+
+@pytest.fixture
 def compute() -> Callable[..., None]:
     """Takes a row's known tokens from unconfirmed to confirmed: what one step of a model would do to it."""
 

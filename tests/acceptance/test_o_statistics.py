@@ -47,3 +47,55 @@ def test_O5_with_the_cache_off_nothing_is_a_query(make_scheduler, request_of, st
         step(scheduler)
     assert counted(scheduler) == (0, 0, 0)
     assert scheduler.manager.stats().hit_rate == 0
+
+
+def test_saved_tokens_are_told_by_where_they_were(make_host_scheduler, request_of, step):
+    scheduler = make_host_scheduler(6, 4, host_blocks=12)
+    a, b = list(range(8)), list(range(100, 123))
+    for name, prompt in (("a", [*a, 1]), ("device", [*a, 2]), ("b", b), ("host", [*a, 3])):
+        scheduler.add(request_of(name, prompt, max_tokens=1))
+        while scheduler.has_unfinished:
+            step(scheduler)
+    for name in ("leads", "shares"):
+        scheduler.add(request_of(name, [*range(200, 208), 1], max_tokens=1))
+    while scheduler.has_unfinished:
+        step(scheduler)
+    stats = scheduler.manager.stats()
+    assert (stats.device_hit_tokens, stats.host_hit_tokens, stats.pending_hit_tokens) == (8, 8, 8)
+    assert stats.hit_tokens == 24
+
+
+def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager):
+    manager = make_manager(4, 4)
+    for _ in range(3):
+        manager.free([manager.add([1, 2, 3, 4, 5])])
+    row = manager.add([1, 2, 3, 4, 5])
+    manager.allocate([row], [5])
+    manager.confirm([row])
+    manager.free([row])
+    for _ in range(999):
+        manager.free([manager.add([1, 2, 3, 4, 5])])
+    stats = manager.stats()
+    assert stats.hit_rate == (999 * 4) / (1003 * 5)
+    assert stats.recent_hit_rate == (999 * 4) / (1000 * 5)
+
+
+def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager):
+    manager = make_manager(2, 4)
+
+    def serve(tokens, steps):
+        manager.next_batch()
+        row = manager.add(tokens)
+        manager.allocate([row], [len(tokens)])
+        manager.confirm([row])
+        for _ in range(steps):
+            manager.next_batch()
+        manager.free([row])
+
+    serve(list(range(8)), 3)
+    for _ in range(4):
+        manager.next_batch()
+    serve(list(range(100, 108)), 0)
+    stats = manager.stats()
+    # Begun in one step, given back three later, evicted five after that.
+    assert (stats.evicted_blocks, stats.mean_idle_steps, stats.mean_lifetime_steps) == (2, 5, 8)

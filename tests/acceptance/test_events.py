@@ -1,0 +1,131 @@
+"""What the cache stored and removed, for whoever keeps an index of it: replayed from empty, it is exactly what the cache holds."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from paged import Cleared, Removed, Stored
+
+A, B = list(range(8)), list(range(100, 108))
+
+
+@pytest.fixture
+def serve(compute):
+    def serve(manager, tokens, namespace=None):
+        row = manager.add(tokens, namespace=namespace)
+        manager.take_moves()
+        compute(manager, row)
+        manager.free([row])
+
+    return serve
+
+
+def replay(events, contents=None):
+    """(tier, hash) of all that is there after the events."""
+    contents = set() if contents is None else contents
+    for event in events:
+        if isinstance(event, Cleared):
+            contents.clear()
+        elif isinstance(event, Stored):
+            contents |= {(event.tier, key) for key in event.hashes}
+        else:
+            contents -= {(event.tier, key) for key in event.hashes}
+    return contents
+
+
+def test_a_computed_prompt_is_stored_with_its_tokens_parent_and_hashes(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    (event,) = manager.take_events()
+    root = hashlib.sha256(event.namespace).digest()
+    first = hashlib.sha256(root + np.array(A[:4], np.int32).tobytes()).digest()
+    second = hashlib.sha256(first + np.array(A[4:], np.int32).tobytes()).digest()
+    assert isinstance(event, Stored)
+    assert (event.tier, event.hashes, event.parent, event.tokens.tolist()) == ("device", (first, second), None, A)
+    assert manager.take_events() == []
+
+
+def test_a_block_that_decoding_fills_is_told_as_its_parents_child(make_manager, compute):
+    manager = make_manager(4, 4)
+    row = manager.add(A[:5])
+    compute(manager, row)
+    (first,) = manager.take_events()
+    manager.append(row, [5, 6, 7])
+    compute(manager, row)
+    (second,) = manager.take_events()
+    assert second.parent == first.hashes[-1]
+    assert (second.tokens.tolist(), list(second.hashes)) == (A[4:8], manager.block_hashes(row)[1:])
+    manager.free([row])
+
+
+def test_what_is_evicted_is_removed_children_first(make_manager, serve):
+    manager = make_manager(2, 4)
+    serve(manager, A)
+    (stored,) = manager.take_events()
+    serve(manager, B)
+    new, removed = manager.take_events()
+    assert removed == Removed("device", stored.hashes[::-1])
+    assert replay([stored, new, removed]) == {("device", key) for key in new.hashes}
+
+
+def test_what_moves_to_the_host_is_stored_there_before_it_leaves_the_device(make_manager, serve):
+    manager = make_manager(2, 4, host_blocks=4, host_caching=True)
+    serve(manager, A)
+    (first,) = manager.take_events()
+    serve(manager, B)
+    told = [(type(event).__name__, event.tier) for event in manager.take_events()]
+    assert told == [("Stored", "host"), ("Stored", "device"), ("Removed", "device")]
+    assert first.tier == "device"
+
+
+def test_what_came_and_went_in_between_is_not_told(make_manager, serve):
+    manager = make_manager(2, 4)
+    manager.take_events()
+    for tokens in (A, B, A):
+        serve(manager, tokens)
+    assert [event.tokens.tolist() for event in manager.take_events()] == [A]
+
+
+def test_a_reset_is_told(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    manager.take_events()
+    serve(manager, B)
+    manager.reset_cache()
+    serve(manager, A)
+    cleared, stored = manager.take_events()
+    assert (cleared, stored.tokens.tolist()) == (Cleared(), A)
+
+
+def test_a_reader_that_starts_late_gets_what_the_others_were_told(make_manager, serve):
+    manager = make_manager(4, 4, host_blocks=4, host_caching=True)
+    early = replay(manager.take_events())
+    for number in range(6):
+        serve(manager, [100 * number + i for i in range(8)])
+        if number % 2:
+            replay(manager.take_events(), early)
+    late = replay(manager.events_snapshot())
+    assert late == early
+    serve(manager, [1, 2, 3, 4, 5, 6, 7, 8])
+    news = manager.take_events()
+    assert replay(news, late) == replay(news, early)
+    assert len(late) == manager.num_cached + manager.host_cached
+
+
+def test_tenants_have_hashes_of_their_own(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A, "one")
+    serve(manager, A, "two")
+    one, two = manager.take_events()
+    assert one.tokens.tolist() == two.tokens.tolist()
+    assert not set(one.hashes) & set(two.hashes)
+    assert one.namespace != two.namespace
+
+
+def test_without_a_cache_there_is_nothing_to_tell(make_manager, serve):
+    manager = make_manager(4, 4, prefix_caching=False)
+    serve(manager, A)
+    assert (manager.take_events(), manager.events_snapshot()) == ([], [])

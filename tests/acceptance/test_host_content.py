@@ -1,0 +1,145 @@
+"""Content that leaves the device stays on the host and comes back on a hit, where that costs less than computing it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paged import Costs, InvalidConfig
+
+A, B = list(range(12)), list(range(100, 112))
+
+
+@pytest.fixture
+def serve(compute):
+    """Compute a prompt and end it; the moves of what that took."""
+
+    def serve(manager, tokens):
+        row = manager.add(tokens)
+        moves = compute(manager, row)
+        manager.free([row])
+        return moves
+
+    return serve
+
+
+def test_what_is_evicted_goes_to_the_host_in_the_call_that_needs_its_blocks(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=6, host_caching=True)
+    serve(manager, A)
+    moves = serve(manager, B)
+    assert moves.device_to_host[:, 0].tolist() == [0, 1, 2]
+    assert len(set(moves.device_to_host[:, 1].tolist())) == 3
+    assert (manager.num_cached, manager.host_cached) == (3, 3)
+
+
+def test_without_it_what_is_evicted_is_gone(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=6)
+    serve(manager, A)
+    assert len(serve(manager, B)) == 0
+    assert (manager.host_cached, manager.lookup([*A, 1]).host_tokens) == (0, 0)
+
+
+def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
+    manager = make_manager(4, 4, host_blocks=8, host_caching=True)
+    serve(manager, A)
+    serve(manager, [*B, 1, 2, 3, 4])
+    assert manager.lookup([*A, 1]).host_tokens == 12
+    row = manager.add([*A, 1])
+    moves = manager.take_moves()
+    assert manager.num_computed[row] == 12
+    assert moves.host_to_device[:, 1].tolist() == manager.table(row).tolist()
+    assert (manager.stats().hit_tokens, manager.stats().host_hit_tokens) == (12, 12)
+    manager.free([row])
+
+
+def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=9, host_caching=True)
+    for tokens in (A, B, A, B):
+        moves = serve(manager, tokens)
+    # The whole prompt is looked up but for its last block, which is computed anew.
+    assert len(moves.host_to_device) == 2
+    assert manager.stats().offloaded_blocks == 6
+
+
+def test_no_host_block_is_read_and_written_in_one_batch(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=3, host_caching=True)
+    serve(manager, A)
+    serve(manager, B)
+    # To make room on the device for A, B has to go to a host that is full of A.
+    row = manager.add([*A, 1])
+    moves = manager.take_moves()
+    assert (len(moves.host_to_device), len(moves.device_to_host)) == (3, 0)
+    assert not set(moves.device_to_host[:, 1].tolist()) & set(moves.host_to_device[:, 0].tolist())
+    manager.free([row])
+
+
+def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
+    manager = make_manager(6, 4, host_blocks=3, host_caching=True)
+    for start in (0, 100, 200):
+        serve(manager, list(range(start, start + 12)))
+    row = manager.add(list(range(300, 312)))
+    compute(manager, row)
+    assert manager.host_cached == 3
+    assert len(manager.swap_out([row]).device_to_host) == 3
+    assert manager.host_used == 3
+    manager.free([row])
+
+
+def test_what_costs_more_to_load_than_to_compute_is_computed(make_host_scheduler, request_of, step):
+    dear = Costs(seconds_per_swapped_block=1.0, seconds_per_token=1e-6)
+    for costs, loaded in ((None, 8), (dear, 0)):
+        scheduler = make_host_scheduler(4, 4, host_blocks=8, costs=costs)
+        for name, prompt in (("a", A), ("b", [*B, 1]), ("a again", A)):
+            scheduler.add(request_of(name, prompt, max_tokens=1))
+            while scheduler.has_unfinished:
+                step(scheduler)
+        assert scheduler.stats().host_hit_tokens == loaded
+
+
+def test_beyond_the_knee_of_attention_a_long_prompt_is_worth_loading_that_a_short_one_is_not():
+    costs = Costs(seconds_per_swapped_block=20e-6, seconds_per_token=1e-6, attention_knee=1000.0)
+    assert costs.load(1) > costs.recompute(0, 16)
+    assert costs.load(1000) < costs.recompute(0, 16_000)
+    assert Costs(attention_knee=math.inf).recompute(0, 10) == pytest.approx(10 * Costs().seconds_per_token)
+
+
+def test_moves_of_content_come_with_the_batch_and_before_its_tokens_are_written(make_host_scheduler, request_of, step):
+    scheduler = make_host_scheduler(4, 4, host_blocks=8)
+    for name, prompt in (("a", A), ("b", [*B, 1])):
+        scheduler.add(request_of(name, prompt, max_tokens=1))
+        while scheduler.has_unfinished:
+            step(scheduler)
+    scheduler.add(request_of("c", [*A, 7], max_tokens=1))
+    batch = scheduler.schedule()
+    assert batch.token_ids.tolist() == [7]
+    assert len(batch.moves.host_to_device) == 3
+    scheduler.update(batch, np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("options", [{"host_blocks": 0}, {"host_blocks": 4, "prefix_caching": False}])
+def test_a_host_cache_needs_a_host_and_a_cache(make_manager, options):
+    with pytest.raises(InvalidConfig, match="host_caching keeps content in host blocks"):
+        make_manager(4, 4, host_caching=True, **options)
+
+
+def test_copies_that_run_in_the_background_cannot_make_room_for_the_same_step(make_host_scheduler):
+    with pytest.raises(InvalidConfig, match="cannot run in the background"):
+        make_host_scheduler(4, 4, host_blocks=4, async_moves=True)
+
+
+def test_a_pool_of_other_blocks_is_refused(make_manager):
+    class Tensors:
+        num_blocks, block_size, num_host_blocks = 8, 4, 4
+
+    manager = make_manager(8, 4, host_blocks=4)
+    manager.must_fit(Tensors())
+    for name, value, sentence in (
+        ("host_block_size", 8, "host blocks hold 8 tokens and device blocks 4"),
+        ("num_host_blocks", 5, "num_host_blocks 5; the manager counts 4"),
+        ("block_size", 2, "block_size 2; the manager counts 4"),
+    ):
+        other = type("Other", (Tensors,), {name: value})()
+        with pytest.raises(InvalidConfig, match=sentence):
+            manager.must_fit(other)

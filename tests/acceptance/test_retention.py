@@ -1,0 +1,233 @@
+"""Content that is to stay: pinned, kept longer than other content, until a time; and rows that keep out of the cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged import InvalidConfig, InvalidRequest, Request, Retention, UnknownContent, UnknownPin
+
+A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
+
+
+@pytest.fixture
+def serve(compute):
+    def serve(manager, tokens, **how):
+        row = manager.add(tokens, **how)
+        compute(manager, row)
+        manager.free([row])
+
+    return serve
+
+
+@pytest.fixture
+def run():
+    """Run one request to its end; what it took."""
+
+    def run(scheduler, request):
+        scheduler.add(request)
+        while scheduler.has_unfinished:
+            batch = scheduler.schedule(now=1.0)
+            for output in scheduler.update(batch, [7] * int(batch.samples.sum()), now=1.0):
+                usage = output.usage
+        return usage
+
+    return run
+
+
+def hit(manager, tokens):
+    return manager.lookup([*tokens, 999]).num_tokens
+
+
+def test_a_pin_keeps_a_prefix_that_others_would_push_out(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    pin = manager.pin(A)
+    assert (pin.num_tokens, manager.num_used) == (8, 2)
+    serve(manager, B)
+    serve(manager, C)
+    assert hit(manager, A) == 8
+    manager.unpin(pin)
+    assert (manager.num_used, manager.num_cached) == (0, 4)
+    serve(manager, B)
+    serve(manager, C)
+    assert hit(manager, A) == 0
+
+
+def test_a_pin_of_a_longer_prompt_holds_what_is_cached_of_it(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    pin = manager.pin([*A, 50, 51, 52, 53, 54])
+    assert pin.num_tokens == 8
+    manager.unpin(pin)
+
+
+@pytest.mark.parametrize("tokens", [B, A[:3], [*B[:4], *A]])
+def test_a_pin_on_unknown_content_is_refused_and_changes_nothing(make_manager, serve, tokens):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    before = manager.snapshot()
+    with pytest.raises(UnknownContent, match=f"no full block of these {len(tokens)} tokens"):
+        manager.pin(tokens)
+    with pytest.raises(UnknownContent):
+        manager.retain(tokens, priority=2)
+    with pytest.raises(UnknownContent):
+        manager.pin(A, namespace="another tenant")
+    assert manager.snapshot() == before
+
+
+def test_a_pin_that_does_not_hold_cannot_be_given_back(make_manager, serve):
+    manager = make_manager(4, 4)
+    with pytest.raises(UnknownPin):
+        manager.unpin(None)
+    serve(manager, A)
+    pin, timed = manager.pin(A), manager.pin(A, until=5)
+    manager.unpin(pin)
+    manager.expire(5)
+    for each in (pin, timed):
+        with pytest.raises(UnknownPin):
+            manager.unpin(each)
+    assert manager.num_used == 0
+
+
+def test_of_several_pins_the_last_one_frees(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    pins = [manager.pin(A), manager.pin(A[:4]), manager.pin(A)]
+    for pin in pins:
+        assert manager.num_used > 0
+        manager.unpin(pin)
+    assert manager.num_used == 0
+
+
+def test_content_of_a_higher_priority_goes_after_all_of_a_lower_one(make_manager, serve):
+    manager = make_manager(6, 4)
+    for tokens in (A, B, C):
+        serve(manager, tokens)
+    assert manager.retain(A, priority=2) == 8
+    manager.retain(B, priority=1)
+    for number, gone in enumerate((C, B, A)):
+        assert hit(manager, gone) == 8
+        serve(manager, [500 + 8 * number + i for i in range(8)])
+        manager.retain([500 + 8 * number + i for i in range(8)], priority=3)
+        assert hit(manager, gone) == 0
+
+
+def test_a_retained_block_keeps_all_before_it(make_manager, serve):
+    manager = make_manager(6, 4)
+    serve(manager, A)
+    serve(manager, [*A, 8, 9, 10, 11])
+    manager.retain([*A, 8, 9, 10, 11], priority=1)
+    serve(manager, list(range(300, 312)))
+    serve(manager, list(range(400, 412)))
+    assert hit(manager, [*A, 8, 9, 10, 11]) == 12
+
+
+def test_a_retention_ends_at_its_time_and_not_before(make_manager, serve):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    manager.retain(A, priority=1, until=10)
+    serve(manager, B)
+    manager.expire(9.5)
+    serve(manager, C)
+    assert (hit(manager, A), hit(manager, B)) == (8, 0)
+    manager.expire(10)
+    serve(manager, B)
+    # From its end on it counts as used at that moment, which is later than C.
+    assert (hit(manager, A), hit(manager, C)) == (8, 0)
+    serve(manager, C)
+    assert hit(manager, A) == 0
+
+
+def test_retained_content_stays_longer_on_the_host_too(make_manager, serve):
+    manager = make_manager(2, 4, host_blocks=4, host_caching=True)
+    serve(manager, A)
+    manager.retain(A, priority=1)
+    for start in (100, 200, 300, 400):
+        serve(manager, [start + i for i in range(8)])
+    assert manager.lookup([*A, 1]).host_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"priority": 0}, "priority has to be from 1 to 3; got 0"),
+        ({"priority": 4}, "from 1 to 3; got 4"),
+        ({"priority": True}, "got True"),
+        ({"until": float("nan")}, "until has to be a logical time"),
+        ({"until": 3}, "after 7"),
+    ],
+)
+def test_wrong_wishes_are_refused(make_manager, serve, options, sentence):
+    manager = make_manager(4, 4)
+    serve(manager, A)
+    manager.retain(A, until=20)
+    manager.expire(7)
+    with pytest.raises(InvalidConfig, match=sentence):
+        manager.retain(A, **options)
+
+
+def test_a_row_that_does_not_read_computes_what_is_there_and_shares_it_then(make_manager, serve, compute):
+    manager = make_manager(8, 4)
+    serve(manager, A)
+    row = manager.add([*A, 1], reads=False)
+    assert manager.num_computed[row] == 0
+    compute(manager, row)
+    assert manager.table(row)[:2].tolist() == [0, 1]
+    assert manager.stats().queries == 1
+    manager.free([row])
+
+
+def test_what_a_row_computes_that_does_not_write_is_for_nobody(make_manager, serve):
+    manager = make_manager(8, 4)
+    serve(manager, A)
+    serve(manager, [*A, *B], writes=False)
+    assert (hit(manager, A), hit(manager, [*A, *B])) == (8, 8)
+    assert (manager.num_cached, manager.num_used) == (2, 0)
+
+
+def test_a_request_says_how_its_content_is_kept(make_scheduler, run):
+    scheduler = make_scheduler(6, 4)
+    kept = Retention(priority=2, lasts=100.0)
+    run(scheduler, Request(id="kept", prompt=[*A, 1], max_tokens=1, retention=kept))
+    for number in range(4):
+        run(scheduler, Request(id=f"other {number}", prompt=[1000 * number + i for i in range(13)], max_tokens=1))
+    assert hit(scheduler.manager, A) == 8
+    batch = scheduler.schedule(now=1000.0)
+    scheduler.update(batch, [])
+    for number in range(4):
+        run(scheduler, Request(id=f"more {number}", prompt=[9000 * number + i for i in range(13)], max_tokens=1))
+    assert hit(scheduler.manager, A) == 0
+
+
+def test_requests_that_keep_to_themselves(make_scheduler, run):
+    scheduler = make_scheduler(8, 4)
+    run(scheduler, Request(id="a", prompt=[*A, 1], max_tokens=1))
+    silent = run(scheduler, Request(id="b", prompt=[*A, 1], max_tokens=1, reads_cache=False))
+    assert silent.hit_tokens == 0
+    run(scheduler, Request(id="c", prompt=[*B, 1], max_tokens=1, writes_cache=False))
+    assert run(scheduler, Request(id="d", prompt=[*B, 1], max_tokens=1)).hit_tokens == 0
+    assert run(scheduler, Request(id="e", prompt=[*A, 1], max_tokens=1)).hit_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"reads_cache": 1}, "reads_cache has to be True or False; got 1"),
+        ({"writes_cache": None}, "writes_cache has to be True or False; got None"),
+        ({"retention": 3}, "retention has to be a Retention or None; got 3"),
+        ({"reads_cache": False, "num_sequences": 2}, "2 sequences share their prompt through the cache"),
+        ({"extra_key": 1.5}, "a namespace is built of"),
+        ({"salt": 3}, "salt has to be a string or None; got 3"),
+    ],
+)
+def test_a_request_with_wrong_wishes_is_refused(make_scheduler, fields, sentence):
+    scheduler = make_scheduler(8, 4)
+    with pytest.raises(InvalidRequest, match=sentence):
+        scheduler.add(Request(id="a", prompt=A, **fields))
+    assert not scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("lasts", [0, -1.0, "long", True])
+def test_a_retention_lasts_for_a_time(lasts):
+    with pytest.raises(InvalidConfig, match="lasts has to be a time above 0"):
+        Retention(lasts=lasts)
