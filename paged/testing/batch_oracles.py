@@ -27,6 +27,8 @@ class Before:
     contents: set[Path]
     pending: set[Path]
     in_flight: set[tuple[str, int]]
+    decoding: set[str]
+    """Running requests of one sequence that had one token to compute."""
     is_quiet: bool
     """No batch outstanding, nothing in transfer, nothing awaited from elsewhere."""
 
@@ -48,6 +50,13 @@ def observe(rig: SchedulerRig) -> Before:
         contents=contents(rig),
         pending=pending,
         in_flight={key for flight in rig.flights for key in flight.keys},
+        decoding={
+            id
+            for id in rig.live
+            if rig.statuses.get(id) == "running"
+            and rig.books[id].request.num_sequences == 1
+            and rig.computed.get((id, 0)) == len(rig.known(id, 0)[1]) - 1
+        },
         is_quiet=not rig.flights and not rig.transfers and not rig.loads,
     )
 
@@ -55,7 +64,7 @@ def observe(rig: SchedulerRig) -> Before:
 def violations(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """Everything that is wrong with a batch that was just scheduled."""
     found = limits(rig, before, batch) + tables(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
-    found += admission(rig, before, batch)
+    found += victims(rig, before, batch) + admission(rig, before, batch)
     return found or known_tokens(rig, batch) + hits(rig, before, batch)
 
 
@@ -114,6 +123,33 @@ def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         left_out = [id for id in rig.live if rig.scheduler.status(id) in ("paused", "swapped")]
         if left_out:
             found.append(f"11: {entered} were admitted before {left_out} returned")
+    return found
+
+
+def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+    """11, where the scheduler has a `policy` whose victim is the latest: nobody runs on who stands behind one that gave way.
+
+    Looked at for requests that were decoding. Whoever was preempted before may have its worst case reserved, and is spared.
+    """
+    policy = getattr(rig.scheduler, "policy", None)
+    if policy is None or policy.victim != "latest" or rig.world.async_moves or not batch.preempted:
+        return []
+    arrival = {id: number for number, id in enumerate(rig.books)}
+
+    def place(id: str) -> tuple[int, int]:
+        return rig.books[id].request.priority if policy.order == "priority" else 0, arrival[id]
+
+    ran_on = [
+        id
+        for id in rig.live
+        if rig.statuses.get(id) == rig.scheduler.status(id) == "running" and id not in {*batch.admitted, *rig.preempted}
+    ]
+    in_flight = {id for id, _ in before.in_flight}
+    found = []
+    for id, _ in batch.preempted:
+        behind = [other for other in ran_on if place(other) > place(id) and other not in in_flight]
+        if id in before.decoding and behind:
+            found.append(f"11: {id} gave way, and {behind} behind it run on")
     return found
 
 

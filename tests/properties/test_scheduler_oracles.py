@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from paged import Request, Scheduler
+from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.testing import SchedulerRig, Violation, World, random_program
 from paged.testing.world import build_scheduler
 
@@ -93,3 +93,25 @@ def test_requests_that_come_in_a_row_come_at_the_same_time():
     assert rig.now == 0.0
     rig.schedule()
     assert rig.now == 1.0
+
+
+class SaysTheLatestGivesWay(Scheduler):
+    """Takes blocks from whoever holds the fewest, and says otherwise."""
+
+    @property
+    def policy(self):
+        return msgspec.structs.replace(super().policy, victim="latest")
+
+
+def test_nobody_runs_on_behind_one_that_gave_way():
+    world = World(num_blocks=6, block_size=1, policy="fastgen")
+    fewest = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
+
+    def build(world):
+        return SaysTheLatestGivesWay(BlockManager(world.num_blocks, world.block_size), policy=fewest)
+
+    rig = SchedulerRig(world, build)
+    for name, length in (("r0", 1), ("r1", 1), ("r2", 3)):
+        rig.add(Request(id=name, prompt=[int(name[1]) % 3] * length, max_tokens=4))
+    with pytest.raises(Violation, match=r"11: r1 gave way, and \['r2'\] behind it run on"):
+        rig.drain()
