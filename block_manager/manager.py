@@ -362,16 +362,17 @@ class BlockManager(TrustedCalls):
         row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
         return [] if self._index is None else inspection.hashes(self._index, row)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> Sequence[Event]:
         """What either tier stored and removed since the last call, parents before children where they are stored. The first call
-        begins with all that is there; before it, and without a prefix cache, nothing is written down.
+        begins with all that is there; before it, and without a prefix cache, nothing is written down. Hashes are computed when the
+        events are read.
 
         Whoever applies all of it from empty has exactly the confirmed contents of both tiers.
         """
         log = self._event_log()
         return [] if log is None else log.take()
 
-    def events_snapshot(self) -> list[Event]:
+    def events_snapshot(self) -> Sequence[Event]:
         """What was told by `take_events` and still holds, for a reader that starts late: the events to come continue it."""
         log = self._event_log()
         return [] if log is None else log.snapshot()

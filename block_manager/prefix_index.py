@@ -297,6 +297,7 @@ class PrefixIndex:
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
+        self._note(run)
         self._unlink(run)
 
     def close_run(self, row: int, length: int | None = None) -> None:
@@ -456,7 +457,9 @@ class PrefixIndex:
         """Take a run without residence and children out of the tree, and what is left without either above it."""
         del self.runs[run.key]
         # An evicted block names its last run until it carries another: that must not keep the content alive.
-        run.tokens, run.blocks = b"", None
+        run.blocks = None
+        if self.changed is None:
+            run.tokens = b""
         parent, at = run.parent, run.at
         run.parent = None
         if parent is None or parent.children is None:
@@ -489,7 +492,7 @@ class PrefixIndex:
             del run.digests[length:]
         if length == 0:
             self._unlink(run)
-        elif 2 * length * self._block_bytes < len(run.tokens):
+        elif 2 * length * self._block_bytes < len(run.tokens) and self.changed is None:
             assert run.blocks is not None
             run.tokens = run.tokens[: length * self._block_bytes]
             run.blocks = run.blocks[:, :length].copy()

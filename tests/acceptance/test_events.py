@@ -66,18 +66,18 @@ def test_what_is_evicted_is_removed_children_first(make_manager, serve):
     serve(manager, A)
     (stored,) = manager.take_events()
     serve(manager, B)
-    new, removed = manager.take_events()
+    removed, new = manager.take_events()
     assert removed == Removed("device", stored.hashes[::-1])
-    assert replay([stored, new, removed]) == {("device", key) for key in new.hashes}
+    assert replay([stored, removed, new]) == {("device", key) for key in new.hashes}
 
 
-def test_what_moves_to_the_host_is_stored_there_before_it_leaves_the_device(make_manager, serve):
+def test_what_moves_to_the_host_leaves_the_device_first(make_manager, serve):
     manager = make_manager(2, 4, host_blocks=4, host_caching=True)
     serve(manager, A)
     (first,) = manager.take_events()
     serve(manager, B)
     told = [(type(event).__name__, event.tier) for event in manager.take_events()]
-    assert told == [("Stored", "host"), ("Stored", "device"), ("Removed", "device")]
+    assert told == [("Removed", "device"), ("Stored", "host"), ("Stored", "device")]
     assert first.tier == "device"
 
 
