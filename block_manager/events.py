@@ -159,13 +159,13 @@ class EventLog:
         # Runs that were closed first: what was told of them is kept by rows, which others may have by now.
         for run in sorted([run for run in changed if run.row < 0], key=_by_id):
             self._closed(run, removed, stored)
-        removed.reverse()
         for run in sorted([run for run in changed if run.row >= 0], key=_by_id):
-            self._opened(run, stored)
+            self._opened(run, removed, stored)
         self._grown(stored)
         if changed:
             # Parents first: a child's id is higher.
             stored.sort(key=_by_run)
+            removed.sort(key=_by_run, reverse=True)
         was_cleared, self._was_cleared = self._was_cleared, False
         return Events(self, was_cleared, removed, stored)
 
@@ -244,7 +244,7 @@ class EventLog:
         if not now and told.host is None:
             del self._told[run.id]
 
-    def _opened(self, run: Run, stored: list[_Record]) -> None:
+    def _opened(self, run: Run, removed: list[_Record], stored: list[_Record]) -> None:
         """An open run that is new, or whose nodes others have swapped out."""
         told = self._of(run)
         if told.row < 0:
@@ -252,7 +252,7 @@ class EventLog:
             self._told_of_row[run.row] = told
             self._due[run.row] = (told.first + 1) * self._tables.block_size
         if run.num_host or told.host is not None:
-            self._on_host(told, [], stored)
+            self._on_host(told, removed, stored)
 
     def _grown(self, stored: list[_Record]) -> None:
         """Open runs that have nodes which were not told: rows compute them without a word."""

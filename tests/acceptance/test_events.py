@@ -129,3 +129,19 @@ def test_without_a_cache_there_is_nothing_to_tell(make_manager, serve):
     manager = make_manager(4, 4, prefix_caching=False)
     serve(manager, A)
     assert (manager.take_events(), manager.events_snapshot()) == ([], [])
+
+
+def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, compute):
+    manager = make_manager(6, 4, host_blocks=2)
+    first = manager.add(A[:4])
+    compute(manager, first)
+    second = manager.add([*A[:4], 50])
+    manager.swap_out([second])
+    manager.free([second])
+    assert ("host", manager.block_hashes(first)[0]) in replay(told := list(manager.take_events()))
+    other = manager.add(B)
+    compute(manager, other)
+    manager.swap_out([other])
+    contents = replay(manager.take_events(), replay(told))
+    assert ("host", manager.block_hashes(first)[0]) not in contents
+    manager.free([first, other])
