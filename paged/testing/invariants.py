@@ -28,6 +28,7 @@ INVARIANTS: dict[int, tuple[str, str]] = {
     11: ("nobody is overtaken; a waiting request preempts nobody", "batch_oracles"),
     12: ("at the end nothing is held", "invariants.memory_at_rest, life_oracles"),
     13: ("same program, same decisions", "machines and soak"),
+    15: ("events replayed from empty are the contents of each tier", "event_reader"),
 }
 """Number → the statement, and the place that checks it."""
 
