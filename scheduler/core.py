@@ -146,6 +146,11 @@ class Scheduler:
         return self._state.limits
 
     @property
+    def costs(self) -> Costs:
+        """What swapping, loading and recomputing are taken to cost."""
+        return self._state.costs
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request is alive, or an output has not been delivered."""
         return bool(self._state.requests or self._state.pending_outputs or self._state.carried)
