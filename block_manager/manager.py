@@ -409,9 +409,10 @@ class BlockManager(TrustedCalls):
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        found = violations_of(
-            self._tables, self._device, self._host, self._index, self._tiers, self._held, self._held_host
-        )
+        held_host = self._held_host.copy()
+        if self._offload is not None:
+            held_host.update(self._offload.held().tolist())
+        found = violations_of(self._tables, self._device, self._host, self._index, self._tiers, self._held, held_host)
         if self._growth.num_promised:
             found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
         return found

@@ -92,6 +92,10 @@ class Offload:
         self._in.append((sources, blocks))
         self.loaded_blocks += len(blocks)
 
+    def held(self) -> Blocks:
+        """Host blocks that copies which nobody has taken yet hold, one entry a reference, int64 [n]; for the checker."""
+        return np.concatenate([np.empty(0, np.int64), *self._busy])
+
     def take_moves(self) -> Moves:
         """All copies that were planned since the last call; they run together, and before anything that is planned later."""
         if not self._busy:

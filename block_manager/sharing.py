@@ -96,6 +96,9 @@ class Sharing:
             # Most new prompts share nothing, and their first block says so.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
+        if self._offload is not None:
+            # What is promised comes first: nothing that is found now may be evicted by it.
+            self._growth.draw_promised()
         match = index.match(path, path.root, data, limit)
         on_host = []
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
@@ -136,8 +139,6 @@ class Sharing:
         tokens won."""
         index, tables, device, offload = self._index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
-        # These come first: what is looked up after them must not be evicted by them.
-        self._growth.draw_promised()
         have, size = int(tables.num_blocks[row]), tables.block_size
         num_blocks = min(sum(count for _, _, count in segments), device.num_available)
         if room is not None:

@@ -75,6 +75,17 @@ def test_no_host_block_is_read_and_written_in_one_batch(make_manager, serve):
     manager.free([row])
 
 
+def test_copies_that_nobody_has_taken_yet_hold_what_they_read(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=4, host_caching=True)
+    serve(manager, A)
+    serve(manager, B)
+    row = manager.add([*A, 1])
+    assert (manager.host_used, manager.check()) == (4, [])
+    manager.take_moves()
+    assert (manager.host_used, manager.check()) == (0, [])
+    manager.free([row])
+
+
 def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
     manager = make_manager(6, 4, host_blocks=3, host_caching=True)
     for start in (0, 100, 200):
