@@ -51,14 +51,26 @@ class HostResidence:
 
     def _forget(self, blocks: Blocks) -> None:
         """These blocks, evicted oldest first, hold their nodes no more."""
+        if not len(blocks):
+            # All that stood in a segment had left it.
+            return
         runs, offsets = self._host.run[blocks].tolist(), self._offset[blocks]
         self._offset[blocks] = -1
+        if runs[0] is runs[-1]:
+            # Blocks of one path, which goes through each run once; most are of one run.
+            self._lose(runs[0], offsets)
+            return
         last, first = len(runs) - 1, 0
         for i, run in enumerate(runs):
             if i == last or runs[i + 1] is not run:
-                run.host[offsets[first : i + 1]] = -1
-                run.num_host -= i + 1 - first
+                self._lose(run, offsets[first : i + 1])
                 first = i + 1
-                self._note(run)
-                if run.row < 0:
-                    self._trim(run)
+
+    def _lose(self, run: Run, offsets: NDArray[np.int64]) -> None:
+        """These nodes of a run are on the host no more."""
+        assert run.host is not None, "it had host blocks"
+        run.host[offsets] = -1
+        run.num_host -= len(offsets)
+        self._note(run)
+        if run.row < 0:
+            self._trim(run)

@@ -481,6 +481,12 @@ class PrefixIndex:
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
         length = run.num_device
+        if not (length or run.num_host or run.children):
+            run.length = 0
+            self._unlink(run)
+            return
+        if length == run.length:
+            return
         if run.num_host and run.host is not None:
             length = max(length, int((run.host >= 0).nonzero()[0][-1]) + 1)
         if run.children:
@@ -490,9 +496,7 @@ class PrefixIndex:
         run.length = length
         if run.digests is not None:
             del run.digests[length:]
-        if length == 0:
-            self._unlink(run)
-        elif 2 * length * self._block_bytes < len(run.tokens) and self.changed is None:
+        if 2 * length * self._block_bytes < len(run.tokens) and self.changed is None:
             assert run.blocks is not None
             run.tokens = run.tokens[: length * self._block_bytes]
             run.blocks = run.blocks[:, :length].copy()
@@ -517,11 +521,7 @@ class PrefixIndex:
         run.num_device = count
         if self.changed is not None:
             self.changed.add(run)
-        if count or run.num_host or run.children:
-            self._trim(run)
-        else:
-            run.length = 0
-            self._unlink(run)
+        self._trim(run)
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
         if run.row < 0:
