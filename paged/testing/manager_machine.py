@@ -33,14 +33,14 @@ class ManagerMachine(RuleBasedStateMachine):
             world = replace(world, host_blocks=0)
         if not self.capabilities.prefix_cache:
             world = replace(world, prefix_caching=False)
-        if not (self.capabilities.host_content and world.host_blocks and world.prefix_caching):
+        if not (self.capabilities.host_content and world.keeps_content_on_host):
             world = replace(world, host_caching=False, least_load=0)
         if not self.capabilities.events:
             world = replace(world, event_stride=0)
         self.rig = ManagerRig(world, type(self).build)
         for number, tokens in enumerate(opening):
             self.serve(tokens, None, "free" if number % 2 else "confirm")
-        if world.host_caching:
+        if world.keeps_content_on_host:
             self.come_back(opening[0], opening[1], 0, "start")
 
     @where(lambda self: len(self.rig.rows) < MAX_ROWS)
@@ -163,7 +163,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if all(self.rig.naive.rows[row].is_swapped for row in rows):
             self.rig.swap_in(rows)
 
-    @where(lambda self: self.rig.world.host_caching and len(self.rig.rows) < MAX_ROWS - 1)
+    @where(lambda self: self.rig.world.keeps_content_on_host and len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=prompts(), more=tails(), salt=st.integers(0, 2), how=st.sampled_from(["start", "confirm", "free"]))
     def come_back(self, tokens: list[int], more: list[int], salt: int, how: str) -> None:
         """A prompt is served, other content pushes it out to the host, and one that begins like it comes."""
@@ -173,7 +173,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.serve([0] * (self.rig.naive.device.available * self.rig.world.block_size), ("filler", salt), "free")
         self.serve(tokens + more, None, how)
 
-    @where(lambda self: self.rig.world.host_caching and len(self.rig.rows) < MAX_ROWS - 1)
+    @where(lambda self: self.rig.world.keeps_content_on_host and len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=prompts(), others=prompts())
     def visit(self, tokens: list[int], others: list[int]) -> None:
         longest = self.rig.world.num_blocks * self.rig.world.block_size

@@ -37,6 +37,11 @@ class ManagerWorld(ShortRepr):
     event_stride: int = 0
     """Calls from one reading of the events to the next; 0: nobody reads them."""
 
+    @property
+    def keeps_content_on_host(self) -> bool:
+        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
+        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
+
 
 Builder = Callable[[ManagerWorld], Any]
 Copy = tuple[Block, Block]
@@ -52,7 +57,7 @@ def build_manager(world: ManagerWorld) -> Any:
         world.block_size,
         host_blocks=world.host_blocks,
         prefix_caching=world.prefix_caching,
-        host_caching=world.host_caching,
+        host_caching=world.keeps_content_on_host,
     )
     manager.load_where(lambda start, stop: stop - start >= world.least_load)
     return manager
@@ -70,7 +75,7 @@ class ManagerRig:
             world.block_size,
             world.host_blocks,
             world.prefix_caching,
-            host_caching=world.host_caching,
+            host_caching=world.keeps_content_on_host,
             least_load=world.least_load,
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
@@ -161,7 +166,7 @@ class ManagerRig:
             if looked_up.num_tokens != hit
             else []
         )
-        if self.world.host_caching and looked_up.host_tokens != on_host:
+        if self.world.keeps_content_on_host and looked_up.host_tokens != on_host:
             found.append(f"lookup found {looked_up.host_tokens} more tokens on the host, which holds {on_host}")
         taken = list(self.manager.table(number))[: len(looked_up.blocks)]
         if reads and list(looked_up.blocks) != taken:
@@ -452,7 +457,7 @@ class ManagerRig:
         """After a call that returns no moves: those of content that it made."""
         if self._runs_later:
             return
-        self._run(self.manager.take_moves() if self.world.host_caching else None)
+        self._run(self.manager.take_moves() if self.world.keeps_content_on_host else None)
 
     def _run(self, moves: Any, *, to_host: Sequence[Copy] = (), to_device: Sequence[Copy] = ()) -> None:
         """Hold the copies between the tiers against the model's, those of content among them, and let the engine make them."""
@@ -570,7 +575,7 @@ class ManagerRig:
         shown = self.manager.cached_contents()
         found += [f"content forgotten: {path}" for path in expected - shown]
         found += [f"content that should be gone: {path}" for path in shown - expected]
-        if self.world.host_caching:
+        if self.world.keeps_content_on_host:
             on_host = {self._path(node) for node in naive.host.resident}
             shown = self.manager.cached_contents("host")
             found += [f"content forgotten on the host: {path}" for path in on_host - shown]
