@@ -63,11 +63,11 @@ def test_a_program_that_breaks_no_rule_stays_as_it_is():
 
 def test_sizes_that_a_subject_refuses_are_no_smaller_world():
     def build(world):
-        if world.block_size == 1:
-            raise InvalidConfig("blocks of one token are not made here.")
+        if world.num_blocks in (2, 3):
+            raise InvalidConfig("as few blocks as that are not made here.")
         return builder_of(LeaksOnFree)(world)
 
-    assert shrink(WORLD, PROGRAM, build).world == ManagerWorld(num_blocks=2, block_size=2)
+    assert shrink(WORLD, PROGRAM, build).world == ManagerWorld(num_blocks=4, block_size=1)
 
 
 def test_without_time_a_program_stays_as_it_is():
