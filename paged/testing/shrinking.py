@@ -90,7 +90,12 @@ def _failing(world: Any, calls: Sequence[Call], build: Build | None, until: floa
     """The calls as they were made, if the program breaks a rule before all that it began has ended; None if not, or without time."""
     if until is not None and monotonic() > until:
         return None
-    rig, made = _rig_in(world, build), []
+    try:
+        rig = _rig_in(world, build)
+    except ValueError:
+        # Sizes that go together only as they were.
+        return None
+    made: list[Call] = []
     try:
         for call in calls:
             sensible = _sensible(rig, call)

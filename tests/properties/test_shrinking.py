@@ -2,7 +2,7 @@
 
 import pytest
 
-from paged import BlockManager, Request
+from paged import BlockManager, InvalidConfig, Request
 from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
 from paged.testing.machines import ManagerMachine, run_machine
 from paged.testing.violation import Program
@@ -59,6 +59,15 @@ def test_a_program_of_a_manager_shrinks_to_the_calls_and_tokens_that_it_takes():
 
 def test_a_program_that_breaks_no_rule_stays_as_it_is():
     assert shrink(WORLD, PROGRAM) == Program("ManagerRig", WORLD, tuple(PROGRAM))
+
+
+def test_sizes_that_a_subject_refuses_are_no_smaller_world():
+    def build(world):
+        if world.num_blocks in (2, 3):
+            raise InvalidConfig("as few blocks as that are not made here.")
+        return builder_of(LeaksOnFree)(world)
+
+    assert shrink(WORLD, PROGRAM, build).world == ManagerWorld(num_blocks=4, block_size=1)
 
 
 def test_without_time_a_program_stays_as_it_is():
