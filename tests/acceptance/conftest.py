@@ -37,24 +37,17 @@ def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
     def make(
-        num_blocks: int, block_size: int = 4, *, host_blocks: int = 0, prefix_caching: bool = True, **options: Any
+        num_blocks: int,
+        block_size: int = 4,
+        *,
+        host_blocks: int = 0,
+        prefix_caching: bool = True,
+        host_caching: bool = False,
+        **options: Any,
     ) -> Scheduler:
-        manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching)
-        made.append(Scheduler(manager, **options))
-        return made[-1]
-
-    yield make
-    for scheduler in made:
-        assert scheduler.check() == []
-
-
-@pytest.fixture
-def make_host_scheduler() -> Iterator[Callable[..., Scheduler]]:
-    """`make_scheduler` with content that leaves the device kept on the host."""
-    made: list[Scheduler] = []
-
-    def make(num_blocks: int, block_size: int, *, host_blocks: int, **options: Any) -> Scheduler:
-        manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, host_caching=True)
+        manager = BlockManager(
+            num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching, host_caching=host_caching
+        )
         made.append(Scheduler(manager, **options))
         return made[-1]
 

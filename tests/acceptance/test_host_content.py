@@ -98,10 +98,10 @@ def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
     manager.free([row])
 
 
-def test_what_costs_more_to_load_than_to_compute_is_computed(make_host_scheduler, request_of, step):
+def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, request_of, step):
     dear = Costs(seconds_per_swapped_block=1.0, seconds_per_token=1e-6)
     for costs, loaded in ((None, 8), (dear, 0)):
-        scheduler = make_host_scheduler(4, 4, host_blocks=8, costs=costs)
+        scheduler = make_scheduler(4, 4, host_blocks=8, costs=costs, host_caching=True)
         for name, prompt in (("a", A), ("b", [*B, 1]), ("a again", A)):
             scheduler.add(request_of(name, prompt, max_tokens=1))
             while scheduler.has_unfinished:
@@ -116,8 +116,8 @@ def test_beyond_the_knee_of_attention_a_long_prompt_is_worth_loading_that_a_shor
     assert Costs(attention_knee=math.inf).recompute(0, 10) == pytest.approx(10 * Costs().seconds_per_token)
 
 
-def test_moves_of_content_come_with_the_batch_and_before_its_tokens_are_written(make_host_scheduler, request_of, step):
-    scheduler = make_host_scheduler(4, 4, host_blocks=8)
+def test_moves_of_content_come_with_the_batch_and_before_its_tokens_are_written(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, host_blocks=8, host_caching=True)
     for name, prompt in (("a", A), ("b", [*B, 1])):
         scheduler.add(request_of(name, prompt, max_tokens=1))
         while scheduler.has_unfinished:
@@ -135,9 +135,9 @@ def test_a_host_cache_needs_a_host_and_a_cache(make_manager, options):
         make_manager(4, 4, host_caching=True, **options)
 
 
-def test_copies_that_run_in_the_background_cannot_make_room_for_the_same_step(make_host_scheduler):
+def test_copies_that_run_in_the_background_cannot_make_room_for_the_same_step(make_scheduler):
     with pytest.raises(InvalidConfig, match="cannot run in the background"):
-        make_host_scheduler(4, 4, host_blocks=4, async_moves=True)
+        make_scheduler(4, 4, host_blocks=4, async_moves=True, host_caching=True)
 
 
 def test_a_pool_of_other_blocks_is_refused(make_manager):

@@ -49,8 +49,8 @@ def test_O5_with_the_cache_off_nothing_is_a_query(make_scheduler, request_of, st
     assert scheduler.manager.stats().hit_rate == 0
 
 
-def test_saved_tokens_are_told_by_where_they_were(make_host_scheduler, request_of, step):
-    scheduler = make_host_scheduler(6, 4, host_blocks=12)
+def test_saved_tokens_are_told_by_where_they_were(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, host_blocks=12, host_caching=True)
     a, b = list(range(8)), list(range(100, 123))
     for name, prompt in (("a", [*a, 1]), ("device", [*a, 2]), ("b", b), ("host", [*a, 3])):
         scheduler.add(request_of(name, prompt, max_tokens=1))
