@@ -3,6 +3,7 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
+from block_manager.content_calls import Hit
 from block_manager.content_key import root_prefix
 from block_manager.errors import (
     DuplicateRow,
@@ -21,7 +22,7 @@ from block_manager.errors import (
 from block_manager.events import Cleared, Event, Removed, Stored
 from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
-from block_manager.manager import Admission, BlockManager, Hit
+from block_manager.manager import Admission, BlockManager
 from block_manager.moves import NO_MOVES, Moves, joined
 from block_manager.retention import Pin, level_checked
 from block_manager.stats import MemoryStats

@@ -9,31 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from block_manager import inspection
 from block_manager.check import violations_of
+from block_manager.content_calls import ContentCalls
 from block_manager.content_key import root_prefix
 from block_manager.errors import (
     InvalidConfig,
     InvalidTokens,
     RowInFlight,
     RowNotInFlight,
-    UnknownContent,
-    UnknownPin,
 )
-from block_manager.events import Event, EventLog
-from block_manager.free_list import Blocks
 from block_manager.moves import Moves, joined
-from block_manager.retention import Pin, found_or_raise, level_checked
-from block_manager.runs import Run
-from block_manager.sharing import first_of, truncate_table
+from block_manager.sharing import truncate_table
 from block_manager.stats import MemoryStats
 from block_manager.tables import Rows, token_array
-from block_manager.trusted import TrustedCalls
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -44,15 +38,6 @@ class Admission(Enum):
     OK = "ok"
     LATER = "later"
     NEVER = "never"
-
-
-class Hit(NamedTuple):
-    """What the prefix cache holds of a prompt: `num_tokens` in device blocks, int64 [n], and `host_tokens` after them that only
-    the host has (0 without `host_caching`)."""
-
-    num_tokens: int
-    blocks: Blocks
-    host_tokens: int = 0
 
 
 def _is_count(value: object) -> bool:
@@ -67,7 +52,7 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     return np.broadcast_to(array.astype(np.int64), rows.shape)
 
 
-class BlockManager(TrustedCalls):
+class BlockManager(ContentCalls):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching` content that is evicted from the device stays on the host as long as there is room, and a hit on it brings it
@@ -140,23 +125,6 @@ class BlockManager(TrustedCalls):
         if self._index is not None:
             self._index.batch = self._batch
         return self._batch
-
-    def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing.
-
-        Raises InvalidTokens or InvalidNamespace.
-        """
-        array = self._prompt(tokens)
-        root = root_prefix(namespace)
-        if self._index is None:
-            return Hit(0, np.empty(0, np.int64))
-        data, limit = array.tobytes(), (len(array) - 1) // self.block_size
-        match = self._index.match(None, root, data, limit)
-        on_host = 0
-        if self._offload is not None and match.first_pending < 0:
-            on_host = sum(part[2] for part in self._index.match_on_host(None, root, data, limit, match))
-        size = self.block_size
-        return Hit(match.num_blocks * size, self._index.blocks_of(match).copy(), on_host * size)
 
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
@@ -303,32 +271,6 @@ class BlockManager(TrustedCalls):
         array = self._tables.checked(rows, allow_swapped=True)
         return self._with_content(self.take_from_host(array))
 
-    def pin(self, tokens: Any, namespace: Any = None, *, until: float | None = None) -> Pin:
-        """The cached prefix of these tokens, in full blocks, stays where it is until `unpin`, or until the logical time `until` (see
-        `expire`). Its blocks count as used.
-
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (until), or UnknownContent where nothing of it is cached.
-        """
-        segments = self._cached_prefix(tokens, namespace)
-        return self._retention().pin(segments, until)
-
-    def unpin(self, pin: Pin) -> None:
-        """The pin holds no more. Raises UnknownPin if it did not."""
-        if self._retentions is None:
-            raise UnknownPin(pin)
-        self._retentions.unpin(pin)
-
-    def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """The cached prefix of these tokens is evicted after all content of lower priority; what nobody retains has 0, the highest is 3.
-
-        It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
-        on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
-        """
-        level = level_checked(priority)
-        segments = self._cached_prefix(tokens, namespace)
-        self._retention().retain(segments, level, until)
-        return sum(count for _, _, count in segments) * self.block_size
-
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
         row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
@@ -344,42 +286,6 @@ class BlockManager(TrustedCalls):
         blocks = self._tables.blocks[0, row, positions // self.block_size].astype(np.int64)
         slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
         return slots
-
-    def reset_cache(self) -> bool:
-        """Forget all content. False, and nothing changed, while any block of either tier is used."""
-        if self._device.num_used or self._host.num_used:
-            return False
-        if self._index is not None:
-            self._index.clear()
-        if self._retentions is not None:
-            self._retentions.clear()
-        if self._events is not None:
-            self._events.clear()
-        return True
-
-    def block_hashes(self, row: int) -> list[bytes]:
-        """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
-        row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
-        return [] if self._index is None else inspection.hashes(self._index, row)
-
-    def take_events(self) -> Sequence[Event]:
-        """What either tier stored and removed since the last call, parents before children where they are stored. The first call
-        begins with all that is there; before it, and without a prefix cache, nothing is written down. Hashes are computed when the
-        events are read.
-
-        Whoever applies all of it from empty has exactly the confirmed contents of both tiers.
-        """
-        log = self._event_log()
-        return [] if log is None else log.take()
-
-    def events_snapshot(self) -> Sequence[Event]:
-        """What was told by `take_events` and still holds, for a reader that starts late: the events to come continue it."""
-        log = self._event_log()
-        return [] if log is None else log.snapshot()
-
-    def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests."""
-        return set() if self._index is None else inspection.contents(self._index, self.block_size, tier)
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
@@ -437,31 +343,9 @@ class BlockManager(TrustedCalls):
             row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
         )
 
-    def _cached_prefix(self, tokens: Any, namespace: Any) -> list[tuple[Run, int, int]]:
-        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
-        array, index = self._prompt(tokens), self._index
-        root, data, limit = root_prefix(namespace), array.tobytes(), len(array) // self.block_size
-        if index is None:
-            raise UnknownContent(len(array))
-        match = index.match(None, root, data, limit)
-        if match.first_pending >= 0:
-            return found_or_raise(first_of(match.segments, match.first_pending), len(array))
-        return found_or_raise([*match.segments, *index.match_on_host(None, root, data, limit, match)], len(array))
-
-    def _event_log(self) -> EventLog | None:
-        if self._events is None and self._index is not None:
-            self._events = EventLog(self._index, self._tables)
-        return self._events
-
     def _with_content(self, moves: Moves) -> Moves:
         """A call's own copies, and those of content that are planned: kind by kind, content first."""
         return moves if self._offload is None else joined([self._offload.take_moves(), moves])
-
-    def _prompt(self, tokens: Any) -> NDArray[np.int32]:
-        array = token_array(tokens)
-        if not len(array):
-            raise InvalidTokens("a sequence needs at least one token.")
-        return array
 
     def _in_flight(self, rows: RowsLike) -> Rows:
         array = self._tables.checked(rows, allow_in_flight=True)
