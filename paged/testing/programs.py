@@ -53,6 +53,8 @@ class RandomEngine:
         # Prompts that fill much of the pool, or so many small ones that they outgrow it together.
         self.share = chance.choice([0.2, 0.4, 1.0])
         self.goes_wild = chance.random() < 0.3
+        # Or one that lets sequences wait for tokens, loads and transfers while the others go on.
+        self.is_patient = chance.random() < 0.7
         # Requests of one burst arrive in a row, mostly with the same beginning.
         self.burst = 0
         self.prompt: list[int] = []
@@ -77,7 +79,9 @@ class RandomEngine:
             return "cancel", (False,)
         counts = chance.choice(COUNTS) if self.goes_wild else ()
         if chance.random() >= self.trouble:
-            return "step", (counts,)
+            if self.is_patient:
+                return "step", (counts,)
+            return ("update", (counts,)) if rig.flights else ("schedule", ())
         verb = chance.choices(["schedule", "run", "update", "cancel", "abort", "append"], [6, 2, 5, 3, 1, 1])[0]
         if verb == "schedule" and len(rig.flights) < 3:
             return "schedule", ()

@@ -106,6 +106,13 @@ def test_tokens_appended_to_a_loading_request_do_not_change_what_a_cancelled_bat
     rig.drain()
 
 
+def test_a_request_that_does_not_write_and_comes_back_with_blocks_of_its_own_need_not_look_for_others():
+    rig = SchedulerRig(World(num_blocks=9, block_size=1, max_tokens_per_step=32, max_sequences=8, vocabulary=2))
+    rig.add(Request(id="r1", prompt=[1, 1, 1, 1, 0], max_tokens=3, priority=1, writes_cache=False))
+    rig.add(Request(id="r5", prompt=[1, 1, 1, 1, 0], max_tokens=4))
+    rig.drain()
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_load_that_is_asked_for_anew_is_not_mixed_with_the_one_that_a_cancelled_batch_listed(moved):
     rig = SchedulerRig(World(num_blocks=8, block_size=2, max_tokens_per_step=4, max_sequences=4))
