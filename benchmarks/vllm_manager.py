@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,23 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Moves, OutOfBlocks
-from paged.testing import Capabilities
+from paged.testing import ManagerAdapter
 from paged.testing.content import typed
 
-CAPABILITIES = Capabilities(
-    fork=False,
-    host_tier=False,
-    host_content=False,
-    events=False,
-    retention=False,
-    private_rows=False,
-    truncate=False,
-    reserve=False,
-    groups=False,
-    external_tokens=False,
-    async_moves=False,
-    cancel=False,
-)
+CAPABILITIES = replace(ManagerAdapter.capabilities, sharing_in_flight=True)
 MOST_TOKENS = 1 << 16
 """The model's limit where a test has none of its own."""
 QUIET = {

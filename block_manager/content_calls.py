@@ -17,7 +17,7 @@ from block_manager.content_key import root_prefix
 from block_manager.errors import InvalidTokens, UnknownContent, UnknownPin
 from block_manager.events import Event, EventLog
 from block_manager.free_list import Blocks
-from block_manager.retention import Pin, found_or_raise, level_checked
+from block_manager.retention import Pin, level_checked
 from block_manager.runs import Run
 from block_manager.sharing import first_of
 from block_manager.tables import token_array
@@ -123,8 +123,12 @@ class ContentCalls(TrustedCalls):
             raise UnknownContent(len(array))
         match = index.match(None, root, data, limit)
         if match.first_pending >= 0:
-            return found_or_raise(first_of(match.segments, match.first_pending), len(array))
-        return found_or_raise([*match.segments, *index.match_on_host(None, root, data, limit, match)], len(array))
+            segments = first_of(match.segments, match.first_pending)
+        else:
+            segments = [*match.segments, *index.match_on_host(None, root, data, limit, match)]
+        if not segments:
+            raise UnknownContent(len(array))
+        return segments
 
     def _event_log(self) -> EventLog | None:
         if self._events is None and self._index is not None:

@@ -3,12 +3,13 @@
     a node below another:  | id of the parent's run | offset in it | token ids of the block |
     a node without parent: | -1                     | namespace    | token ids of the block |
 
-Run ids count up from 0 and are never reused, and the token ids have one length, so no two different contents share a key.
-Knows encodings. Does not know what resides where.
+Run ids count up from 0 and are never reused, and the token ids have one length, so no two different contents share a key. The chained
+SHA-256 below is for indexes elsewhere. Knows encodings. Does not know what resides where.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from typing import Any
 
@@ -33,6 +34,18 @@ def root_prefix(namespace: Any) -> bytes:
 def node_prefix(run_id: int, offset: int) -> bytes:
     """What the key of a block after node (`run_id`, `offset`) begins with."""
     return NODE.pack(run_id, offset)
+
+
+def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: int) -> None:
+    """Append the chained SHA-256 of each block of `data`; `before` is that of the block in front of it, or of a namespace."""
+    for start in range(0, len(data), block_bytes):
+        before = hashlib.sha256(before + data[start : start + block_bytes]).digest()
+        digests.append(before)
+
+
+def namespace_digest(root: bytes) -> bytes:
+    """What the chain of a namespace, encoded, begins with."""
+    return hashlib.sha256(root).digest()
 
 
 def _encoded(value: Any) -> bytes:

@@ -9,7 +9,6 @@ Knows runs and what a reader has been told. Does not know when or why content mo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -17,6 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.content_key import extend_chain, namespace_digest
 from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
 from block_manager.tables import Tables
@@ -191,12 +191,9 @@ class EventLog:
             elif told.parent is not None:
                 digest = self.hashes(told.parent, told.at + 1)[told.at]
             else:
-                digest = hashlib.sha256(self._namespace(told)).digest()
-            size = self._block_bytes
-            data = self._index.run_tokens(told.run, count)
-            for start in range(len(digests) * size, count * size, size):
-                digest = hashlib.sha256(digest + data[start : start + size]).digest()
-                digests.append(digest)
+                digest = namespace_digest(self._namespace(told))
+            known = len(digests) * self._block_bytes
+            extend_chain(digests, digest, self._index.run_tokens(told.run, count)[known:], self._block_bytes)
         return digests
 
     def stored(self, told: _Told, tier: str, start: int, stop: int) -> Stored:

@@ -98,8 +98,7 @@ class FreeList:
 
     def cached(self) -> Blocks:
         """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
-        parts = [blocks if run is None else blocks[::-1] for queue in self._queues for blocks, run in queue.live()]
-        return np.concatenate(parts) if parts else _NO_BLOCKS.copy()
+        return np.concatenate(self.cached_by_level())
 
     def cached_by_level(self) -> list[Blocks]:
         """`cached`, a level each."""

@@ -72,16 +72,12 @@ class Offload:
                     self._copy_out(run, np.array([at]), run.blocks[0, at : at + 1])
 
     def hold_sources(self, segments: list[Segment]) -> Blocks:
-        """The host blocks of these nodes in order, int64 [n], which are read by copies that run soon."""
+        """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
         parts = [run.host[offset : offset + count] for run, offset, count in segments if run.host is not None]
         blocks = np.concatenate(parts)
-        self.hold(blocks)
-        return blocks
-
-    def hold(self, blocks: Blocks) -> None:
-        """Host blocks that copies are about to read have one holder more until the moves are taken."""
         self._host.hold(blocks)
-        self._busy.append(blocks[::-1])
+        self.keep_until_taken(blocks)
+        return blocks
 
     def keep_until_taken(self, blocks: Blocks) -> None:
         """Whoever held these host blocks, in order, holds them until the moves are taken: copies read them."""

@@ -10,14 +10,13 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.content_key import node_prefix
+from block_manager.content_key import extend_chain, namespace_digest, node_prefix
 from block_manager.free_list import Blocks
 from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
@@ -79,8 +78,7 @@ class PrefixIndex:
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
         self.is_lazy[row] = True
-        if self.changed is not None:
-            self.changed.add(path.open)
+        self._note(path.open)
 
     def _ensure_rows(self, row: int) -> None:
         if row >= len(self.is_lazy):
@@ -113,8 +111,7 @@ class PrefixIndex:
         run.blocks = blocks
         run.length = run.num_device = length
         run.row = -1
-        if self.changed is not None:
-            self.changed.add(run)
+        self._note(run)
         if run.num_host:
             run.host_places(length)
 
@@ -358,15 +355,11 @@ class PrefixIndex:
             if run.digests:
                 digest = run.digests[-1]
             elif run.parent is None:
-                digest = hashlib.sha256(run.key[: -self._block_bytes]).digest()
+                digest = namespace_digest(run.key[: -self._block_bytes])
             else:
                 digest = self.digests(run.parent, run.at + 1)[run.at]
-            size = self._block_bytes
             known = len(run.digests)
-            data = self._run_bytes(run, known, count - known)
-            for start in range(0, len(data), size):
-                digest = hashlib.sha256(digest + data[start : start + size]).digest()
-                run.digests.append(digest)
+            extend_chain(run.digests, digest, self._run_bytes(run, known, count - known), self._block_bytes)
         return run.digests[:count]
 
     def run_tokens(self, run: Run, length: int) -> bytes:
@@ -519,8 +512,7 @@ class PrefixIndex:
         if self.leave is not None:
             self.leave(run, count)
         run.num_device = count
-        if self.changed is not None:
-            self.changed.add(run)
+        self._note(run)
         self._trim(run)
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:

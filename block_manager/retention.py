@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.errors import InvalidConfig, UnknownContent, UnknownPin
+from block_manager.errors import InvalidConfig, UnknownPin
 from block_manager.free_list import Blocks
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
@@ -163,10 +163,3 @@ def level_checked(priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)) or not 1 <= priority <= HIGHEST_LEVEL:
         raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
     return int(priority)
-
-
-def found_or_raise(segments: list[Segment], num_tokens: int) -> list[Segment]:
-    """The segments, if there are any. Raises UnknownContent."""
-    if not segments:
-        raise UnknownContent(num_tokens)
-    return segments

@@ -274,8 +274,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
-        if request.request.retention is not None:
-            state.retain_content(request, row)
+        state.retain_content(request, row)
         state.close_row(request, sequence)
         if request.num_live == 0:
             state.running.remove(request)

@@ -19,7 +19,7 @@ computed: see `capabilities`. `machines.AdapterMachine` is the state machine for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, ClassVar, NamedTuple
@@ -41,9 +41,7 @@ from block_manager import (
 )
 from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
-from paged.testing.manager_rig import ManagerRig
-from paged.testing.naive_model import Block, NaiveManager, Node
-from paged.testing.protocol import Capabilities, capabilities_of
+from paged.testing.protocol import Capabilities
 
 
 class Found(NamedTuple):
@@ -378,17 +376,3 @@ class ManagerAdapter(ABC):
 
 def _token_list(tokens: Any) -> list[int]:
     return token_array(tokens).tolist()
-
-
-class SharesWhenComputed(NaiveManager):
-    """The model of a manager in which nothing is pending: content can be found once it has been computed."""
-
-    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block]) -> None:
-        """Nobody hears of it."""
-
-
-def fit_model(rig: ManagerRig) -> None:
-    """Give a rig that has not been used yet the model of what its manager says that it can do, and look at that one's answers."""
-    if not capabilities_of(rig.manager).sharing_in_flight:
-        world = rig.world
-        rig.naive = SharesWhenComputed(world.num_blocks, world.block_size, world.host_blocks, world.prefix_caching)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hypothesis import event, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineWorld, build_engine
 from paged.testing.protocol import Capabilities
+from paged.testing.rig_machine import RigMachine
 from paged.testing.strategies import Wish, engine_wishes, engine_worlds, picks, tails, where
 
 MAX_LIVE = 6
 
 
-class EngineMachine(RuleBasedStateMachine):
+class EngineMachine(RigMachine):
     """Subclass it and override `build` to test another engine; `capabilities`, too, if the engine does not say them itself.
 
     `reference` says what a request is answered alone; None: the engine itself, with room for one.
@@ -78,10 +79,3 @@ class EngineMachine(RuleBasedStateMachine):
     def abort_anyone(self, pick: int) -> None:
         """Also who has ended, or never was. Not twice in a row, which would say nothing new, and fill programs."""
         self.rig.abort(f"r{pick}")
-
-    def teardown(self) -> None:
-        if hasattr(self, "rig") and not self.rig.has_failed:
-            self.rig.drain()
-            for name in sorted(self.rig.events):
-                if self.rig.events[name]:
-                    event(name)

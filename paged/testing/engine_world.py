@@ -6,30 +6,26 @@ tester of another engine passes another builder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from paged.sampling.params import SamplingParams
+from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
-from paged.testing.violation import ShortRepr
+from scheduler import Request, Scheduler
 
 # One object, by which a request that says nothing else is known.
 GREEDY = 0.0
 
 
 @dataclass(frozen=True, repr=False)
-class EngineWorld(ShortRepr):
+class EngineWorld(MemoryWorld):
     """Sizes in blocks, tokens and sequences. Blocks, their size and `max_model_len` decide how long an answer can be, and every engine
     has to keep them; what else yours does not have, its builder leaves out."""
 
-    num_blocks: int = 8
-    block_size: int = 2
-    host_blocks: int = 0
-    prefix_caching: bool = True
-    host_caching: bool = False
     policy: str = "paged"
     max_tokens_per_step: int = 8
     max_sequences: int = 4
@@ -37,11 +33,6 @@ class EngineWorld(ShortRepr):
     max_model_len: int | None = None
     vocabulary: int = 8
     backend: str = "auto"
-
-    @property
-    def keeps_content_on_host(self) -> bool:
-        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
-        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
 
     @property
     def longest(self) -> int:
@@ -113,6 +104,34 @@ def submit(engine: Any, request: EngineRequest, able: Capabilities) -> None:
 
         more["retention"] = Retention(priority=request.keeps[0], lasts=request.keeps[1])
     engine.add_request(list(request.prompt), request.params, id=request.id, **more)
+
+
+def scheduler_in(world: EngineWorld, *, max_model_len: int | None, vocabulary: int) -> Scheduler:
+    """Our own scheduler over our own manager, for engines that are made of them here."""
+    return Scheduler(
+        manager_in(world),
+        policy=world.policy,
+        max_tokens_per_step=world.max_tokens_per_step,
+        max_sequences=world.max_sequences,
+        max_chunk=world.max_chunk,
+        max_model_len=max_model_len,
+        vocabulary_size=vocabulary,
+    )
+
+
+def request_of(
+    prompt: Sequence[int], params: SamplingParams, id: str, *, priority: int = 0, salt: str | None = None, **cache: Any
+) -> Request:
+    """What those engines make of `add_request`; `cache` is what a Request says of the cache."""
+    return Request(
+        id=id,
+        prompt=list(prompt),
+        max_tokens=params.max_tokens,
+        stop_token_ids=params.stop_token_ids,
+        priority=priority,
+        salt=salt,
+        **cache,
+    )
 
 
 def build_engine(world: EngineWorld) -> Any:

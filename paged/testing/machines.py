@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, settings, strategies as st
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.errors import HypothesisException
-from hypothesis.stateful import initialize, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
-from paged.testing.adapter import ManagerAdapter, fit_model
+from paged.testing.adapter import ManagerAdapter
 from paged.testing.engine_machine import EngineMachine
 from paged.testing.manager_machine import ManagerMachine
-from paged.testing.manager_rig import ManagerWorld
 from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
 from paged.testing.shrinking import replay, shrink
-from paged.testing.strategies import manager_worlds, prompts
 from paged.testing.violation import Violation, told
 
 __all__ = [
@@ -41,14 +39,6 @@ class AdapterMachine(ManagerMachine):
     """The manager's machine for a `ManagerAdapter`: `build` may be the class itself, if it is made from a world."""
 
     capabilities = ManagerAdapter.capabilities
-
-    @initialize(world=manager_worlds(), opening=st.lists(prompts(), min_size=2, max_size=4))
-    def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
-        """A pool that has seen some sequences already."""
-        super().begin(world, [])
-        fit_model(self.rig)
-        for number, tokens in enumerate(opening):
-            self.serve(tokens, None, "free" if number % 2 else "confirm")
 
 
 def num_examples(few: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hypothesis import event, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
 from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.protocol import Capabilities
+from paged.testing.rig_machine import RigMachine
 from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts, tails, where
 
 MAX_ROWS = 6
@@ -18,7 +19,7 @@ LASTS = st.sampled_from([None, None, 1, 2, 3])
 """Ticks that a pin or a retention lasts."""
 
 
-class ManagerMachine(RuleBasedStateMachine):
+class ManagerMachine(RigMachine):
     """Subclass it and override `build` and `capabilities` to test another manager."""
 
     build: ClassVar[Any] = staticmethod(build_manager)
@@ -224,13 +225,6 @@ class ManagerMachine(RuleBasedStateMachine):
             self.rig.misuse("allocate", [row], [self.rig.left(row) + 1])
             self.rig.misuse("allocate", [row], [0])
             self.rig.misuse("confirm", [row])
-
-    def teardown(self) -> None:
-        if hasattr(self, "rig") and not self.rig.has_failed:
-            self.rig.drain()
-            for name in sorted(self.rig.events):
-                if self.rig.events[name]:
-                    event(name)
 
 
 MISUSES_IN_FLIGHT: list[list[tuple[str, tuple[object, ...]]]] = [

@@ -18,29 +18,22 @@ from paged.testing import invariants
 from paged.testing.conformance import held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
+from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
+from paged.testing.protocol import capabilities_of
 from paged.testing.shadow_kv import ShadowKV
-from paged.testing.violation import Call, Program, ShortRepr, Violation
+from paged.testing.violation import Call, Program, Violation
 
 
 @dataclass(frozen=True, repr=False)
-class ManagerWorld(ShortRepr):
+class ManagerWorld(MemoryWorld):
     """The sizes of a manager, in blocks and tokens."""
 
     num_blocks: int = 6
-    block_size: int = 2
-    host_blocks: int = 0
-    prefix_caching: bool = True
-    host_caching: bool = False
     least_load: int = 0
     """Tokens on the host that make a hit worth loading."""
     event_stride: int = 0
     """Calls from one reading of the events to the next; 0: nobody reads them."""
-
-    @property
-    def keeps_content_on_host(self) -> bool:
-        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
-        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
 
 
 Builder = Callable[[ManagerWorld], Any]
@@ -50,15 +43,7 @@ Copy = tuple[Block, Block]
 
 def build_manager(world: ManagerWorld) -> Any:
     """Our own manager."""
-    from paged import BlockManager
-
-    manager = BlockManager(
-        world.num_blocks,
-        world.block_size,
-        host_blocks=world.host_blocks,
-        prefix_caching=world.prefix_caching,
-        host_caching=world.keeps_content_on_host,
-    )
+    manager = manager_in(world)
     manager.load_where(lambda start, stop: stop - start >= world.least_load)
     return manager
 
@@ -69,7 +54,8 @@ class ManagerRig:
     def __init__(self, world: ManagerWorld, build: Builder = build_manager) -> None:
         self.world = world
         self.build = build
-        self.manager = held_to("KVManager", build(world))
+        subject = build(world)
+        self.manager = held_to("KVManager", subject)
         self.naive = NaiveManager(
             world.num_blocks,
             world.block_size,
@@ -77,6 +63,7 @@ class ManagerRig:
             world.prefix_caching,
             host_caching=world.keeps_content_on_host,
             least_load=world.least_load,
+            shares_in_flight=capabilities_of(subject).sharing_in_flight,
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         self.events_read = EventWatch(self.manager, world.event_stride)

@@ -126,11 +126,16 @@ class NaiveManager:
         *,
         host_caching: bool = False,
         least_load: int = 0,
+        shares_in_flight: bool = True,
     ) -> None:
-        """`host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded."""
+        """`host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded.
+
+        Unless it `shares_in_flight`, content can be found once it has been computed, and not before.
+        """
         self.block_size = block_size
         self.host_caching = host_caching
         self.least_load = least_load
+        self.shares_in_flight = shares_in_flight
         self.prefix_caching = prefix_caching
         self.device = NaivePool(num_blocks)
         self.host = NaivePool(host_blocks)
@@ -346,7 +351,7 @@ class NaiveManager:
 
         Where two rows of one call compute the same content, `leader` says whose block it will be: the manager may choose.
         """
-        if not self.prefix_caching:
+        if not (self.prefix_caching and self.shares_in_flight):
             return
         rows = [self.rows[number] for number in numbers if self.rows[number].writes]
         computing: dict[Node, list[Block]] = {}

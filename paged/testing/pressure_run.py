@@ -15,16 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from block_manager import BlockManager
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.sampling.params import SamplingParams
-from paged.testing.engine_world import EngineWorld
+from paged.testing.engine_world import EngineWorld, request_of, scheduler_in
 from paged.testing.pressure import Answers, Who, name, serve
 from paged.testing.protocol import Capabilities
 from paged.testing.shadowed_pool import ShadowedPool
-from scheduler import Batch, Output, Request, Scheduler
+from scheduler import Batch, Output, Request
 
 
 class PressureRun:
@@ -34,22 +33,9 @@ class PressureRun:
 
     def __init__(self, model: LoadedModel, world: EngineWorld, *, poison: bool = True) -> None:
         self.poison = poison
-        self.manager = BlockManager(
-            world.num_blocks,
-            world.block_size,
-            host_blocks=world.host_blocks,
-            prefix_caching=world.prefix_caching,
-            host_caching=world.keeps_content_on_host,
-        )
-        self.scheduler = Scheduler(
-            self.manager,
-            policy=world.policy,
-            max_tokens_per_step=world.max_tokens_per_step,
-            max_sequences=world.max_sequences,
-            max_chunk=world.max_chunk,
-            max_model_len=model.max_length if world.max_model_len is None else world.max_model_len,
-            vocabulary_size=model.vocabulary_size,
-        )
+        longest = model.max_length if world.max_model_len is None else world.max_model_len
+        self.scheduler = scheduler_in(world, max_model_len=longest, vocabulary=model.vocabulary_size)
+        self.manager = self.scheduler.manager
         pool = pool_for(
             model,
             num_blocks=world.num_blocks,
@@ -98,22 +84,10 @@ class PressureRun:
         params: SamplingParams,
         *,
         id: str,
-        priority: int = 0,
-        salt: str | None = None,
-        **cache: Any,
+        **wishes: Any,
     ) -> str:
-        """Take a request of one sequence, as `Engine.add_request` does; `cache` is what a Request says of the cache."""
-        self.add(
-            Request(
-                id=id,
-                prompt=list(prompt),
-                max_tokens=params.max_tokens,
-                stop_token_ids=params.stop_token_ids,
-                priority=priority,
-                salt=salt,
-                **cache,
-            )
-        )
+        """Take a request of one sequence, as `Engine.add_request` does; `wishes` as in `request_of`."""
+        self.add(request_of(prompt, params, id, **wishes))
         return id
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hypothesis import event, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
 from paged.testing.protocol import Capabilities
+from paged.testing.rig_machine import RigMachine
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.strategies import Wish, picks, scheduler_worlds, tails, where, wishes
 from paged.testing.world import World, build_scheduler
@@ -18,7 +19,7 @@ COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
 MAX_LIVE = 8
 
 
-class SchedulerMachine(RuleBasedStateMachine):
+class SchedulerMachine(RigMachine):
     """Subclass it and override `build` and `capabilities` to test another scheduler."""
 
     build: ClassVar[Any] = staticmethod(build_scheduler)
@@ -145,10 +146,3 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def moved(self) -> None:
         self.rig.moved()
-
-    def teardown(self) -> None:
-        if hasattr(self, "rig") and not self.rig.has_failed:
-            self.rig.drain()
-            for name in sorted(self.rig.events):
-                if self.rig.events[name]:
-                    event(name)

@@ -402,12 +402,10 @@ class SchedulerRig:
         self.events["copy on write"] += len(moves.device_to_device)
         self.events["swapped out"] += len(moves.device_to_host)
         self.events["swapped in"] += len(moves.host_to_device)
-        self.events["content offloaded"] += (
-            self.manager.stats().offloaded_blocks > 0 if self.world.keeps_content_on_host else 0
-        )
-        self.events["content loaded"] += (
-            self.manager.stats().loaded_blocks > 0 if self.world.keeps_content_on_host else 0
-        )
+        if self.world.keeps_content_on_host:
+            figures = self.manager.stats()
+            self.events["content offloaded"] += figures.offloaded_blocks > 0
+            self.events["content loaded"] += figures.loaded_blocks > 0
         if not self.world.async_moves:
             self._fail_on(self.shadow.move(moves))
             return

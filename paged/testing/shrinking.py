@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from paged.testing.adapter import fit_model
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
@@ -61,10 +60,7 @@ def shrink(
 
 def _rig_in(world: AnyWorld, build: Build | None) -> Any:
     kind = _kind(world)
-    rig = kind(world) if build is None else kind(world, build)
-    if isinstance(rig, ManagerRig):
-        fit_model(rig)
-    return rig
+    return kind(world) if build is None else kind(world, build)
 
 
 def _kind(world: AnyWorld) -> Any:

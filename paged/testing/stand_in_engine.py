@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from block_manager import BlockManager
 from paged.sampling.params import SamplingParams
-from paged.testing.engine_world import EngineWorld
+from paged.testing.engine_world import EngineWorld, request_of, scheduler_in
 from paged.testing.protocol import Capabilities
 from paged.testing.shadow_kv import ShadowKV
-from scheduler import Output, Request, Scheduler
+from scheduler import Output
 
 
 class StandInEngine:
@@ -26,22 +25,8 @@ class StandInEngine:
 
     def __init__(self, world: EngineWorld) -> None:
         self.world = world
-        self.manager = BlockManager(
-            world.num_blocks,
-            world.block_size,
-            host_blocks=world.host_blocks,
-            prefix_caching=world.prefix_caching,
-            host_caching=world.keeps_content_on_host,
-        )
-        self.scheduler = Scheduler(
-            self.manager,
-            policy=world.policy,
-            max_tokens_per_step=world.max_tokens_per_step,
-            max_sequences=world.max_sequences,
-            max_chunk=world.max_chunk,
-            max_model_len=world.max_model_len,
-            vocabulary_size=world.vocabulary,
-        )
+        self.scheduler = scheduler_in(world, max_model_len=world.max_model_len, vocabulary=world.vocabulary)
+        self.manager = self.scheduler.manager
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         self.violations: list[str] = []
         # By id, all tokens that a request knows, and what chance it has.
@@ -59,22 +44,11 @@ class StandInEngine:
         params: SamplingParams | None = None,
         *,
         id: str,
-        priority: int = 0,
-        salt: str | None = None,
-        **cache: Any,
+        **wishes: Any,
     ) -> str:
-        """Take a request; `cache` is what a Request says of the cache. Raises DuplicateRequest, InvalidRequest or NeverFits."""
+        """Take a request; `wishes` as in `request_of`. Raises DuplicateRequest, InvalidRequest or NeverFits."""
         params = params or SamplingParams()
-        request = Request(
-            id=id,
-            prompt=list(prompt),
-            max_tokens=params.max_tokens,
-            stop_token_ids=params.stop_token_ids,
-            priority=priority,
-            salt=salt,
-            **cache,
-        )
-        self.scheduler.add(request)
+        self.scheduler.add(request_of(prompt, params, id, **wishes))
         self.known[id] = list(prompt)
         self.seeds[id] = 0 if params.is_greedy else 1 + (params.seed or 0)
         return id

@@ -11,19 +11,14 @@ from typing import Any
 
 import msgspec
 
+from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import StepScheduler
-from paged.testing.violation import ShortRepr
 
 
 @dataclass(frozen=True, repr=False)
-class World(ShortRepr):
+class World(MemoryWorld):
     """Sizes in blocks, tokens and sequences, as the constructors of manager and scheduler take them."""
 
-    num_blocks: int = 8
-    block_size: int = 2
-    host_blocks: int = 0
-    prefix_caching: bool = True
-    host_caching: bool = False
     policy: str = "paged"
     max_tokens_per_step: int = 8
     max_sequences: int = 4
@@ -60,7 +55,7 @@ class World(ShortRepr):
     @property
     def keeps_content_on_host(self) -> bool:
         """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
-        return self.host_caching and self.host_blocks > 0 and self.prefix_caching and not self.async_moves
+        return super().keeps_content_on_host and not self.async_moves
 
     @property
     def preallocates(self) -> bool:
@@ -73,15 +68,8 @@ Builder = Callable[[World], StepScheduler]
 
 def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
     """Our own scheduler over our own manager, or another one with the same arguments."""
-    from paged import POLICIES, BlockManager, Scheduler
+    from paged import POLICIES, Scheduler
 
-    manager = BlockManager(
-        world.num_blocks,
-        world.block_size,
-        host_blocks=world.host_blocks,
-        prefix_caching=world.prefix_caching,
-        host_caching=world.keeps_content_on_host,
-    )
     limits: dict[str, Any] = {
         "max_tokens_per_step": world.max_tokens_per_step,
         "max_sequences": world.max_sequences,
@@ -95,4 +83,4 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     policy = POLICIES[world.policy]
     if world.watermark is not None:
         policy = msgspec.structs.replace(policy, watermark=world.watermark)
-    return build(manager, policy=policy, **limits)
+    return build(manager_in(world), policy=policy, **limits)

@@ -1,0 +1,43 @@
+"""The sizes that the small worlds of all rigs begin with, and our own manager in one.
+
+Knows how a BlockManager is made. Does not know who drives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paged.testing.violation import ShortRepr
+
+if TYPE_CHECKING:
+    from block_manager import BlockManager
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryWorld(ShortRepr):
+    """Sizes in blocks and tokens."""
+
+    num_blocks: int = 8
+    block_size: int = 2
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    host_caching: bool = False
+
+    @property
+    def keeps_content_on_host(self) -> bool:
+        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
+        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
+
+
+def manager_in(world: MemoryWorld) -> BlockManager:
+    """Our own manager."""
+    from paged import BlockManager
+
+    return BlockManager(
+        world.num_blocks,
+        world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+        host_caching=world.keeps_content_on_host,
+    )
