@@ -162,10 +162,9 @@ class EventLog:
         for run in sorted([run for run in changed if run.row >= 0], key=_by_id):
             self._opened(run, removed, stored)
         self._grown(stored)
-        if changed:
-            # Parents first: a child's id is higher.
-            stored.sort(key=_by_run)
-            removed.sort(key=_by_run, reverse=True)
+        # Parents first: a child's id is higher.
+        stored.sort(key=_by_run)
+        removed.sort(key=_by_run, reverse=True)
         was_cleared, self._was_cleared = self._was_cleared, False
         return Events(self, was_cleared, removed, stored)
 

@@ -61,6 +61,25 @@ def test_a_block_that_decoding_fills_is_told_as_its_parents_child(make_manager, 
     manager.free([row])
 
 
+def test_parents_are_told_first_also_by_who_asked_while_they_were_being_computed(make_manager):
+    manager = make_manager(4, 4)
+    manager.add(A[:3])
+    manager.allocate([0], [3])
+    manager.confirm([0])
+    copy = manager.fork(0)
+    manager.append(copy, [A[3]])
+    manager.allocate([copy], [1])
+    manager.free([0])
+    # The row before it, and its child: shared while it is being computed.
+    row = manager.add(A)
+    manager.allocate([row], [4])
+    assert manager.take_events() == []
+    manager.confirm([row, copy])
+    first, second = manager.take_events()
+    assert row < copy
+    assert (first.parent, second.parent) == (None, first.hashes[-1])
+
+
 def test_what_is_evicted_is_removed_children_first(make_manager, serve):
     manager = make_manager(2, 4)
     serve(manager, A)
