@@ -44,12 +44,13 @@ def violations_of(
 
 
 def _free_lists(pool: Pool) -> list[str]:
-    plain, cached = pool.free_list.plain(), pool.free_list.cached()
+    plain, by_level = pool.free_list.plain(), pool.free_list.cached_by_level()
+    cached = np.concatenate(by_level)
     found: list[str] = []
     listed = np.concatenate([plain, cached])
-    if len(np.unique(listed)) != len(listed):
+    if len(set(listed.tolist())) != len(listed):
         found.append(f"1: a {pool.tier} block is in the free list twice.")
-    for level, blocks in enumerate(pool.free_list.cached_by_level()):
+    for level, blocks in enumerate(by_level):
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         if (kept != level).any():
             found.append(f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}.")
@@ -78,7 +79,7 @@ def _references(
     found: list[str] = []
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
-        if len(np.unique(blocks)) != len(blocks):
+        if len(set(blocks.tolist())) != len(blocks):
             found.append(f"6: row {row} names a block twice: {blocks.tolist()}.")
         np.add.at(counted, blocks, 1)
     for row, tail in tiers.tails.items():

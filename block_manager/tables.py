@@ -268,7 +268,14 @@ class Tables:
         """`row` once it is one live row. Raises as `checked`."""
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
             raise UnknownRow(row)
-        return int(self.checked(row, allow_in_flight=allow_in_flight, allow_swapped=allow_swapped)[0])
+        row = int(row)
+        if not 0 <= row < self._num_rows or self.uid[row] == 0:
+            raise UnknownRow(row)
+        if not allow_in_flight and self.batch[row] != 0:
+            raise RowInFlight(row)
+        if not allow_swapped and self.is_swapped[row]:
+            raise RowSwapped(row)
+        return row
 
     def _grow_rows(self) -> None:
         old, new = self._num_rows, 2 * self._num_rows

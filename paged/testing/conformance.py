@@ -45,16 +45,18 @@ class _Held:
         self._subject = subject
         self._protocol = protocol
         self._promises = promises
+        self._there: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         promise = self._promises.get(name)
-        if promise is not None and not _has(self._subject, name):
+        if promise is not None and name not in self._there and not _has(self._subject, name):
             flag = _FLAGS.get(name, name)
             way_out = f" Capabilities({flag}=False) leaves it out." if flag in Capabilities.__dataclass_fields__ else ""
             raise BrokenPromise(_missing(self._subject, self._protocol, name, promise) + way_out)
         value = getattr(self._subject, name)
         if promise is None:
             return value
+        self._there.add(name)
         if not callable(value):
             self._look(name, promise, value)
             return value
