@@ -120,10 +120,7 @@ class BlockManager(ContentCalls):
 
     def next_batch(self) -> int:
         """What is allocated from now on is another batch: pending nodes are seen only within one. Returns its number."""
-        self._batch += 1
-        self._device.free_list.now = self._host.free_list.now = self._batch
-        if self._index is not None:
-            self._index.batch = self._batch
+        self._begin_batch(self._batch + 1)
         return self._batch
 
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +255,69 @@ class TrustedCalls(Views):
         tables.batch[rows] = self._batch
         self._look_up_next(rows, ends)
         return moves
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
+        return not self._growth.any_shared_tail and self._offload is None and self._retentions is None
+
+    def most_decodes(self, rows: Rows, limit: int) -> int:
+        """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
+        them has to look a full block up."""
+        tables, index, size = self._tables, self._index, self.block_size
+        computed = tables.num_computed[rows]
+        if index is not None and index.num_attentive:
+            asking = index.attentive(rows)
+            if len(asking):
+                limit = min(limit, size - 1 - int((computed[asking] % size).max()))
+        if limit < 1:
+            return 0
+        spare = tables.num_blocks[rows] * size - computed
+        available = self.num_unpromised
+        least, most = 0, limit
+        while least < most:
+            middle = (least + most + 1) // 2
+            if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> None:
+        """`next_batch`, `place_decodes`, `draw_promised`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what these rows
+        sampled, one batch after the other. The caller has seen by `most_decodes` that they can."""
+        tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
+        computed = tables.num_computed[rows]
+        have = tables.num_blocks[rows].astype(np.int64)
+        # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
+        first = have * size - computed
+        counts = -(-np.maximum(num_steps - first, 0) // size)
+        places = np.repeat(np.arange(len(rows)), counts)
+        nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
+        steps = first[places] + nth * size
+        order = np.argsort(steps, kind="stable")
+        places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        edges = np.flatnonzero(np.diff(steps, prepend=-1, append=num_steps)).tolist()
+        start = self._batch + 1
+        for begin, end in pairwise(edges):
+            # What is evicted for a block is evicted when it would have been.
+            self._begin_batch(start + int(steps[begin]))
+            self._growth.promise_one_each(rows[places[begin:end]], columns[begin:end])
+            self._growth.draw_promised()
+        self._begin_batch(start + num_steps - 1)
+        ends = computed + 1
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
+        tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
+        tables.num_tokens[rows] = ends + num_steps
+        tables.num_computed[rows] = computed + num_steps
+        tables.last_token[rows] = tokens[:, -1]
+
+    def _begin_batch(self, number: int) -> None:
+        self._batch = number
+        self._device.free_list.now = self._host.free_list.now = number
+        if self._index is not None:
+            self._index.batch = number
 
     def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """Rows that are not lazy were put in flight up to `ends` tokens."""

@@ -17,6 +17,7 @@ from scheduler.status import Status
 
 def let_in(state: State, step: Step) -> None:
     """Return and admit as budget, seats and memory allow; nobody overtakes one who does not fit."""
+    state.is_shut = False
     if step.is_short or not step.may_move:
         # Memory was short a moment ago: whoever came in now would be the next victim.
         return
@@ -29,20 +30,36 @@ def let_in(state: State, step: Step) -> None:
         if any(state.waits_for_transfer(row) for row in request.live_rows):
             continue
         if step.budget <= 0 or not _has_seats(state, step, request) or not _can_return(state, step, request):
+            _shut(state, step)
             return
         bring_back(state, step, request)
     if state.policy.batching == "whole" and not was_empty:
+        _shut(state, step)
         return
     while state.waiting.num and step.budget > 0:
         if _admit_plain_ones(state, step):
+            _shut(state, step)
             return
         if not state.waiting.num or step.budget <= 0:
             return
         request = state.waiting.head()
         state.manager.draw_promised()
         if not _has_seats(state, step, request) or not _fits(state, step, request):
+            _shut(state, step, request)
             return
         admit(state, step, request)
+
+
+def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
+    """Somebody has to wait. If this step only decodes, the next ones have no more room: unless what the rows decode is what this
+    request begins with."""
+    if step.chunks or step.admitted or step.preempted or step.moves:
+        return
+    if request is not None and state.manager.prefix_caching:
+        tokens = next(tokens for tokens in request.tokens if tokens is not None)
+        if state.manager.has_first(tokens, request.root):
+            return
+    state.is_shut = True
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:

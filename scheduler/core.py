@@ -32,6 +32,7 @@ from scheduler.errors import (
     RequestInFlight,
     UnknownRequest,
     WaitingFull,
+    WrongTokens,
 )
 from scheduler.explain import Explanation, explain
 from scheduler.packing import Packer
@@ -40,6 +41,7 @@ from scheduler.progress import force_progress, reject_overgrown
 from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
+from scheduler.stretch import skip, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _UNLIMITED = 2**62
@@ -188,6 +190,7 @@ class Scheduler:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
         state.waiting.add(new)
+        state.is_shut = False
 
     def schedule(self, now: float = 0.0) -> Batch:
         """Decide one step and put its rows in flight. A batch that is empty needs no end."""
@@ -249,6 +252,45 @@ class Scheduler:
         if self._checks:
             self._raise_violations()
         return outputs
+
+    def steady_steps(self, limit: int) -> int:
+        """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
+        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes."""
+        return steady_steps(self._state, limit)
+
+    def steady_ids(self) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
+        """The requests of the rows that those steps run, object [n], and how many tokens each row knows, int64 [n]."""
+        rows = steady_rows(self._state)
+        if rows is None:
+            return np.empty(0, object), np.empty(0, np.int64)
+        return self._state.columns.id[rows], self._state.manager.num_tokens[rows]
+
+    def skip(self, token_ids: Any, now: float = 0.0) -> None:
+        """So many steps ran as int32 `token_ids` [rows, steps] has columns: what row i of `steady_ids` sampled in each.
+
+        For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Raises
+        WrongTokens for another number of rows, or for more steps than `steady_steps` allows, changing nothing.
+        """
+        state = self._state
+        try:
+            tokens = np.asarray(token_ids)
+        except ValueError:
+            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
+        if tokens.ndim != 2 or (tokens.size and (tokens.dtype.kind not in "iu" or int(tokens.min()) < 0)):
+            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
+        num_rows, num_steps = tokens.shape
+        if not num_steps:
+            return
+        allowed = steady_steps(state, num_steps)
+        expected = 0 if state.steady is None else len(state.steady[0])
+        if num_rows != expected or num_steps > allowed:
+            raise WrongTokens(
+                f"skip: {allowed} of the next {num_steps} steps are steady, with {expected} rows; got tokens for {num_rows} rows."
+            )
+        state.now = now
+        skip(state, tokens.astype(np.int32))
+        if self._checks:
+            self._raise_violations()
 
     def cancel(self, batch: Batch, moved: bool = False) -> None:
         """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
@@ -386,6 +428,7 @@ class Scheduler:
             state.manager.release_held(blocks)
         for blocks in transfer.host_blocks:
             state.manager.release_held_host(blocks)
+        state.is_shut = False
         for request in transfer.waiting:
             request.transfers -= {batch.number}
             if request.status is Status.LOADING and not request.transfers and request.id in state.requests:

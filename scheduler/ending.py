@@ -204,6 +204,7 @@ def take_pending(state: State) -> list[Output]:
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence,
     the last one with the usage."""
+    state.is_shut = False
     if request.id in state.parked:
         del state.parked[request.id]
     elif request.status is Status.WAITING:
@@ -266,6 +267,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
     with them took."""
     usage: dict[int, RequestUsage] = {}
+    state.is_shut = False
     columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():

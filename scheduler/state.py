@@ -127,6 +127,8 @@ class State:
         # The latest time that the caller has told.
         self.now = 0.0
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
+        # Whether whoever waits or is away lacks room that no decode makes: they stay outside until somebody ends, or comes.
+        self.is_shut = False
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
