@@ -14,6 +14,7 @@ import typer
 from attention import AttentionError
 from paged import MissingExtra, PagedError, __version__
 from paged.cli.bench import bench_app
+from paged.cli.capacity import capacity
 from paged.cli.check import check_app
 from paged.cli.demo import demo
 from paged.cli.generate import generate
@@ -42,6 +43,7 @@ app.command()(generate)
 app.command()(replay)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
+app.command()(capacity)
 app.command()(policies)
 
 

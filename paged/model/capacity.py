@@ -6,7 +6,7 @@ Knows the shape of a model's K and V. Does not know who uses a block.
 from __future__ import annotations
 
 from attention import KVPool
-from paged.model.errors import BudgetTooSmall
+from paged.hardware import budget
 from paged.model.loading import LoadedModel
 
 
@@ -39,14 +39,4 @@ def pool_for(
 
 def blocks_within(model: LoadedModel, num_bytes: int, block_size: int, longest: int = 1) -> int:
     """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
-    each = bytes_per_block(model, block_size)
-    num_blocks, needed = num_bytes // each, -(-longest // block_size)
-    if num_blocks >= needed:
-        return num_blocks
-    wanted = needed * each
-    if needed == 1:
-        message = f"{num_bytes:,} bytes do not hold one block of {block_size} tokens; that takes {wanted:,}."
-    else:
-        held = num_blocks * block_size
-        message = f"{num_bytes:,} bytes hold {held:,} tokens; one sequence of {longest:,} takes {wanted:,}."
-    raise BudgetTooSmall(message, wanted=wanted, given=num_bytes)
+    return budget.blocks_within(num_bytes, bytes_per_block(model, block_size), block_size, longest)

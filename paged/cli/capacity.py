@@ -1,0 +1,152 @@
+"""`paged capacity`: what a model's sequences need of a device, by published figures.
+
+Knows names, units and rounding. Every figure comes from `paged.hardware`.
+"""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from paged.cli.options import Json
+from paged.cli.show import figures, print_json
+from paged.hardware import (
+    DTYPES,
+    Capacity,
+    Intensity,
+    Roofline,
+    capacity_of,
+    device_named,
+    device_names,
+    model_named,
+    model_names,
+)
+
+_MODEL_HELP = f"{', '.join(model_names())}; or a .json file of your own (docs/hardware.md)."
+_DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
+_STEP_HELP = "Token budget of a step: activations are for so many."
+
+# fmt: off
+ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
+DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
+Dtype = Annotated[str, Option(help=f"Of weights, activations and KV: {', '.join(DTYPES)}.")]
+Batch = Annotated[int, Option(min=1, help="Sequences.")]
+Length = Annotated[int, Option(min=1, help="Tokens of each.")]
+TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
+SplitContext = Annotated[bool, Option("--split-context", help="Devices that share a KV head or latent split its tokens.")]
+BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
+MemoryShare = Annotated[float, Option(help="Share of the device's memory that may be used.")]
+MaxTokensPerStep = Annotated[int, Option(min=1, help=_STEP_HELP)]
+# fmt: on
+
+
+def capacity(
+    model: ModelArgument,
+    device: DeviceName = "a100-80g",
+    dtype: Dtype = "bf16",
+    batch: Batch = 16,
+    length: Length = 1024,
+    tensor_parallel: TensorParallel = 1,
+    block_size: BlockSize = 16,
+    split_context: SplitContext = False,
+    memory_share: MemoryShare = 0.9,
+    max_tokens_per_step: MaxTokensPerStep = 2048,
+    json: Json = False,
+) -> None:
+    """Say what a model takes on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
+
+    Everything follows from the model's shape and the device's published figures; nothing is measured. 1 GB is 10^9 bytes.
+
+    Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
+    """
+    roofline = Roofline(
+        model=model_named(model),
+        device=device_named(device),
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        split_context=split_context,
+    )
+    found = capacity_of(
+        roofline,
+        batch=batch,
+        length=length,
+        block_size=block_size,
+        memory_share=memory_share,
+        max_tokens_per_step=max_tokens_per_step,
+    )
+    if json:
+        print_json(found)
+        return
+    place = f"{found.tensor_parallel} × {found.device}"
+    figures(f"{found.model} in {found.dtype} on {place}: memory", _memory(found, roofline))
+    figures(f"operations a byte, {found.device} in {found.dtype}", _arithmetic(found, roofline))
+
+
+def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
+    model = roofline.model
+    kept = "as one latent for all heads" if model.latent else f"with its {_counted(model.kv_heads, 'KV head')}"
+    own = "if every head had its own K and V"
+    parameters = f"{found.parameters:,} parameters"
+    if found.active_parameters != found.parameters:
+        parameters += f", {found.active_parameters:,} of them active for a token"
+    each = f"{_bytes(found.needed_bytes_of_device)} wanted, {_bytes(found.given_bytes_of_device)} may be used"
+    if found.fits:
+        verdict = "fits"
+    elif found.fewest_devices is None:
+        verdict = "does not fit, however many it is split over" if roofline.device.interconnect else "does not fit"
+    else:
+        verdict = f"does not fit; {found.fewest_devices} × {found.device} would do (--tensor-parallel)"
+    room = f"{_counted(found.num_blocks, 'block')} of {found.block_size} tokens; {_counted(found.max_sequences, 'sequence')} of {found.length:,} tokens"
+    return [
+        ("weights", f"{_bytes(found.weight_bytes)}: {parameters}"),
+        (
+            "activations",
+            f"{_bytes(found.activation_bytes_of_device)} a device for a step of {found.max_tokens_per_step:,} tokens, {_counted(found.batch, 'row')} sampled",
+        ),
+        (
+            "KV of a token",
+            f"{_bytes(found.kv_bytes_per_token)} {kept}; {_bytes(found.kv_bytes_per_token_of_all_heads)} {own}",
+        ),
+        (
+            f"KV of {found.batch:,} × {found.length:,}",
+            f"{_bytes(found.kv_bytes)} {kept}; {_bytes(found.kv_bytes_of_all_heads)} {own}",
+        ),
+        ("each device", f"{each} ({found.memory_share:.0%}): {verdict}"),
+        ("room for", room),
+    ]
+
+
+def _arithmetic(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
+    peak = roofline.device.peak(found.dtype)
+    ridge = f"{found.ridge:,.0f} FLOP/byte: {peak / 1e12:,.0f} TFLOP/s ÷ {roofline.device.bandwidth / 1e12:,.2f} TB/s"
+    first, rows = found.prefill.compute_bound_from, found.decode.compute_bound_from
+    prompts = f"a prompt of {first:,} tokens or more is compute-bound" if first else "no prompt is compute-bound"
+    sequences = (
+        f"compute-bound from {_counted(rows, 'sequence')}"
+        if rows
+        else "never compute-bound, as KV grows with the sequences"
+    )
+    return [
+        ("ridge of the device", ridge),
+        (f"prefill of {found.batch:,} × {found.length:,}", _bound(found.prefill, peak, prompts)),
+        (f"decode of {found.batch:,} at {found.length:,}", _bound(found.decode, peak, sequences)),
+        ("knee", f"{found.knee_tokens:,.0f} tokens a step: as long for their arithmetic as to read the weights"),
+    ]
+
+
+def _bound(step: Intensity, peak: float, threshold: str) -> str:
+    share = step.reachable_flops / peak
+    return f"{step.flops_per_byte:,.1f} FLOP/byte, {step.bound}-bound: {share:.0%} of the peak at most; {threshold}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _bytes(number: float) -> str:
+    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            value = number / size
+            digits = 0 if value >= 100 else 1 if value >= 10 else 2
+            return f"{value:,.{digits}f} {unit}"
+    return f"{number:,.0f} bytes"

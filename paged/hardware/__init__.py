@@ -1,0 +1,33 @@
+"""Models and devices as data, and what follows from their published figures: memory, and seconds of a step."""
+
+from paged.hardware.capacity import Capacity, Intensity, capacity_of
+from paged.hardware.catalogue import device_named, device_names, model_named, model_names
+from paged.hardware.device import DTYPES, Device
+from paged.hardware.errors import BadHardwareFile, UnknownDevice, UnknownModel
+from paged.hardware.model_shape import Experts, Latent, ModelShape
+from paged.hardware.placement import Placement
+from paged.hardware.roofline import Part, Roofline
+from paged.hardware.step_work import Amount, StepWork
+
+__all__ = [
+    "DTYPES",
+    "Amount",
+    "BadHardwareFile",
+    "Capacity",
+    "Device",
+    "Experts",
+    "Intensity",
+    "Latent",
+    "ModelShape",
+    "Part",
+    "Placement",
+    "Roofline",
+    "StepWork",
+    "UnknownDevice",
+    "UnknownModel",
+    "capacity_of",
+    "device_named",
+    "device_names",
+    "model_named",
+    "model_names",
+]

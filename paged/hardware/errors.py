@@ -1,0 +1,56 @@
+"""What can be wrong with a model or a device that somebody names.
+
+    PagedError
+    ├── UnknownModel       no model that ships has this name
+    ├── UnknownDevice      no device that ships has this name
+    └── BadHardwareFile    a file that does not describe a model or a device
+
+Knows names and files. Does not know what is computed from them.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from paged import PagedError
+
+
+class _UnknownName(PagedError, ValueError):
+    """`name`, `known` (the names that ship) and `nearest` (the known name most like it, or None)."""
+
+    kind = ""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        wanted = name.lower()
+        longer = [known for known in self.known if wanted and known.startswith(wanted)]
+        self.nearest = next(iter(longer or get_close_matches(wanted, self.known, n=1)), None)
+        hint = f" Did you mean {self.nearest}?" if self.nearest else ""
+        super().__init__(
+            f'unknown {self.kind} "{name}".{hint} Known are {", ".join(self.known)}; a path that ends in .json '
+            f"names a file of your own."
+        )
+
+
+class UnknownModel(_UnknownName):
+    """A model's name that is not known."""
+
+    kind = "model"
+
+
+class UnknownDevice(_UnknownName):
+    """A device's name that is not known."""
+
+    kind = "device"
+
+
+class BadHardwareFile(PagedError, ValueError):
+    """A file that does not describe what it should: `path`, `field` (None where the file as a whole is no JSON), `problem`."""
+
+    def __init__(self, path: Path, field: str | None, problem: str) -> None:
+        where = f"{path}, field {field}" if field else str(path)
+        super().__init__(f"{where}: {problem}")
+        self.path = path
+        self.field = field
+        self.problem = problem

@@ -1,0 +1,203 @@
+"""The shape of a decoder, and what follows from it alone: parameters, K and V a token, operations.
+
+Knows sizes as a model's configuration states them. Does not know weights, dtypes, devices or time. A multiplication and an addition
+are two operations (FLOPs), as in devices' data sheets.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from paged import InvalidConfig
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The MLPs of a mixture of experts.
+
+    count         routed experts of a layer
+    per_token     how many of them a token goes through
+    shared        experts that every token goes through
+    intermediate  width of one expert
+    dense_layers  first layers that have one plain MLP instead
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared: int = 0
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "count", "per_token", "intermediate")
+        _at_least(self, 0, "shared", "dense_layers")
+        if self.per_token > self.count:
+            raise InvalidConfig(f"per_token is {self.per_token}; there are only {self.count} experts")
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): a token's K and V are kept as one vector for all heads.
+
+    kv_rank     elements of the latent from which each head's K and V are projected
+    rope_dim    elements of the key beside it that carries the position
+    query_rank  elements of the queries' latent
+    nope_dim    elements of a head's key without position
+    value_dim   elements of a head's value
+    """
+
+    kv_rank: int
+    rope_dim: int
+    query_rank: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, *self.__struct_fields__)
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder-only transformer's sizes.
+
+    hidden, layers, heads, kv_heads, head_dim, vocab   as in every configuration
+    intermediate          width of the MLP
+    max_length            most tokens of a sequence
+    tied_embeddings       the output projection is the embedding
+    gated_mlp             three matrices (gate, up, down) instead of two
+    bias                  which linear layers have one; with "all" the norms have one, too
+    learned_positions     rows of a table of position embeddings
+    experts, latent       None: one MLP a layer; K and V of `kv_heads` heads are kept
+    published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
+    source                where the figures come from
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_length: int
+    tied_embeddings: bool = False
+    gated_mlp: bool = True
+    bias: Literal["none", "qkv", "all"] = "none"
+    learned_positions: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+    published_parameters: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_length")
+        _at_least(self, 1, *sizes)
+        _at_least(self, 0, "learned_positions", "published_parameters")
+        if self.heads % self.kv_heads:
+            raise InvalidConfig(f"kv_heads is {self.kv_heads}; {self.heads} heads cannot share so many evenly")
+        if self.experts and self.experts.dense_layers > self.layers:
+            raise InvalidConfig(f"dense_layers is {self.experts.dense_layers}; there are only {self.layers} layers")
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a head's key, and of its query."""
+        return self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a head's value."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements that are kept of a token, over all layers."""
+        if self.latent:
+            return self.layers * (self.latent.kv_rank + self.latent.rope_dim)
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+    @property
+    def kv_elements_of_all_heads(self) -> int:
+        """The same if every head had its own K and V."""
+        return self.layers * self.heads * (self.key_dim + self.value_dim)
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert of one layer."""
+        return self._mlp(self.experts.intermediate) if self.experts else 0
+
+    @property
+    def expand_parameters(self) -> int:
+        """Parameters of a layer that turn a latent into the K (without position) and V of all heads; 0 without latents."""
+        latent = self.latent
+        return latent.kv_rank * self.heads * (latent.nope_dim + latent.value_dim) if latent else 0
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of all layers but the routed experts: what every token goes through between embedding and output."""
+        norms = 2 * self._norm() * self.layers
+        attention = self._attention() * self.layers
+        plain = self._mlp(self.intermediate) * (self.layers - self.moe_layers)
+        if self.experts is None:
+            return norms + attention + plain
+        router = self.hidden * self.experts.count
+        return norms + attention + plain + (router + self.experts.shared * self.expert_parameters) * self.moe_layers
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output projection, its own or the embedding's."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        embeddings = (self.vocab + self.learned_positions) * self.hidden
+        head = 0 if self.tied_embeddings else self.head_parameters
+        return embeddings + self.layer_parameters + self._routed(of_token=False) + self._norm() + head
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token goes through, and both embeddings: all, but for the experts that it is not routed to."""
+        return self.parameters - self._routed(of_token=False) + self._routed(of_token=True)
+
+    @property
+    def mlp_width(self) -> int:
+        """Elements between an MLP's matrices for one token, at most over the layers."""
+        experts = self.experts
+        routed = (experts.per_token + experts.shared) * experts.intermediate if experts else 0
+        return max(routed, self.intermediate if self.moe_layers < self.layers else 0)
+
+    def _routed(self, *, of_token: bool) -> int:
+        if self.experts is None:
+            return 0
+        count = self.experts.per_token if of_token else self.experts.count
+        return count * self.expert_parameters * self.moe_layers
+
+    def _norm(self) -> int:
+        return self.hidden * (2 if self.bias == "all" else 1)
+
+    def _attention(self) -> int:
+        """Parameters of one layer's attention."""
+        if (latent := self.latent) is not None:
+            queries = self.hidden * latent.query_rank + latent.query_rank * self.heads * self.key_dim
+            kept = self.hidden * (latent.kv_rank + latent.rope_dim)
+            norms = latent.query_rank + latent.kv_rank
+            return queries + kept + norms + self.expand_parameters + self.heads * self.value_dim * self.hidden
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        biases = {"none": 0, "qkv": queries + 2 * keys, "all": queries + 2 * keys + self.hidden}[self.bias]
+        return self.hidden * (2 * queries + 2 * keys) + biases
+
+    def _mlp(self, width: int) -> int:
+        bias = (width * (2 if self.gated_mlp else 1) + self.hidden) if self.bias == "all" else 0
+        return (3 if self.gated_mlp else 2) * self.hidden * width + bias
+
+
+def _at_least(struct: msgspec.Struct, least: int, *fields: str) -> None:
+    for field in fields:
+        value = getattr(struct, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidConfig(f"{field} is {value!r}; it has to be a whole number of at least {least}")

@@ -1,0 +1,221 @@
+"""A cost model from published figures: how long a step of a model takes on devices.
+
+Knows a model's shape and a device's figures. Nothing in it was measured: what a kernel reaches of a published rate is an assumption,
+and each assumption is a parameter with a name. Does not know requests, blocks that are in use, or policies.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paged import Costs, InvalidConfig
+from paged.hardware.device import DTYPES
+from paged.hardware.placement import LOGIT_BYTES, Placement
+from paged.hardware.step_work import Amount, StepWork
+
+_REDUCTIONS_A_LAYER = 2
+
+
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """What one kind of layer does in a step on one device: operations, and bytes between memory and arithmetic."""
+
+    flops: Amount
+    bytes: Amount
+
+
+class Roofline(Placement, frozen=True, kw_only=True):
+    """Seconds of a step from a model's shape and a device's published figures.
+
+        seconds = Σ over parts max(operations ÷ reached operations/s, bytes ÷ reached bytes/s)
+                  + all-reduces + KV over the host link + host overhead
+
+    The parts are the dense layers, the routed experts, attention, and the output projection. The larger of the two is taken for each
+    part and not for the step as a whole, because kernels run one after another: while attention reads KV, the matrix units that have
+    finished the MLP do not help it. Within a part the overlap is taken as perfect. KV is copied before the forward pass, so the link's
+    time is added, too.
+
+    Assumptions, each a parameter:
+
+    compute_efficiency    share of the device's peak that matrix products reach
+    memory_efficiency     share of its bandwidth that reads reach
+    link_efficiency       share of the host link and of the interconnect
+    host_overhead_s       seconds of each step in which the device waits for the host
+    all_reduce_latency_s  seconds of each all-reduce (two a layer) beside its bytes
+
+    What lies on which device is said in `Placement`. An all-reduce is a ring. Experts are drawn evenly, so n tokens touch count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model
+    with latents attends in the cheaper of two ways, by the step: on latents (more operations a pair), or on K and V expanded from every
+    latent of the context (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    """
+
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    link_efficiency: float = 0.8
+    host_overhead_s: float = 0.5e-3
+    all_reduce_latency_s: float = 10e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be above 0 and at most 1")
+        for name in ("host_overhead_s", "all_reduce_latency_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be a finite number, 0 or more")
+
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none.
+
+        It rises, or stays, with every amount.
+        """
+        rate, bandwidth = self._rate, self._bandwidth
+        seconds = self._waiting(work)
+        for part in self.parts(work):
+            seconds = seconds + _larger(part.flops / rate, part.bytes / bandwidth)
+        return seconds
+
+    def flops(self, work: StepWork) -> Any:
+        """Operations of a step, on one device."""
+        return sum(part.flops for part in self.parts(work))
+
+    def bytes_read(self, work: StepWork) -> Any:
+        """Bytes that a step carries between memory and arithmetic, on one device."""
+        return sum(part.bytes for part in self.parts(work))
+
+    def parts(self, work: StepWork) -> tuple[Part, ...]:
+        """The step on one device by kind of layer, in the order of a forward pass: dense layers, routed experts, attention, output."""
+        tokens = work.computed_tokens
+        runs = tokens > 0
+        flops, weights, traffic = self._dense
+        dense = Part(flops * tokens, weights * runs + traffic * tokens)
+        head_flops, head_weights, logits = self._head
+        rows = work.sampled_rows
+        head = Part(head_flops * rows, head_weights * (rows > 0) + logits * rows)
+        if self.model.experts is None:
+            return dense, self._attention(work), head
+        experts = self.model.experts
+        missed = (1 - experts.per_token / experts.count) ** tokens
+        expert_flops, expert_bytes = self._experts
+        routed = Part(expert_flops * experts.per_token * tokens, expert_bytes * experts.count * (1 - missed))
+        return dense, routed, self._attention(work), head
+
+    def costs(self, block_size: int) -> Costs:
+        """What the scheduler is to expect of swapping and recomputing, so that it decides by the clock that it is timed by.
+
+        A token is priced as in a step full of them: what arithmetic takes, not the weights' reading.
+        """
+        flops, _, _ = self._dense
+        if self.model.experts:
+            flops += self._experts[0] * self.model.experts.per_token
+        linear = (flops + 2 * self.model.expand_parameters * self.model.layers / self.tensor_parallel) / self._rate
+        return Costs(
+            seconds_per_swapped_block=block_size * self.kv_bytes_per_token_of_device / self._host_link,
+            seconds_per_token=linear + self._reduction(1.0),
+            attention_knee=(linear + self._reduction(1.0)) * self._rate / self._pair_flops,
+        )
+
+    @property
+    def knee_tokens(self) -> float:
+        """The token budget at the roofline's knee: peak FLOP/s × weight bytes ÷ (bandwidth × 2 × parameters).
+
+        Computed tokens beyond it cost arithmetic, up to it they ride along with the weights' reading. Published rates, not reached ones:
+        with these defaults the reached knee lies at 3/4 of it before KV is read, and KV's reading shifts it up again. A mixture of experts
+        reads all weights and multiplies by the active ones alone. Independent of tensor parallelism.
+        """
+        active = 2 * self.model.active_parameters
+        return self.device.ridge(self.dtype) * self.weight_bytes / active
+
+    @cached_property
+    def _rate(self) -> float:
+        return self.device.peak(self.dtype) * self.compute_efficiency
+
+    @cached_property
+    def _bandwidth(self) -> float:
+        return self.device.bandwidth * self.memory_efficiency
+
+    @cached_property
+    def _host_link(self) -> float:
+        return self.device.host_link * self.link_efficiency
+
+    @cached_property
+    def _dense(self) -> tuple[float, float, float]:
+        """Of the dense layers on one device: operations a token, bytes of weights, bytes of activations a token.
+
+        Activations: each layer's linears and norms read and write the residual width eight times, each split tensor is written and read.
+        A latent's expansion is multiplied in attention, and its weights are read here.
+        """
+        model, degree, size = self.model, self.tensor_parallel, DTYPES[self.dtype]
+        multiplied = model.layer_parameters - model.expand_parameters * model.layers
+        split = 2 * (self.attention_width + self.mlp_tensors * model.mlp_width)
+        traffic = model.layers * (8 * model.hidden + split / degree) * size
+        return 2 * multiplied / degree, model.layer_parameters * size / degree, traffic
+
+    @cached_property
+    def _experts(self) -> tuple[float, float]:
+        """Of one routed expert, over all layers, on one device: operations a token, bytes of weights."""
+        parameters = self.model.expert_parameters * self.model.moe_layers / self.tensor_parallel
+        return 2 * parameters, parameters * DTYPES[self.dtype]
+
+    @cached_property
+    def _head(self) -> tuple[float, float, float]:
+        """Of the output projection on one device: operations a row, bytes of weights, bytes of logits a row."""
+        parameters = self.model.head_parameters / self.tensor_parallel
+        return 2 * parameters, parameters * DTYPES[self.dtype], LOGIT_BYTES * self.model.vocab / self.tensor_parallel
+
+    @cached_property
+    def _attention_share(self) -> float:
+        """The share of attention that the fullest device has: its heads, or an even part of their contexts."""
+        if self.split_context:
+            return 1 / self.tensor_parallel
+        return -(-self.model.heads // self.tensor_parallel) / self.model.heads
+
+    @cached_property
+    def _pair_flops(self) -> float:
+        """Operations of attention for one pair of positions, all layers, on one device: a product with the key, one with the value."""
+        model = self.model
+        return 2.0 * model.layers * model.heads * self._attention_share * (model.key_dim + model.value_dim)
+
+    def _attention(self, work: StepWork) -> Part:
+        kv_bytes = self.kv_bytes_per_token_of_device * (work.context_tokens + work.computed_tokens)
+        flops = self._pair_flops * work.attended_pairs
+        if (latent := self.model.latent) is None:
+            return Part(flops, kv_bytes)
+        layers, share = self.model.layers, self._attention_share
+        expand = 2 * layers * self.model.expand_parameters * share
+        on_latents = 2.0 * layers * self.model.heads * share * (2 * latent.kv_rank + latent.rope_dim)
+        expanded = flops + expand * work.context_tokens
+        absorbed = on_latents * work.attended_pairs + expand * work.computed_tokens
+        return Part(_smaller(expanded, absorbed), kv_bytes)
+
+    def _reduction(self, tokens: Amount) -> Any:
+        """Seconds in which the all-reduces of a step carry their bytes."""
+        degree, interconnect = self.tensor_parallel, self.device.interconnect
+        if degree == 1 or interconnect is None:
+            return 0.0
+        num_reductions = _REDUCTIONS_A_LAYER * self.model.layers
+        carried = num_reductions * 2 * (degree - 1) / degree * self.model.hidden * DTYPES[self.dtype]
+        return carried * tokens / (interconnect * self.link_efficiency)
+
+    def _waiting(self, work: StepWork) -> Any:
+        """Seconds of a step in which the device neither multiplies nor reads its memory."""
+        tokens, moved = work.computed_tokens, work.moved_tokens
+        latency = 0.0
+        if self.tensor_parallel > 1:
+            latency = _REDUCTIONS_A_LAYER * self.model.layers * self.all_reduce_latency_s
+        overhead = self.host_overhead_s * ((tokens > 0) | (moved > 0)) + latency * (tokens > 0)
+        return overhead + self._reduction(tokens) + self.kv_bytes_per_token_of_device * moved / self._host_link
+
+
+def _larger(left: Amount, right: Amount) -> Any:
+    """The larger of two; on numbers Python's, which costs a tenth of numpy's."""
+    is_array = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
+    return np.maximum(left, right) if is_array else max(left, right)
+
+
+def _smaller(left: Amount, right: Amount) -> Any:
+    is_array = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
+    return np.minimum(left, right) if is_array else min(left, right)
