@@ -200,6 +200,17 @@ class TrustedCalls(Views):
             blocks = blocks[: match.first_pending]
         return int(np.count_nonzero(self._device.state[blocks] > 0))
 
+    def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether what some row computes next may be what follows the cached prefix of these tokens: it ends where an open run does."""
+        index = self._index
+        if index is None or not self.has_first(tokens, root):
+            return False
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
+        if not match.segments:
+            return True
+        run, offset, count = match.segments[-1]
+        return run.row >= 0 and offset + count >= index.confirmed_length(run)
+
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
 
@@ -283,9 +294,10 @@ class TrustedCalls(Views):
                 most = middle - 1
         return least
 
-    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> None:
+    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
         """`next_batch`, `place_decodes`, `draw_promised`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what these rows
-        sampled, one batch after the other. The caller has seen by `most_decodes` that they can."""
+        sampled, one batch after the other. The caller has seen by `most_decodes` that they can. Returns the blocks that each batch drew,
+        int64 [k]."""
         tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
         computed = tables.num_computed[rows]
         have = tables.num_blocks[rows].astype(np.int64)
@@ -312,6 +324,7 @@ class TrustedCalls(Views):
         tables.num_tokens[rows] = ends + num_steps
         tables.num_computed[rows] = computed + num_steps
         tables.last_token[rows] = tokens[:, -1]
+        return np.bincount(steps, minlength=num_steps)
 
     def _begin_batch(self, number: int) -> None:
         self._batch = number

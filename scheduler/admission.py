@@ -29,7 +29,9 @@ def let_in(state: State, step: Step) -> None:
             continue
         if any(state.waits_for_transfer(row) for row in request.live_rows):
             continue
-        if step.budget <= 0 or not _has_seats(state, step, request) or not _can_return(state, step, request):
+        if step.budget <= 0:
+            return
+        if not _has_seats(state, step, request) or not _can_return(state, step, request):
             _shut(state, step)
             return
         bring_back(state, step, request)
@@ -51,13 +53,13 @@ def let_in(state: State, step: Step) -> None:
 
 
 def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
-    """Somebody has to wait. If this step only decodes, the next ones have no more room: unless what the rows decode is what this
-    request begins with."""
-    if step.chunks or step.admitted or step.preempted or step.moves:
+    """Somebody lacks memory or a seat. Steps that only decode make none: unless what the rows decode is what this request begins
+    with."""
+    if step.preempted or step.moves:
         return
     if request is not None and state.manager.prefix_caching:
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
-        if state.manager.has_first(tokens, request.root):
+        if state.manager.may_be_found(tokens, request.root):
             return
     state.is_shut = True
 

@@ -41,7 +41,7 @@ from scheduler.progress import force_progress, reject_overgrown
 from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
-from scheduler.stretch import skip, steady_rows, steady_steps
+from scheduler.stretch import has_stop, skip, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _UNLIMITED = 2**62
@@ -190,7 +190,8 @@ class Scheduler:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
         state.waiting.add(new)
-        state.is_shut = False
+        if state.waiting.head() is new:
+            state.is_shut = False
 
     def schedule(self, now: float = 0.0) -> Batch:
         """Decide one step and put its rows in flight. A batch that is empty needs no end."""
@@ -265,11 +266,12 @@ class Scheduler:
             return np.empty(0, object), np.empty(0, np.int64)
         return self._state.columns.id[rows], self._state.manager.num_tokens[rows]
 
-    def skip(self, token_ids: Any, now: float = 0.0) -> None:
+    def skip(self, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
         """So many steps ran as int32 `token_ids` [rows, steps] has columns: what row i of `steady_ids` sampled in each.
 
-        For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Raises
-        WrongTokens for another number of rows, or for more steps than `steady_steps` allows, changing nothing.
+        For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
+        blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
+        allows, and for a token at which its row stops, changing nothing.
         """
         state = self._state
         try:
@@ -280,17 +282,22 @@ class Scheduler:
             raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
         num_rows, num_steps = tokens.shape
         if not num_steps:
-            return
+            return np.empty(0, np.int64)
         allowed = steady_steps(state, num_steps)
         expected = 0 if state.steady is None else len(state.steady[0])
         if num_rows != expected or num_steps > allowed:
             raise WrongTokens(
                 f"skip: {allowed} of the next {num_steps} steps are steady, with {expected} rows; got tokens for {num_rows} rows."
             )
+        tokens = tokens.astype(np.int32)
+        assert state.steady is not None, "steps are allowed"
+        if has_stop(state, state.steady[0], tokens):
+            raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
         state.now = now
-        skip(state, tokens.astype(np.int32))
+        drawn = skip(state, tokens)
         if self._checks:
             self._raise_violations()
+        return drawn
 
     def cancel(self, batch: Batch, moved: bool = False) -> None:
         """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
@@ -447,6 +454,16 @@ class Scheduler:
         if request_id not in self._state.ended:
             raise UnknownRequest(request_id)
         return self._state.ended[request_id][0].value
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, for room or for tokens from the caller, and hold nothing."""
+        return self._state.waiting.num + len(self._state.parked)
+
+    @property
+    def num_away(self) -> int:
+        """Requests that are loading, paused or swapped."""
+        return self._state.away.num
 
     def counts(self) -> dict[str, int]:
         """Requests by state; submitted is the sum of the others."""

@@ -25,7 +25,7 @@ def steady_rows(state: State) -> Rows | None:
         return None
     if state.outstanding or state.carried or state.doomed or state.transfers or state.to_reject or state.bounded:
         return None
-    if state.pending_outputs or state.silent or state.columns.num_with_stops:
+    if state.pending_outputs or state.silent:
         return None
     if (state.waiting.num or state.away.num) and not state.is_shut:
         return None
@@ -45,14 +45,23 @@ def steady_steps(state: State, limit: int) -> int:
     return max(0, manager.most_decodes(rows, min(limit, ends - 1)))
 
 
-def skip(state: State, token_ids: NDArray[np.int32]) -> None:
-    """The coming steps have run, `token_ids[i, j]` being what row i sampled in step j. The caller has asked `steady_steps`."""
+def has_stop(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> bool:
+    """Whether any of `token_ids` [rows, steps] is a stop id of its row."""
+    if not state.columns.num_with_stops:
+        return False
+    return bool((token_ids[:, :, None] == state.columns.stops[rows][:, None, :]).any())
+
+
+def skip(state: State, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The coming steps have run, `token_ids[i, j]` being what row i sampled in step j. The caller has asked `steady_steps` and
+    `has_stop`. Returns the blocks that each step drew, int64 [steps]."""
     assert state.steady is not None, "a steady stretch has rows"
     rows, computed, ends = state.steady
     num_steps = token_ids.shape[1]
-    state.manager.skip_decodes(rows, token_ids)
+    drawn = state.manager.skip_decodes(rows, token_ids)
     state.steady = (rows, computed + num_steps, ends + num_steps)
     stats = state.stats
     stats.steps += num_steps
     stats.computed_tokens += token_ids.size
     stats.output_tokens += token_ids.size
+    return drawn

@@ -1,4 +1,4 @@
-"""The command line, `paged`. Knows what people type and read. Every figure it shows comes from `paged.replay` or `paged.bench`."""
+"""The command line, `paged`. Knows what people type and read. Every figure it shows comes from `paged.simulator` or `paged.bench`."""
 
 import io
 import sys

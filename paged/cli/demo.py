@@ -17,7 +17,7 @@ from paged.cli.show import console, figures, print_json, printed
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
-from paged.replay import Replay, ReplayResult, StepTime
+from paged.simulator import Simulation, SimulationResult, StepTime
 from paged.traces import Trace, excerpt_path, read_trace
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def _trace(scales: dict[str, float]) -> Trace:
     return read_trace(excerpt_path("mooncake"), limit=REQUESTS).scaled(rate=RATE_SCALE, **scales)
 
 
-def _stand_in_demo(speed: float, is_silent: bool) -> ReplayResult:
+def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
     step_time = StepTime()
-    replay = Replay(_trace(STAND_IN_SCALES), STAND_IN_POOL.scheduler(step_time), step_time, check=True)
+    replay = Simulation(_trace(STAND_IN_SCALES), STAND_IN_POOL.scheduler(step_time), step_time, check=True)
     _run(replay, TITLE, speed, is_silent, {})
     return replay.result()
 
 
-def _model_demo(speed: float, is_silent: bool) -> tuple[ReplayResult, dict[str, Any]]:
+def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """The replay under pressure, and what comparing it with one in ample memory gave."""
     from paged.checkpoint import checkpoint_path
     from paged.demo.real_text import RealText
@@ -113,19 +113,19 @@ def _answered(
     title: str,
     speed: float,
     is_silent: bool,
-) -> tuple[ReplayResult, dict[str, list[int]], float]:
+) -> tuple[SimulationResult, dict[str, list[int]], float]:
     """One replay with the model: its figures, every request's tokens, and the seconds that the model took."""
     from paged.demo.model_answers import ModelAnswers
 
     step_time = StepTime()
     scheduler = pool.scheduler(step_time)
     answers = ModelAnswers(model, scheduler)
-    replay = Replay(trace, scheduler, step_time, check=True, prompt_of=prompt_of, answer=answers)
+    replay = Simulation(trace, scheduler, step_time, check=True, prompt_of=prompt_of, answer=answers)
     _run(replay, title, speed, is_silent, answers.texts)
     return replay.result(), answers.tokens, answers.seconds
 
 
-def _run(replay: Replay, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:
+def _run(replay: Simulation, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:
     out = console()
     if is_silent:
         for _ in replay.steps():
@@ -136,7 +136,7 @@ def _run(replay: Replay, title: str, speed: float, is_silent: bool, texts: Mappi
         _report(replay, title)
 
 
-def _show(result: ReplayResult, more: dict[str, Any], json: bool) -> None:
+def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
     if json:
         print_json({**msgspec.to_builtins(result), **more})
         return
@@ -152,7 +152,7 @@ def _show(result: ReplayResult, more: dict[str, Any], json: bool) -> None:
         )
 
 
-def _play(replay: Replay, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
+def _play(replay: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
     """Draw the replay at a pace that eyes can follow; the last frame stays."""
     watch = Watch(replay, texts)
     due = time.monotonic()
@@ -174,7 +174,7 @@ def _drawn(frame: Frame, title: str, out: Console):
     return render(frame, title, out.width, out.height - 1)
 
 
-def _report(replay: Replay, title: str) -> None:
+def _report(replay: Simulation, title: str) -> None:
     """A line whenever another tenth of the requests has ended."""
     watch = Watch(replay)
     printed(title)

@@ -11,7 +11,7 @@ import msgspec
 from typer import Argument, Option
 
 from paged import POLICIES, BlockManager, Scheduler
-from paged.replay import StepTime
+from paged.simulator import StepTime
 from paged.traces import EXCERPTS, Trace, excerpt_path, read_trace
 
 _TRACE, _POOL, _STEP, _TIME = "The trace", "The pool", "A step", "What a step takes"

@@ -1,4 +1,4 @@
-"""`paged replay`: a real service's arrivals and lengths on a pool of your size."""
+"""`paged.simulator`: a real service's arrivals and lengths on a pool of your size."""
 
 import sys
 
@@ -9,7 +9,7 @@ from rich.progress import Progress
 from paged.cli import options
 from paged.cli.show import print_json
 from paged.cli.summary import print_summary
-from paged.replay import Replay, StepTime
+from paged.simulator import Simulation, StepTime
 
 VIOLATIONS_FOUND = 1
 _TIME = StepTime()
@@ -37,7 +37,7 @@ def replay(
     check: options.Check = False,
     json: options.Json = False,
 ) -> None:
-    """Replay a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
+    """Simulation a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
 
     Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, idle time is skipped,
     and a step takes max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. The defaults
@@ -56,7 +56,7 @@ def replay(
     requests = requests.scaled(
         rate=rate_scale, prompts=length_scale * prompt_scale, outputs=length_scale * output_scale
     )
-    run = Replay(requests, scheduler, step_time, check=check)
+    run = Simulation(requests, scheduler, step_time, check=check)
     _go_through(run)
     result = run.result()
     if json:
@@ -68,7 +68,7 @@ def replay(
         raise typer.Exit(VIOLATIONS_FOUND)
 
 
-def _go_through(run: Replay) -> None:
+def _go_through(run: Simulation) -> None:
     """Run to the end, with a bar on standard error for somebody who waits at a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -1,15 +1,15 @@
 """A replay's result, for people. Knows units and rounding. Does not know how the figures came about."""
 
 from paged.cli.show import figures
-from paged.replay import Percentiles, ReplayResult
+from paged.simulator import Percentiles, SimulationResult
 
 
-def print_summary(result: ReplayResult) -> None:
+def print_summary(result: SimulationResult) -> None:
     """The figures of a replay on standard output."""
     figures(f"{result.trace}, policy {result.policy}", summary(result))
 
 
-def summary(result: ReplayResult) -> list[tuple[str, str]]:
+def summary(result: SimulationResult) -> list[tuple[str, str]]:
     """What is worth knowing of a replay: name and value, a line each."""
     computed = max(result.computed_tokens, 1)
     pool = f"{result.num_blocks:,} blocks of {result.block_size} tokens, {result.host_blocks:,} on the host"

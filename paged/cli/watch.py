@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.cli.frame import Frame, block_cells
-from paged.replay import Replay, Step
+from paged.simulator import Simulation, Step
 
 MAX_EVENTS = 40
 
@@ -18,7 +18,7 @@ MAX_EVENTS = 40
 class Watch:
     """Follows a replay step by step. `frame` says what it looks like after the latest one."""
 
-    def __init__(self, replay: Replay, texts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, replay: Simulation, texts: Mapping[str, str] | None = None) -> None:
         """`texts` by request id are what a model has written so far, if one writes."""
         self._replay = replay
         self._texts = texts if texts is not None else {}

@@ -140,11 +140,16 @@ def test_somebody_who_comes_ends_the_stretch():
     assert scheduler.steady_steps(1000) == 0
 
 
-def test_who_may_stop_at_a_token_is_never_skipped():
+def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
     scheduler = Scheduler(BlockManager(64, 4))
-    scheduler.add(Request(id="a", prompt=[1, 2, 3], max_tokens=40, stop_token_ids=[9]))
-    scheduler.update(scheduler.schedule(), [5])
-    assert scheduler.steady_steps(1000) == 0
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=40, stop_token_ids=[9]))
+    for _ in range(2):
+        scheduler.update(scheduler.schedule(), [5])
+    before = scheduler.manager.snapshot()
+    with pytest.raises(WrongTokens, match="stop id"):
+        scheduler.skip([[5, 9]])
+    assert scheduler.manager.snapshot() == before
+    assert scheduler.skip([[5, 5, 5]]).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """How long a step takes, by formula.
 
 Knows how many tokens a batch computes, how many it attends to and how many blocks it moves. Does not know any real device: its
-constants are a word on what hardware a replay resembles, not a measurement.
+constants are a word on what hardware a simulation resembles, not a measurement.
 """
 
 import math
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from paged import Costs, InvalidConfig
+from paged.hardware import StepWork
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -35,11 +38,13 @@ class StepTime(msgspec.Struct, frozen=True):
         if self.weights_ms == 0 and self.token_us == 0:
             raise InvalidConfig("weights_ms and token_us are both 0; a step that computes must take time")
 
-    def seconds(self, computed_tokens: int, attended_tokens: int, moved_tokens: int) -> float:
-        """Duration of a step. `attended_tokens` is the sum of the context lengths of the batch's sequences."""
-        memory = self.weights_ms * 1e-3 + self.context_us * 1e-6 * attended_tokens if computed_tokens else 0.0
-        arithmetic = self.token_us * 1e-6 * computed_tokens
-        return max(memory, arithmetic) + self.swap_us * 1e-6 * moved_tokens
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step; of amounts that are arrays float64 [n]."""
+        computed = work.computed_tokens
+        memory = (self.weights_ms * 1e-3 + self.context_us * 1e-6 * work.context_tokens) * (computed > 0)
+        arithmetic = self.token_us * 1e-6 * computed
+        larger = np.maximum(memory, arithmetic) if isinstance(memory, np.ndarray) else max(memory, arithmetic)
+        return larger + self.swap_us * 1e-6 * work.moved_tokens
 
     def costs(self, block_size: int) -> Costs:
         """What the scheduler is to expect of swapping and recomputing, so that it decides by the same clock that it is timed by."""

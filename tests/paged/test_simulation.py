@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Scheduler
-from paged.replay import Replay, ReplayStuck, StepTime, replay
-from paged.replay.latencies import Latencies
-from paged.replay.result import Percentiles
-from paged.replay.stand_in import stand_in_tokens
+from paged.hardware import StepWork
+from paged.simulator import Simulation, SimulationStuck, StepTime, simulate
+from paged.simulator.latencies import Latencies
+from paged.simulator.result import Percentiles
+from paged.simulator.stand_in import stand_in_tokens
 from paged.traces import excerpt_path, read_trace
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
@@ -32,7 +33,7 @@ def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
 
 
 def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(trace_of):
-    result = replay(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
+    result = simulate(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
     assert (result.requests, result.finished, result.rejected, result.steps) == (2, 2, 0, 5)
     assert result.makespan_s == 102
     assert result.busy_s == 5
@@ -43,18 +44,18 @@ def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(tra
 
 
 def test_a_request_waits_for_the_step_in_which_it_arrived(trace_of):
-    result = replay(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
+    result = simulate(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
     assert result.ttft_s.max == 1.5
 
 
 def test_what_can_never_fit_is_counted_and_the_others_go_on(trace_of):
-    result = replay(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
+    result = simulate(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
     assert (result.finished, result.rejected) == (1, 1)
     assert result.prompt_tokens == 5
 
 
 def test_the_prefix_hit_is_the_shared_prefix_in_full_blocks(trace_of):
-    result = replay(trace_of("0,20,1,bot,18", "50,30,1,bot,18"), scheduler_of(), SECOND_A_STEP)
+    result = simulate(trace_of("0,20,1,bot,18", "50,30,1,bot,18"), scheduler_of(), SECOND_A_STEP)
     assert (result.hit_tokens, result.prompt_tokens) == (16, 50)
     assert result.prefix_hit_rate == 16 / 50
 
@@ -74,7 +75,7 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
     apart = trace.scaled(rate=1e-9, outputs=1e-9)
     pool = int(trace.prompt_tokens.sum()) // block_size + 2 * len(trace)
     scheduler = scheduler_of(pool, block_size, max_tokens_per_step=200_000)
-    result = replay(apart, scheduler, SECOND_A_STEP)
+    result = simulate(apart, scheduler, SECOND_A_STEP)
     assert expected > 200_000
     assert result.hit_tokens == expected
     assert scheduler.manager.num_used == 0
@@ -84,7 +85,7 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
 def test_every_request_of_a_real_service_ends_under_pressure(policy):
     trace = read_trace(excerpt_path("azure"), limit=60).scaled(prompts=1 / 16, outputs=1 / 8)
     scheduler = scheduler_of(48, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)
-    result = replay(trace, scheduler, check=True)
+    result = simulate(trace, scheduler, check=True)
     assert result.finished + result.rejected == 60
     assert result.violations == 0, result.violation_messages
     assert result.checked_steps == result.steps
@@ -95,7 +96,7 @@ def test_every_request_of_a_real_service_ends_under_pressure(policy):
 
 def test_the_same_trace_gives_the_same_figures():
     trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
-    results = [replay(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
+    results = [simulate(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
     host = {"wall_s", "us_per_step"}
     first, second = (
         {field: getattr(result, field) for field in result.__struct_fields__ if field not in host} for result in results
@@ -106,7 +107,7 @@ def test_the_same_trace_gives_the_same_figures():
 def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
     scheduler = scheduler_of()
     monkeypatch.setattr(scheduler, "check", lambda: ["block 3 is lost"])
-    result = replay(trace_of("0,5,20,,"), scheduler, check=True)
+    result = simulate(trace_of("0,5,20,,"), scheduler, check=True)
     assert result.violations == 2 * result.steps == 40
     assert len(result.violation_messages) == 10
     assert result.violation_messages[0] == "step 0: block 3 is lost"
@@ -116,16 +117,20 @@ def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, 
     scheduler = scheduler_of()
     empty = scheduler.schedule(0.0)
     monkeypatch.setattr(scheduler, "schedule", lambda now: empty)
-    with pytest.raises(ReplayStuck, match="nothing was scheduled twice"):
-        list(Replay(trace_of("0,5,3,,"), scheduler).steps())
+    with pytest.raises(SimulationStuck, match="nothing was scheduled twice"):
+        list(Simulation(trace_of("0,5,3,,"), scheduler).steps())
 
 
 def test_a_step_takes_the_longer_of_memory_and_arithmetic_and_then_the_moves():
     formula = StepTime(weights_ms=5, context_us=0.1, token_us=20, swap_us=2)
-    assert formula.seconds(1, 10_000, 0) == pytest.approx(0.006)
-    assert formula.seconds(1000, 10_000, 0) == pytest.approx(0.020)
-    assert formula.seconds(1, 10_000, 500) == pytest.approx(0.007)
-    assert formula.seconds(0, 0, 500) == pytest.approx(0.001)
+    work = [(1, 10_000, 0), (1000, 10_000, 0), (1, 10_000, 500), (0, 0, 500)]
+    expected = [0.006, 0.020, 0.007, 0.001]
+    for (computed, context, moved), seconds in zip(work, expected, strict=True):
+        step = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
+        assert formula.seconds(step) == pytest.approx(seconds)
+    computed, context, moved = (np.array(column, float) for column in zip(*work, strict=True))
+    steps = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
+    assert formula.seconds(steps).tolist() == pytest.approx(expected)
 
 
 def test_the_scheduler_decides_by_the_same_costs_that_time_its_steps():
@@ -156,7 +161,9 @@ def test_stand_in_tokens_are_a_function_of_request_and_position():
 
 
 def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
-    latencies = Latencies(np.array([0.0, 1.0]))
+    latencies = Latencies(2)
+    latencies.arrived(0, 0.0)
+    latencies.arrived(1, 1.0)
     latencies.tokens(np.array([0, 1]), 2.0)
     latencies.tokens(np.array([0]), 3.0)
     latencies.tokens(np.array([0, 1]), 7.0)

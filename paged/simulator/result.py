@@ -1,4 +1,4 @@
-"""What a replay found: one struct, ready for JSON.
+"""What a simulation found: one struct, ready for JSON.
 
 Knows figures and units. Does not know how they are shown.
 """
@@ -17,12 +17,18 @@ class Percentiles(msgspec.Struct, frozen=True):
     max: float | None
 
     @classmethod
-    def of(cls, seconds: NDArray[np.float64]) -> "Percentiles":
+    def of(cls, seconds: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> "Percentiles":
+        """Of float64 [n]; `counts`, int64 [n], says how often each is there."""
         if not len(seconds):
             return cls(None, None, None, None)
         # The nearest rank: a value that was seen, never one between two.
-        p50, p90, p99 = np.percentile(seconds, [50, 90, 99], method="inverted_cdf").tolist()
-        return cls(p50, p90, p99, float(seconds.max()))
+        order = np.argsort(seconds, kind="stable")
+        ranked = seconds[order]
+        upto = np.arange(1, len(seconds) + 1) if counts is None else counts[order].cumsum()
+        total = int(upto[-1])
+        ranks = [-(-total * percent // 100) for percent in (50, 90, 99)]
+        p50, p90, p99 = ranked[np.searchsorted(upto, ranks)].tolist()
+        return cls(p50, p90, p99, float(ranked[-1]))
 
 
 class Preemptions(msgspec.Struct, frozen=True):
@@ -32,8 +38,19 @@ class Preemptions(msgspec.Struct, frozen=True):
     swap: int
 
 
-class ReplayResult(msgspec.Struct, frozen=True):
-    """A replay's figures. Seconds are virtual, but for `wall_s` and `us_per_step`; shares are from 0 to 1."""
+class Spread(msgspec.Struct, frozen=True):
+    """Shares of memory from 0 to 1, weighted by time.
+
+    of_held   slots with computed KV of live sequences ÷ slots of blocks that sequences hold or that are kept for them
+    of_pool   the same slots ÷ all slots of the pool
+    """
+
+    of_held: float
+    of_pool: float
+
+
+class SimulationResult(msgspec.Struct, frozen=True):
+    """A simulation's figures. Seconds are virtual, but for `wall_s` and `us_per_step`; shares are from 0 to 1."""
 
     trace: str
     policy: str
@@ -49,6 +66,8 @@ class ReplayResult(msgspec.Struct, frozen=True):
     rejected: int
     """Requests that the pool could never have held."""
     steps: int
+    skipped_steps: int
+    """Of them, taken at once with others, because nothing was to be decided."""
     makespan_s: float
     """From the first arrival to the last token."""
     busy_s: float
@@ -56,7 +75,8 @@ class ReplayResult(msgspec.Struct, frozen=True):
     prompt_tokens: int
     """Of the requests that were let in."""
     output_tokens: int
-    output_tokens_per_s: float
+    throughput: float
+    """Output tokens a second of the makespan."""
     requests_per_s: float
     ttft_s: Percentiles
     """Time to first token, from arrival; a value a request."""
@@ -70,9 +90,17 @@ class ReplayResult(msgspec.Struct, frozen=True):
     preemptions: Preemptions
     max_preemptions: int
     """Of one request."""
+    memory: Spread
+    """Over all steps."""
+    memory_while_waiting: Spread
+    """Over the steps after which some request waited; 0 if there is none."""
     peak_block_usage: float
     mean_block_usage: float
-    """Weighted by step time."""
+    """Blocks that sequences hold ÷ all blocks, weighted by step time."""
+    row_occupancy: float
+    """Sequences in flight ÷ max_sequences, weighted by step time."""
+    token_occupancy: float
+    """Tokens computed ÷ what the budgets of all steps allow."""
     hit_tokens: int
     prefix_hit_rate: float
     """Prompt tokens found in the prefix cache when their request was first let in, of all such prompt tokens."""
@@ -81,6 +109,10 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """Computed again because a preemption gave them up."""
     swapped_out_blocks: int
     swapped_in_blocks: int
+    waste: float
+    """Tokens computed again, swapped out and swapped in, of all computed."""
+    cost_per_million_tokens: float | None
+    """Output tokens, at the price per hour that was given; None without one."""
 
     checked_steps: int
     violations: int
@@ -89,4 +121,4 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """The first ten of them."""
     wall_s: float
     us_per_step: float
-    """Host time of `schedule` and `update`, a step."""
+    """Host time of all, a step."""

@@ -1,0 +1,24 @@
+"""The simulator: the real `BlockManager` and `Scheduler` on a virtual clock, with a cost model in place of the model.
+
+Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
+"""
+
+from paged.simulator.cost_model import CostModel
+from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
+from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
+from paged.simulator.step_time import StepTime
+from paged.simulator.timeline import Timeline
+
+__all__ = [
+    "CostModel",
+    "Percentiles",
+    "Preemptions",
+    "Simulation",
+    "SimulationResult",
+    "SimulationStuck",
+    "Spread",
+    "Step",
+    "StepTime",
+    "Timeline",
+    "simulate",
+]

@@ -1,0 +1,94 @@
+"""When each request's tokens came out.
+
+Knows arrivals, first and last tokens and the gaps between. Does not know why a token was late.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.simulator.result import Percentiles
+
+
+class Latencies:
+    """Columns over a trace's requests; times in virtual seconds, NaN for what has not happened."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._arrival = np.full(num_requests, np.nan)
+        self._first = np.full(num_requests, np.nan)
+        self._last = np.full(num_requests, np.nan)
+        self._end = np.full(num_requests, np.nan)
+        self._longest_gap = np.full(num_requests, np.nan)
+        # Gaps between tokens, and how many tokens had each.
+        self._gaps: list[NDArray[np.float64]] = []
+        self._gap_counts: list[NDArray[np.int64]] = []
+
+    def arrived(self, request: int, now: float) -> None:
+        """The request came."""
+        self._arrival[request] = now
+
+    def tokens(self, requests: NDArray[np.int64], now: float) -> None:
+        """Each of these distinct requests has a new token."""
+        last = self._last[requests]
+        gaps = now - last
+        is_first = np.isnan(last)
+        if is_first.any():
+            self._first[requests[is_first]] = now
+            gaps = gaps[~is_first]
+            self._longest_gap[requests[~is_first]] = np.fmax(self._longest_gap[requests[~is_first]], gaps)
+        else:
+            self._longest_gap[requests] = np.fmax(self._longest_gap[requests], gaps)
+        self._note(gaps, np.ones(len(gaps), np.int64))
+        self._last[requests] = now
+
+    def steady_tokens(self, requests: NDArray[np.int64], times: NDArray[np.float64]) -> None:
+        """Each of these distinct requests has a new token at each of these rising `times`, and had its last one before them all."""
+        gaps = np.diff(times)
+        self.tokens(requests, float(times[0]))
+        if len(gaps):
+            self._note(gaps, np.full(len(gaps), len(requests), np.int64))
+            self._longest_gap[requests] = np.fmax(self._longest_gap[requests], gaps.max())
+            self._last[requests] = times[-1]
+
+    def finished(self, requests: NDArray[np.int64], now: float) -> None:
+        """These requests had their last token."""
+        self._end[requests] = now
+
+    def _note(self, gaps: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
+        if len(gaps):
+            self._gaps.append(gaps)
+            self._gap_counts.append(counts)
+
+    @property
+    def last_token_s(self) -> float:
+        """When the latest token of all came out; 0 before the first."""
+        return float(np.nanmax(self._last)) if np.isfinite(self._last).any() else 0.0
+
+    def ttft_of_each(self) -> NDArray[np.float64]:
+        """Time to first token by request, float64 [requests]; NaN where there was none."""
+        return self._first - self._arrival
+
+    def longest_gap_of_each(self) -> NDArray[np.float64]:
+        """Longest time between two tokens by request, float64 [requests]; NaN below two tokens."""
+        return self._longest_gap
+
+    def e2e_of_each(self) -> NDArray[np.float64]:
+        """Arrival to last token by request, float64 [requests]; NaN for who has not finished."""
+        return self._end - self._arrival
+
+    def ttft(self) -> Percentiles:
+        return Percentiles.of(_known(self.ttft_of_each()))
+
+    def itl(self) -> Percentiles:
+        if not self._gaps:
+            return Percentiles.of(np.empty(0))
+        return Percentiles.of(np.concatenate(self._gaps), np.concatenate(self._gap_counts))
+
+    def longest_gap(self) -> Percentiles:
+        return Percentiles.of(_known(self._longest_gap))
+
+    def e2e(self) -> Percentiles:
+        return Percentiles.of(_known(self.e2e_of_each()))
+
+
+def _known(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    return seconds[~np.isnan(seconds)]

@@ -1,0 +1,372 @@
+"""The loop of a simulation: arrivals in, a step, its tokens out, on a virtual clock.
+
+Knows the trace, the public calls of a scheduler and a cost model. Does not know how the scheduler decides, nor who watches: a caller
+goes through the steps one by one, or asks for the result.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
+from paged.hardware import StepWork
+from paged.simulator.cost_model import CostModel
+from paged.simulator.latencies import Latencies
+from paged.simulator.result import Preemptions, SimulationResult, Spread
+from paged.simulator.stand_in import stand_in_tokens
+from paged.simulator.step_time import StepTime
+from paged.simulator.timeline import Entry, Timeline
+from paged.traces import Trace
+
+MAX_MESSAGES = 10
+MOST_AT_ONCE = 512
+"""Steps that are taken at once; more win nothing."""
+
+Answer = Callable[[Batch], NDArray[np.int32]]
+
+
+class SimulationStuck(PagedError, RuntimeError):
+    """The scheduler has unfinished requests, none of them in flight, and twice scheduled nothing. A bug, never a slow trace."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a simulation: what ran, until when (virtual seconds), and which requests ended with it (their numbers).
+
+    `skipped` steps like it, with the same rows, have run since the step before; `now_s` and `seconds` count them.
+    """
+
+    number: int
+    now_s: float
+    seconds: float
+    batch: Batch
+    ended: tuple[int, ...]
+    skipped: int = 0
+
+
+class Simulation:
+    """A trace on its way through a scheduler that nobody else uses. Request i of the trace has the id str(i)."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        scheduler: Scheduler,
+        cost_model: CostModel | None = None,
+        *,
+        check: bool = False,
+        clients: int | None = None,
+        fast_forward: bool = True,
+        price_per_hour: float | None = None,
+        prompt_of: Callable[[int], NDArray[np.int32]] | None = None,
+        answer: Answer | None = None,
+    ) -> None:
+        """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
+        are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect. `prompt_of` gives a
+        request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
+        stand-in's. Raises InvalidConfig for fewer than one client or a price that is none.
+        """
+        if clients is not None and clients < 1:
+            raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
+        if price_per_hour is not None and not 0 <= price_per_hour < np.inf:
+            raise InvalidConfig(f"price_per_hour is {price_per_hour}; it must be a finite number, 0 or more")
+        self.trace = trace
+        self.scheduler = scheduler
+        self.cost_model: CostModel = StepTime() if cost_model is None else cost_model
+        self.check = check
+        self.num_steps = self.num_skipped = 0
+        self.now_s = 0.0
+        self.timeline = Timeline()
+        self.latencies = Latencies(len(trace))
+        self._prompt_of = prompt_of or trace.prompt
+        self._answer = answer
+        self._clients = clients
+        self._may_skip = fast_forward and not check and answer is None
+        self._price_per_hour = price_per_hour
+        # Closed loop: how many clients have nothing to wait for.
+        self._num_idle = clients or 0
+        self._num_added = 0
+        self._busy_s = 0.0
+        self._peak_usage = 0.0
+        self._output_tokens = 0
+        self._started = time.perf_counter()
+        self._checked_steps = 0
+        self._violations = 0
+        self._messages: list[str] = []
+        # The requests of the rows that sampled last, so that steps with the same rows need not ask.
+        self._ids: NDArray[np.object_] | None = None
+        self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def steps(self) -> Iterator[Step]:
+        """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
+        num_empty = 0
+        while self._num_added < len(self.trace) or self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished:
+                # Nobody is here: skip to when somebody comes.
+                self.now_s = max(self.now_s, self._next_arrival())
+            self._add_arrived()
+            skipped, since = (self._fast_forward(), self.num_skipped) if self._may_skip else (0.0, self.num_skipped)
+            self._add_arrived()
+            batch = self.scheduler.schedule(self.now_s)
+            if not batch.is_empty:
+                num_empty = 0
+                step = self._finish_step(batch)
+                if skipped:
+                    step = msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=since)
+                yield step
+                continue
+            # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
+            outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
+            self._num_idle += len(outputs.others)
+            num_empty += 1
+            if num_empty == 2 and self.scheduler.has_unfinished:
+                raise SimulationStuck(self._why_stuck())
+
+    def _next_arrival(self) -> float:
+        """When the next request comes; never, while every client waits."""
+        if self._num_added == len(self.trace):
+            return np.inf
+        if self._clients is None:
+            return float(self.trace.arrival_s[self._num_added])
+        return self.now_s if self._num_idle else np.inf
+
+    def _add_arrived(self) -> None:
+        while (arrival := self._next_arrival()) <= self.now_s:
+            number = self._num_added
+            self._num_added += 1
+            self.latencies.arrived(number, arrival)
+            request = Request(
+                id=str(number), prompt=self._prompt_of(number), max_tokens=int(self.trace.output_tokens[number])
+            )
+            try:
+                self.scheduler.add(request, now=arrival)
+            except NeverFits:
+                # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
+                continue
+            self._num_idle -= 1
+
+    def _fast_forward(self) -> float:
+        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
+        scheduler = self.scheduler
+        allowed = scheduler.steady_steps(MOST_AT_ONCE)
+        if allowed < 2:
+            return 0.0
+        ids, known = scheduler.steady_ids()
+        requests, num_rows = self._numbers_of(ids), len(ids)
+        rising = np.arange(1, allowed + 1)
+        context = int(known.sum()) + num_rows * (rising - 1.0)
+        seconds = self.cost_model.seconds(
+            StepWork(
+                computed_tokens=np.full(allowed, float(num_rows)),
+                sampled_rows=np.full(allowed, float(num_rows)),
+                context_tokens=context,
+                attended_pairs=context,
+                moved_tokens=np.zeros(allowed),
+            )
+        )
+        # Sums in the order in which the steps come: the same clock to the last bit.
+        clock = np.add.accumulate(np.concatenate([[self.now_s], seconds]))
+        count = min(allowed, int(np.searchsorted(clock[:-1], self._next_arrival(), "left")))
+        if count < 2:
+            return 0.0
+        seconds, times = seconds[:count], clock[1 : count + 1]
+        manager = scheduler.manager
+        held, filled = manager.num_used, self._num_filled()
+        tokens = stand_in_tokens(requests[:, None], known[:, None] + np.arange(count))
+        drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
+        total = float(seconds.sum())
+        used = held + drawn.cumsum()
+        self.latencies.steady_tokens(requests, times)
+        self._note(
+            end_s=float(times[-1]),
+            seconds=total,
+            steps=count,
+            tokens=count * num_rows,
+            rows=num_rows,
+            used=float((used * seconds).sum()) / total if total else float(used[-1]),
+            filled=float(((filled + num_rows * rising[:count]) * seconds).sum()) / total if total else float(filled),
+        )
+        self._peak_usage = max(self._peak_usage, int(used[-1]) / manager.num_blocks)
+        self._output_tokens += count * num_rows
+        self.num_steps += count
+        self.num_skipped += count
+        self._busy_s = float(np.add.accumulate(np.concatenate([[self._busy_s], seconds]))[-1])
+        before, self.now_s = self.now_s, float(times[-1])
+        return self.now_s - before
+
+    def _finish_step(self, batch: Batch) -> Step:
+        scheduler, manager = self.scheduler, self.scheduler.manager
+        computed, num_rows = batch.num_scheduled_tokens, len(batch.rows)
+        seconds = float(self.cost_model.seconds(work_of(batch, manager.block_size)))
+        used, filled = manager.num_used, self._num_filled() + computed
+        self._violations_now()
+        sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
+        sampled = self._numbers_of(sampling)
+        tokens = self._stand_in(batch, sampled) if self._answer is None else self._answer(batch)
+        self.now_s += seconds
+        self._busy_s += seconds
+        self.num_steps += 1
+        outputs = scheduler.update(batch, tokens, now=self.now_s)
+        self._violations_now()
+        self._checked_steps += self.check
+        self.latencies.tokens(sampled, self.now_s)
+        self._output_tokens += len(sampled)
+        self._peak_usage = max(self._peak_usage, used / manager.num_blocks)
+        self._note(
+            end_s=self.now_s,
+            seconds=seconds,
+            steps=1,
+            tokens=computed,
+            rows=num_rows,
+            used=float(used),
+            filled=float(filled),
+        )
+        ended = np.array([int(id) for id in outputs.ids[outputs.finish > 0]], np.int64)
+        self.latencies.finished(ended, self.now_s)
+        self._num_idle += len(ended) + len(outputs.others)
+        return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended.tolist()))
+
+    def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
+        lengths = batch.context_lens[batch.samples]
+        return stand_in_tokens(sampled, lengths)
+
+    def _num_filled(self) -> int:
+        """Slots with computed KV of live sequences, each counted once: only last blocks, and reserved ones, have others."""
+        manager = self.scheduler.manager
+        slots = manager.num_table_blocks.astype(np.int64) * manager.block_size
+        empty = slots - manager.num_computed
+        return manager.num_used * manager.block_size - int(empty[empty > 0].sum())
+
+    def _note(
+        self, *, end_s: float, seconds: float, steps: int, tokens: int, rows: int, used: float, filled: float
+    ) -> None:
+        manager, size = self.scheduler.manager, self.scheduler.manager.block_size
+        self.timeline.add(
+            Entry(
+                end_s=end_s,
+                seconds=seconds,
+                steps=steps,
+                tokens=tokens,
+                rows=rows,
+                held=used * size,
+                filled=filled,
+                promised=0.0,
+                cached=manager.num_cached * size,
+                waiting=self.scheduler.num_waiting,
+                away=self.scheduler.num_away,
+            )
+        )
+
+    def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
+        """The request of each id, int64 [n]."""
+        if ids is not self._ids:
+            self._ids, self._numbers = ids, np.array(ids.tolist(), np.int64) if len(ids) else np.empty(0, np.int64)
+        return self._numbers
+
+    def _violations_now(self) -> None:
+        if self.check:
+            found = self.scheduler.check()
+            self._violations += len(found)
+            self._messages.extend(
+                f"step {self.num_steps}: {message}" for message in found[: MAX_MESSAGES - len(self._messages)]
+            )
+
+    def _why_stuck(self) -> str:
+        waiting = self.scheduler.waiting_ids()
+        first = f" {self.scheduler.explain(waiting[0])}" if waiting else ""
+        return f"step {self.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
+
+    def result(self) -> SimulationResult:
+        """The figures so far; after the last step, those of the whole simulation."""
+        scheduler, manager = self.scheduler, self.scheduler.manager
+        stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
+        makespan = self.latencies.last_token_s
+        mean = dict(self.timeline.weighted())
+        moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
+        wall = time.perf_counter() - self._started
+        slots = manager.num_blocks * manager.block_size
+        cost = None
+        if self._price_per_hour is not None and self._output_tokens:
+            cost = self._price_per_hour * makespan / 3600 / self._output_tokens * 1e6
+        return SimulationResult(
+            trace=self.trace.name,
+            policy=scheduler.policy.name,
+            num_blocks=manager.num_blocks,
+            block_size=manager.block_size,
+            host_blocks=manager.num_host_blocks,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            max_sequences=limits.max_sequences,
+            prefix_caching=manager.prefix_caching,
+            requests=self._num_added,
+            finished=counts["finished"],
+            rejected=counts["rejected"],
+            steps=self.num_steps,
+            skipped_steps=self.num_skipped,
+            makespan_s=makespan,
+            busy_s=self._busy_s,
+            prompt_tokens=stats.prompt_tokens,
+            output_tokens=self._output_tokens,
+            throughput=self._output_tokens / makespan if makespan else 0.0,
+            requests_per_s=counts["finished"] / makespan if makespan else 0.0,
+            ttft_s=self.latencies.ttft(),
+            itl_s=self.latencies.itl(),
+            longest_gap_s=self.latencies.longest_gap(),
+            e2e_s=self.latencies.e2e(),
+            preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
+            max_preemptions=stats.max_preemptions,
+            memory=_spread(mean, slots),
+            memory_while_waiting=_spread(dict(self.timeline.weighted(while_waiting=True)), slots),
+            peak_block_usage=self._peak_usage,
+            mean_block_usage=mean["held"] / slots,
+            row_occupancy=mean["rows"] / limits.max_sequences,
+            token_occupancy=stats.computed_tokens / max(1, stats.steps * limits.max_tokens_per_step),
+            hit_tokens=stats.hit_tokens,
+            prefix_hit_rate=stats.hit_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+            computed_tokens=stats.computed_tokens,
+            wasted_tokens=stats.recomputed_tokens,
+            swapped_out_blocks=stats.swapped_out_blocks,
+            swapped_in_blocks=stats.swapped_in_blocks,
+            waste=(stats.recomputed_tokens + moved) / stats.computed_tokens if stats.computed_tokens else 0.0,
+            cost_per_million_tokens=cost,
+            checked_steps=self._checked_steps,
+            violations=self._violations,
+            violation_messages=tuple(self._messages),
+            wall_s=wall,
+            us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
+        )
+
+
+def work_of(batch: Batch, block_size: int) -> StepWork:
+    """What a batch asks of a device."""
+    moves, context = batch.moves, batch.context_lens
+    num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
+    attended = read = int(context.sum())
+    if computed != num_rows:
+        counts = batch.num_tokens
+        attended = int((counts * (2 * context - counts + 1)).sum()) // 2
+    return StepWork(
+        computed_tokens=computed,
+        sampled_rows=int(np.count_nonzero(batch.samples)),
+        context_tokens=read,
+        attended_pairs=attended,
+        moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
+    )
+
+
+def _spread(mean: dict[str, float], slots: int) -> Spread:
+    kept = mean["held"] + mean["promised"]
+    return Spread(of_held=mean["filled"] / kept if kept else 0.0, of_pool=mean["filled"] / slots)
+
+
+def simulate(
+    trace: Trace, scheduler: Scheduler, cost_model: CostModel | None = None, *, check: bool = False
+) -> SimulationResult:
+    """Simulate a whole trace. `check` recomputes every invariant twice a step: slow, and worth it.
+
+    Raises SimulationStuck, InvalidConfig for a cost model without time, and InvalidRequest where the trace asks for what the scheduler refuses.
+    """
+    run = Simulation(trace, scheduler, cost_model, check=check)
+    for _ in run.steps():
+        pass
+    return run.result()

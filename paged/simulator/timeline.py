@@ -1,0 +1,67 @@
+"""How memory and queues looked over virtual time, and their averages weighted by it.
+
+One entry a step, or a stretch of steps. Knows slots, counts and seconds. Does not know why.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+FIELDS = ("end_s", "seconds", "steps", "tokens", "rows", "held", "filled", "promised", "cached", "waiting", "away")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A step, or as many as `steps` with the same rows. Averages are weighted by time.
+
+    end_s, seconds  virtual time at its end, and its duration
+    tokens          computed in it
+    rows            in flight, a step
+    held            slots of blocks that sequences hold, on average
+    filled          of them, slots with computed KV, each counted once, on average
+    promised        slots that policies keep for sequences beyond what those hold
+    cached          slots of cached blocks at the end
+    waiting, away   requests at the end: waiting; paused, swapped or loading
+    """
+
+    end_s: float
+    seconds: float
+    steps: int
+    tokens: int
+    rows: int
+    held: float
+    filled: float
+    promised: float
+    cached: int
+    waiting: int
+    away: int
+
+
+class Timeline:
+    """Entries in order, kept as columns."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, ...]] = []
+
+    def add(self, entry: Entry) -> None:
+        """The latest entry."""
+        self._entries.append(msgspec.structs.astuple(entry))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """By name in `FIELDS`, float64 [entries]."""
+        table = np.array(self._entries, np.float64).reshape(-1, len(FIELDS))
+        return dict(zip(FIELDS, table.T, strict=True))
+
+    def weighted(self, *, while_waiting: bool = False) -> Iterator[tuple[str, float]]:
+        """(name, mean weighted by time) of rows, held, filled, promised, over all, or over what ran while a request waited."""
+        columns = self.columns()
+        weights = columns["seconds"]
+        if while_waiting:
+            weights = weights * (columns["waiting"] > 0)
+        total = float(weights.sum())
+        for name in ("rows", "held", "filled", "promised"):
+            yield name, float((columns[name] * weights).sum()) / total if total else 0.0
