@@ -456,11 +456,6 @@ class Scheduler:
         return self._state.ended[request_id][0].value
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that wait, for room or for tokens from the caller, and hold nothing."""
-        return self._state.waiting.num + len(self._state.parked)
-
-    @property
     def num_away(self) -> int:
         """Requests that are loading, paused or swapped."""
         return self._state.away.num
