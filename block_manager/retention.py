@@ -98,8 +98,8 @@ class Retentions:
         if until is not None:
             self._until[number] = [each for each, _ in way]
         # The last node first: what is evicted first becomes old first.
-        for each, _ in way:
-            self.apply_to(each)
+        for each, last in way:
+            self.apply_to(each, renewed=(last, level))
 
     def expire(self, now: float) -> None:
         """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
@@ -132,19 +132,27 @@ class Retentions:
         for holder, blocks in zip(self._holders, self._pins.pop(number), strict=True):
             holder.release(blocks)
 
-    def apply_to(self, run: Run) -> None:
+    def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until
-        it is closed."""
+        it is closed.
+
+        `renewed`, (last node, level): those up to it that are at this level already become the newest of it again, or nodes that are
+        raised to it now would outlive their parents.
+        """
         if run.row < 0 and run.num_device and run.blocks is not None:
-            self._set(self._device, run, np.arange(run.num_device), run.blocks[0, : run.num_device])
+            self._set(self._device, run, np.arange(run.num_device), run.blocks[0, : run.num_device], renewed)
         if run.num_host and run.host is not None:
             places = (run.host >= 0).nonzero()[0]
-            self._set(self._host, run, places, run.host[places])
+            self._set(self._host, run, places, run.host[places], renewed)
 
-    def _set(self, pool: Pool, run: Run, places: NDArray[np.int64], blocks: Blocks) -> None:
+    def _set(
+        self, pool: Pool, run: Run, places: NDArray[np.int64], blocks: Blocks, renewed: tuple[int, int] | None
+    ) -> None:
         levels = run.levels_of(places)
         before = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         changed = levels != before
+        if renewed is not None:
+            changed |= (places <= renewed[0]) & (levels == renewed[1])
         if changed.any():
             pool.set_levels(blocks[changed], levels[changed])
 

@@ -230,12 +230,12 @@ class NaiveManager:
         self.ends.pop(number, None)
 
     def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
-        """These nodes, a prefix, go after all of a lower level."""
-        before = {node: self.level(node) for node in nodes}
+        """These nodes, a prefix, go after all of a lower level. What is at this level by now is as new as what was raised to it: a parent
+        must not go before its child."""
         self.retentions[number] = nodes, level
         if until is not None:
             self.ends[number] = until
-        self._touch_changed(before)
+        self._touch([node for node in nodes if self.level(node) == level])
 
     def expire(self, now: float) -> None:
         """What ends by now has ended, in order."""
@@ -246,7 +246,7 @@ class NaiveManager:
             del self.ends[number]
             before = {node: self.level(node) for node in self.retentions.get(number, ([], 0))[0]}
             self.retentions.pop(number, None)
-            self._touch_changed(before)
+            self._touch([node for node in before if self.level(node) != before[node]])
 
     def level(self, node: Node | None) -> int:
         """The highest level at which somebody keeps it."""
@@ -258,11 +258,10 @@ class NaiveManager:
         for number, (nodes, level) in list(self.retentions.items()):
             self.retentions[number] = [node for node in nodes if node in lives], level
 
-    def _touch_changed(self, before: dict[Node, int]) -> None:
-        for node in reversed(before):
-            if self.level(node) != before[node]:
-                self.device.touch(node)
-                self.host.touch(node)
+    def _touch(self, nodes: list[Node]) -> None:
+        for node in reversed(nodes):
+            self.device.touch(node)
+            self.host.touch(node)
 
     def _living_nodes(self) -> set[Node]:
         """Nodes that reside somewhere, are being computed, or have one below them that does."""

@@ -278,6 +278,10 @@ def _swapped_out(rig: ManagerRig, rows: list[int], keep: int) -> tuple[Any, ...]
     return (there, min(keep, *(rig.blocks_to_keep(row) for row in there))) if there else None
 
 
+def _lasting(ticks: int | None) -> int | None:
+    return None if ticks is None else max(1, ticks)
+
+
 def _misused(rig: ManagerRig, verb: str, rows: Any, *arguments: Any) -> tuple[Any, ...] | None:
     """What the state machine tries: some calls are refused whatever the row does, some only while it is in flight, or is not."""
     listed = rows if isinstance(rows, list) else [rows]
@@ -310,6 +314,10 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (tokens, others[: rig.naive.device.available * rig.world.block_size] or [0]) if tokens else None
     ),
     "misuse": _misused,
+    "pin": lambda rig, tokens, namespace=None, lasts=None: (tokens, namespace, _lasting(lasts)),
+    "retain": lambda rig, tokens, namespace=None, priority=1, lasts=None: (
+        (tokens, namespace, max(1, priority), _lasting(lasts))
+    ),
 }
 _OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
     "append": lambda rig, id, tokens, sequence=0: (

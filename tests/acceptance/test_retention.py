@@ -231,3 +231,17 @@ def test_a_request_with_wrong_wishes_is_refused(make_scheduler, fields, sentence
 def test_a_retention_lasts_for_a_time(lasts):
     with pytest.raises(InvalidConfig, match="lasts has to be a time above 0"):
         Retention(lasts=lasts)
+
+
+def test_a_parent_that_was_retained_alone_is_still_evicted_after_a_child_that_is_retained_later(make_manager, compute):
+    manager = make_manager(3, 4)
+    row = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
+    compute(manager, row)
+    manager.retain([1, 2, 3, 4], priority=2)
+    manager.free([row])
+    manager.retain([1, 2, 3, 4, 5, 6, 7, 8], priority=2)
+    other = manager.add([9] * 8)
+    compute(manager, other)
+    assert manager.check() == []
+    found = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
+    assert manager.num_computed[found] == 4
