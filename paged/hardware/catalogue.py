@@ -70,6 +70,6 @@ def _read(path: Path, kind: type[_Described]) -> _Described:
 def _field(problem: str) -> str | None:
     """The field that a message of msgspec's, or of a struct's own check, is about."""
     place = re.search(r"at `(?:key in )?\$\.?(.*?)`$", problem)
-    named = re.search(r"field `(\w+)`", problem) or re.match(r"(\w+) (?:is|has) ", problem)
+    named = re.search(r"field `(\w+)`", problem) or re.match(r"(\w+)(?: of \w+)? (?:is|has) ", problem)
     parts = [found.group(1) for found in (place, named) if found and found.group(1)]
     return ".".join(parts) or None
