@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,20 @@ def test_without_a_terminal_each_figure_is_a_line_and_says_what_it_is_of(paged):
     assert lines["KV of a token"] == "328 kB with its 8 KV heads; 2.62 MB if every head had its own K and V"
     assert lines["KV of 16 × 1,024"] == "5.37 GB with its 8 KV heads; 42.9 GB if every head had its own K and V"
     assert "does not fit; 2 × a100-80g would do" in lines["each device"]
+
+
+def test_the_page_shows_what_the_command_prints(paged, repository):
+    page = (repository / "docs" / "hardware.md").read_text()
+    command, shown = re.search(r"^```\n\$ paged (.*?)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL).groups()
+    assert paged(*command.split()) == (0, shown, "")
+
+
+def test_the_page_s_own_model_is_one(paged, repository, tmp_path):
+    page = (repository / "docs" / "hardware.md").read_text()
+    path = tmp_path / "mine.json"
+    path.write_text(re.search(r"^```json\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL).group(1))
+    status, out, err = paged("capacity", path, "--device", "h100", "--json")
+    assert (status, err, json.loads(out)["model"]) == (0, "", "mine")
 
 
 def test_in_a_terminal_of_80_columns_nothing_is_cut(paged, monkeypatch):
