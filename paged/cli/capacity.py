@@ -95,7 +95,7 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
         verdict = "does not fit, however many it is split over" if roofline.device.interconnect else "does not fit"
     else:
         verdict = f"does not fit; {found.fewest_devices} × {found.device} would do (--tensor-parallel)"
-    room = f"{_counted(found.num_blocks, 'block')} of {found.block_size} tokens; {_counted(found.max_sequences, 'sequence')} of {found.length:,} tokens"
+    room = f"{_counted(found.num_blocks, 'block')} of {_counted(found.block_size, 'token')}; {_counted(found.max_sequences, 'sequence')} of {_counted(found.length, 'token')}"
     return [
         ("weights", f"{_bytes(found.weight_bytes)}: {parameters}"),
         (
@@ -117,7 +117,7 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
 
 def _arithmetic(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     peak = roofline.device.peak(found.dtype)
-    ridge = f"{found.ridge:,.0f} FLOP/byte: {peak / 1e12:,.0f} TFLOP/s ÷ {roofline.device.bandwidth / 1e12:,.2f} TB/s"
+    ridge = f"{_short(found.ridge)} FLOP/byte: {_short(peak / 1e12)} TFLOP/s ÷ {_short(roofline.device.bandwidth / 1e12)} TB/s"
     first, rows = found.prefill.compute_bound_from, found.decode.compute_bound_from
     prompts = f"a prompt of {first:,} tokens or more is compute-bound" if first else "no prompt is compute-bound"
     sequences = (
@@ -129,24 +129,27 @@ def _arithmetic(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
         ("ridge of the device", ridge),
         (f"prefill of {found.batch:,} × {found.length:,}", _bound(found.prefill, peak, prompts)),
         (f"decode of {found.batch:,} at {found.length:,}", _bound(found.decode, peak, sequences)),
-        ("knee", f"{found.knee_tokens:,.0f} tokens a step: as long for their arithmetic as to read the weights"),
+        ("knee", f"{_short(found.knee_tokens)} tokens a step: as long for their arithmetic as to read the weights"),
     ]
 
 
 def _bound(step: Intensity, peak: float, threshold: str) -> str:
     share = step.reachable_flops / peak
-    return f"{step.flops_per_byte:,.1f} FLOP/byte, {step.bound}-bound: {share:.0%} of the peak at most; {threshold}"
+    return f"{_short(step.flops_per_byte)} FLOP/byte, {step.bound}-bound: {share:.0%} of the peak at most; {threshold}"
 
 
 def _counted(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
+def _short(value: float) -> str:
+    """Three figures of a number below 1,000, all of them before the point from there on."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
 def _bytes(number: float) -> str:
     """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
-            value = number / size
-            digits = 0 if value >= 100 else 1 if value >= 10 else 2
-            return f"{value:,.{digits}f} {unit}"
+            return f"{_short(number / size)} {unit}"
     return f"{number:,.0f} bytes"

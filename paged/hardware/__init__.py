@@ -2,10 +2,12 @@
 
 from paged.hardware.capacity import Capacity, Intensity, capacity_of
 from paged.hardware.catalogue import device_named, device_names, model_named, model_names
+from paged.hardware.cost_model import CostModel
 from paged.hardware.device import DTYPES, Device
 from paged.hardware.errors import BadHardwareFile, UnknownDevice, UnknownModel
 from paged.hardware.model_shape import Experts, Latent, ModelShape
 from paged.hardware.placement import Placement
+from paged.hardware.profile import Profile, ProfileError
 from paged.hardware.roofline import Part, Roofline
 from paged.hardware.step_work import Amount, StepWork
 
@@ -14,6 +16,7 @@ __all__ = [
     "Amount",
     "BadHardwareFile",
     "Capacity",
+    "CostModel",
     "Device",
     "Experts",
     "Intensity",
@@ -21,6 +24,8 @@ __all__ = [
     "ModelShape",
     "Part",
     "Placement",
+    "Profile",
+    "ProfileError",
     "Roofline",
     "StepWork",
     "UnknownDevice",

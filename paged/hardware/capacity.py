@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from paged import InvalidConfig
 from paged.hardware.device import DTYPES
@@ -149,8 +148,13 @@ def capacity_of(
 
 def _prefill(prompts: int, length: int) -> StepWork:
     """All tokens of so many prompts in one step."""
-    each = np.full(prompts, length)
-    return StepWork.of_rows(each, each, sampled_rows=prompts)
+    tokens = prompts * length
+    return StepWork(
+        computed_tokens=tokens,
+        sampled_rows=prompts,
+        context_tokens=tokens,
+        attended_pairs=tokens * (length + 1) / 2,
+    )
 
 
 def _decode(rows: int, length: int) -> StepWork:

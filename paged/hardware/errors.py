@@ -3,7 +3,7 @@
     PagedError
     ├── UnknownModel       no model that ships has this name
     ├── UnknownDevice      no device that ships has this name
-    └── BadHardwareFile    a file that does not describe a model or a device
+    └── BadHardwareFile    a file that does not describe a model, a device or a profile
 
 Knows names and files. Does not know what is computed from them.
 """

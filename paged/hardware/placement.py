@@ -5,6 +5,8 @@ Knows a model's shape, a device's memory, a dtype and over how many devices tens
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from paged import BudgetTooSmall, InvalidConfig
@@ -48,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """K and V of a token over all layers, each kept once."""
         return self.model.kv_elements * DTYPES[self.dtype]
 
-    @property
+    @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
         """K and V of a token on one device (the fullest): heads are held whole and a latent by every device, or split by tokens."""
         if self.split_context:

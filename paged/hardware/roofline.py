@@ -47,9 +47,10 @@ class Roofline(Placement, frozen=True, kw_only=True):
     host_overhead_s       seconds of each step in which the device waits for the host
     all_reduce_latency_s  seconds of each all-reduce (two a layer) beside its bytes
 
-    What lies on which device is said in `Placement`. An all-reduce is a ring. Experts are drawn evenly, so n tokens touch count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model
-    with latents attends in the cheaper of two ways, by the step: on latents (more operations a pair), or on K and V expanded from every
-    latent of the context (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    What lies on which device is said in `Placement`. An all-reduce is a ring. Experts are drawn evenly, so n tokens touch
+    count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model with latents attends in the cheaper of
+    two ways, by the step: on latents (more operations a pair), or on K and V expanded from every latent of the context (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1).
     """
 
     compute_efficiency: float = 0.6
@@ -87,7 +88,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return sum(part.bytes for part in self.parts(work))
 
     def parts(self, work: StepWork) -> tuple[Part, ...]:
-        """The step on one device by kind of layer, in the order of a forward pass: dense layers, routed experts, attention, output."""
+        """The step on one device by kind of layer: dense layers, routed experts where there are any, attention, output projection."""
         tokens = work.computed_tokens
         runs = tokens > 0
         flops, weights, traffic = self._dense

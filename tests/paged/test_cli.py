@@ -44,7 +44,9 @@ def test_without_a_command_the_help_is_shown(paged):
     assert err == ""
 
 
-@pytest.mark.parametrize("command", [["replay"], ["demo"], ["generate"], ["bench", "scheduler"], ["policies"]])
+@pytest.mark.parametrize(
+    "command", [["replay"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"]]
+)
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")
     assert status == 0

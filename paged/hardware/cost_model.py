@@ -1,0 +1,18 @@
+"""What a cost model answers. Knows the two questions; `roofline.py` and `profile.py` each answer them in their own way."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from paged import Costs
+from paged.hardware.step_work import StepWork
+
+
+class CostModel(Protocol):
+    """Time for a simulator, and prices for its scheduler, so that both go by one clock."""
+
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step that does this work; of arrays an array. Work of nothing takes none."""
+
+    def costs(self, block_size: int) -> Costs:
+        """What the scheduler is to expect of swapping and recomputing."""

@@ -1,0 +1,33 @@
+"""A model, a device or a profile out of a JSON file, and which field is wrong where it does not describe one.
+
+Knows files and messages. Does not know what any field means.
+"""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from paged.hardware.errors import BadHardwareFile
+
+_Described = TypeVar("_Described", bound=msgspec.Struct)
+
+
+def read_described(path: Path, kind: type[_Described]) -> _Described:
+    """What a file describes. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.ValidationError as error:
+        problem = str(error)
+        raise BadHardwareFile(path, _field(problem), problem) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadHardwareFile(path, None, f"no JSON: {error}") from None
+
+
+def _field(problem: str) -> str | None:
+    """The field that a message of msgspec's, or of a struct's own check, is about."""
+    place = re.search(r"at `(?:key in )?\$\.?(.*?)`$", problem)
+    named = re.search(r"field `(\w+)`", problem) or re.match(r"(\w+)(?: of \w+)? (?:is|has) ", problem)
+    parts = [found.group(1) for found in (place, named) if found and found.group(1)]
+    return ".".join(parts) or None
