@@ -40,7 +40,7 @@ class LogNormal(msgspec.Struct, frozen=True):
         if not 0 < share < 1:
             raise InvalidConfig(f"share is {share:g}; it must be between 0 and 1")
         z = NormalDist().inv_cdf(share)
-        ratio = math.log(tokens / mean)
+        ratio = math.log(tokens) - math.log(mean)
         under_root = z * z - 2 * ratio
         roots = [z - math.sqrt(under_root), z + math.sqrt(under_root)] if under_root >= 0 else []
         sigmas = [root for root in roots if root >= 0]

@@ -24,10 +24,10 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
     has no seed. Raises TraceError, InvalidSpec, InvalidConfig or OSError.
     """
     path = Path(name)
-    if name.startswith(PREFIX) and not path.exists():
+    if name.startswith(PREFIX) and not _is_there(path):
         trace = _made_up(name, seed)
         return trace if limit is None else trace.head(limit)
-    if not path.exists():
+    if not _is_there(path):
         if name not in EXCERPTS:
             nearest = difflib.get_close_matches(name, EXCERPTS, n=1)
             hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
@@ -37,12 +37,19 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
     return read_trace(path, limit=limit, seed=seed)
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a description may be longer than the name of a file may be
+        return False
+
+
 def _made_up(spec: str, seed: int) -> Trace:
     arguments = parsed_spec(spec)
     lengths = arguments.get("lengths")
     if lengths is not None and lengths not in PRESETS:
         path = Path(lengths)
-        if not path.exists():
+        if not _is_there(path):
             if lengths not in EXCERPTS:
                 raise unknown_lengths(spec, lengths, EXCERPTS)
             path = excerpt_path(lengths)

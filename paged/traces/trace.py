@@ -5,6 +5,7 @@ model's context. Makes a prompt's tokens only when asked for them: an hour of a 
 columns are 6 MB.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from paged import InvalidConfig
 from paged.traces.applied import Applied
 from paged.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
 from paged.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens, tokens_at
-from paged.traces.limits import at_least, generators, not_negative, positive
+from paged.traces.limits import at_least, between, generators, not_negative, positive
 from paged.traces.segments import cut, picked
 
 NOT_DECLARED = 0
@@ -114,13 +115,13 @@ class Trace:
         count = min(count, len(self))
         return self._picked(np.arange(count), "head", {"requests": count})
 
-    def window(self, start_s: float, stop_s: float) -> "Trace":
+    def window(self, start_s: float, stop_s: float = math.inf) -> "Trace":
         """The requests that arrive from `start_s` on and before `stop_s`; the first of them arrives at 0.
 
         Raises InvalidConfig for times that are negative or no times, for a window that ends before it begins, and where nobody arrives.
         """
         not_negative("start_s", start_s)
-        positive("stop_s", stop_s)
+        between("stop_s", stop_s, 0, math.inf)
         if stop_s <= start_s:
             raise InvalidConfig(f"the window from {start_s:g} s to {stop_s:g} s ends before it begins")
         first, last = np.searchsorted(self.arrival_s, [start_s, stop_s]).tolist()

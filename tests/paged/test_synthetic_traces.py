@@ -242,7 +242,7 @@ def test_what_cannot_be_made_is_refused_with_value_and_limit(case):
         synthetic(**arguments)
 
 
-@pytest.mark.parametrize("tokens", [0, -1, math.nan, math.inf, 5000])
+@pytest.mark.parametrize("tokens", [0, -1, math.nan, math.inf, 5000, 1e-320])
 def test_a_quantile_that_no_log_normal_has_is_refused(tokens):
     with pytest.raises(InvalidConfig):
         LogNormal.of_quantile(100, share=0.9, tokens=tokens)
@@ -282,6 +282,15 @@ def test_the_seed_of_a_spec_comes_before_the_callers_and_a_limit_takes_the_first
     assert columns(open_trace("synthetic:poisson,seed=4", seed=9)) == columns(synthetic(seed=4))
     assert columns(open_trace("synthetic:poisson", seed=9)) == columns(synthetic(seed=9))
     assert columns(open_trace("synthetic:poisson", limit=3)) == columns(synthetic().head(3))
+
+
+def test_a_description_may_be_longer_than_the_name_of_a_file():
+    figures = "prompt_mean=100.000000000000000000,prompt_p99=900.000000000000000000,output_mean=100.000000000000000000"
+    spec = f"synthetic:gamma,cv=2.000000000000000000,rate=3.000000000000000000,requests=40,{figures},output_sigma=0.5"
+    assert (
+        len(open_trace(spec + ",turns=2.0000000000000000000000000000,think_s=1.0000000000000000000000000000,seed=1"))
+        == 40
+    )
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
