@@ -14,7 +14,7 @@ from paged import InvalidConfig
 from paged.traces.limits import MAX_TOKENS, between, positive
 
 MAX_SIGMA = 10.0
-"""Of two lengths, one is then often 10,000 times the other."""
+"""Of two lengths, one is then half the time more than 10,000 times the other."""
 
 
 class LogNormal(msgspec.Struct, frozen=True):

@@ -27,8 +27,8 @@ KEYS = (*_WHOLE, *_REAL, "lengths", *_DISTRIBUTIONS)
 def parsed_spec(spec: str) -> dict[str, Any]:
     """The arguments of `synthetic` that a string stands for; `lengths` as it stands there.
 
-    Raises InvalidSpec, naming the part, for an unknown process, or key, for a number that is none, and for a
-    distribution that lacks a figure or has one too many. Limits are `synthetic`'s to check.
+    Raises InvalidSpec, naming the part, for an unknown process or key, for a number that is none, and for a distribution that lacks a
+    figure, has one too many, or does not exist. All other limits are `synthetic`'s to check.
     """
     first, *rest = [part.strip() for part in spec.removeprefix(PREFIX).split(",")]
     if first not in PROCESSES:
