@@ -1,12 +1,41 @@
-"""Traces of real services: when each request arrived, how long its prompt and output were, and which prompts share a prefix.
+"""Traces of services, real and made up: when each request arrived, how long its prompt and output were, and which prompts share content.
 
-Knows file formats and how prompts are made up again from what a trace says about them. Does not know memory, schedulers or time
-passing: a trace is data.
+Knows file formats, distributions, and how prompts are made up again from what a trace says about them. Does not know memory, schedulers
+or time passing: a trace is data.
 """
 
-from paged.traces.errors import TraceError
+from paged.traces.applied import Applied
+from paged.traces.arrivals import PROCESSES
+from paged.traces.errors import InvalidSpec, TraceError
 from paged.traces.excerpts import EXCERPTS, Excerpt, excerpt_path
 from paged.traces.formats import FORMATS, Format, read_trace
-from paged.traces.trace import Trace
+from paged.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
+from paged.traces.opening import open_trace
+from paged.traces.schema import save_trace
+from paged.traces.superposing import superposed
+from paged.traces.synthetic import synthetic
+from paged.traces.trace import DECLARED_CAP, NOT_DECLARED, Trace
 
-__all__ = ["EXCERPTS", "FORMATS", "Excerpt", "Format", "Trace", "TraceError", "excerpt_path", "read_trace"]
+__all__ = [
+    "DECLARED_CAP",
+    "EXCERPTS",
+    "FORMATS",
+    "NOT_DECLARED",
+    "PRESETS",
+    "PROCESSES",
+    "Applied",
+    "Excerpt",
+    "Fixed",
+    "Format",
+    "InvalidSpec",
+    "LengthPreset",
+    "LogNormal",
+    "Trace",
+    "TraceError",
+    "excerpt_path",
+    "open_trace",
+    "read_trace",
+    "save_trace",
+    "superposed",
+    "synthetic",
+]

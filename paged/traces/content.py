@@ -1,8 +1,8 @@
-"""The tokens that a trace's prompts are made of.
+"""The tokens that a trace's prompts and outputs are made of.
 
 Traces of real services do not hold what people wrote. At most they say which pieces of prompts were equal. So a prompt is put together
-from *segments*: a segment with an id has the same tokens wherever that id occurs, and a segment without one is like no other. Knows
-ids and lengths. Does not know formats.
+from *segments*: a segment with an id has the same tokens wherever that id occurs, and a segment without one is like no other. An output
+is one segment more. Knows ids and lengths. Does not know formats.
 """
 
 import numpy as np
@@ -14,10 +14,18 @@ UNSHARED = -1
 MAX_SHARED_IDS = 2**30
 """Shared ids are below this number; from it on, content belongs to one request alone."""
 
+MAX_REQUESTS = 2**28
+"""So many requests have contents of their own, two shared ids each and two of nobody else, below 2**31."""
+
 
 def content_ids(segment_ids: NDArray[np.int64], request: int) -> NDArray[np.int64]:
     """What decides each segment's tokens: its own id, or the request's number where nobody shares it. int64 [segments], < 2**31."""
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
+
+
+def output_content_ids(output_ids: NDArray[np.int64], requests: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same for the outputs of `requests`; an output that nobody repeats is unlike its own prompt, too. int64 [n], < 2**31."""
+    return np.where(output_ids == UNSHARED, MAX_SHARED_IDS + MAX_REQUESTS + requests, output_ids)
 
 
 def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
@@ -28,12 +36,25 @@ def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum()), dtype=np.uint32) - np.repeat(starts.astype(np.uint32), lengths)
+    tokens = _mixed(np.repeat(_bases(contents, seed), lengths), places)
+    tokens[starts] = contents
+    return tokens
+
+
+def tokens_at(contents: NDArray[np.int64], places: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+    """Of each segment the one token at a place, counted from 0; int32 [n]. The same that `segment_tokens` gives."""
+    tokens = _mixed(_bases(contents, seed), places.astype(np.uint32))
+    return np.where(places == 0, contents, tokens).astype(np.int32)
+
+
+def _bases(contents: NDArray[np.int64], seed: int) -> NDArray[np.uint32]:
+    return (contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1)
+
+
+def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.int32]:
     # Multiply, fold the high bits down, multiply: enough to look random, and a few array operations for a prompt of any length.
-    mixed = np.repeat((contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1), lengths)
-    mixed += places * np.uint32(0x85EBCA77)
+    mixed = bases + places * np.uint32(0x85EBCA77)
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(0x2C1B3C6D)
     mixed ^= mixed >> np.uint32(12)
-    tokens = (mixed >> np.uint32(1)).astype(np.int32)
-    tokens[starts] = contents
-    return tokens
+    return (mixed >> np.uint32(1)).astype(np.int32)

@@ -1,6 +1,6 @@
-"""What is wrong with a trace file, and where.
+"""What is wrong with a trace file, and where; or with the description of a trace that is to be made up.
 
-Knows paths, lines and columns. Does not know any format.
+Knows paths, lines and columns, and the parts of a description. Does not know any format.
 """
 
 from paged import PagedError
@@ -23,4 +23,14 @@ class TraceError(PagedError, ValueError):
         self.path = path
         self.line = line
         self.column = column
+        self.problem = problem
+
+
+class InvalidSpec(PagedError, ValueError):
+    """A description of a synthetic trace that cannot be understood: `spec`, and `part`, the piece of it that is wrong."""
+
+    def __init__(self, spec: str, part: str, problem: str) -> None:
+        super().__init__(f'{spec}: in "{part}", {problem}' if part else f"{spec}: {problem}")
+        self.spec = spec
+        self.part = part
         self.problem = problem

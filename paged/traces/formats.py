@@ -15,6 +15,7 @@ from paged import InvalidConfig
 from paged.traces.content import UNSHARED
 from paged.traces.errors import TraceError
 from paged.traces.records import Line, Record, collect, csv_lines, json_lines, json_object, text_lines
+from paged.traces.schema import schema_records
 from paged.traces.trace import Trace
 
 MOONCAKE_BLOCK = 512
@@ -49,31 +50,6 @@ def mooncake_records(lines: Iterable[Line]) -> Iterator[Record]:
         yield Record(line.number, "timestamp", arrival_s, line.tokens("output_length"), ids, lengths)
 
 
-def plain_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """Our own schema: arrival, two lengths, and optionally how many first tokens are those of a named prefix."""
-    numbers: dict[str, int] = {}
-    for line in lines:
-        arrival_s = line.seconds("arrival_s")
-        prompt_tokens = line.tokens("prompt_tokens")
-        prefix_id = line.values.get("prefix_id")
-        prefix = "" if prefix_id is None else str(prefix_id).strip()
-        says_length = line.values.get("prefix_tokens") not in (None, "")
-        prefix_tokens = line.tokens("prefix_tokens", at_least=0) if says_length else 0
-        if prefix and not says_length:
-            raise line.error("prefix_tokens", f'nothing, but prefix_id is "{prefix[:40]}"')
-        if prefix_tokens and not prefix:
-            raise line.error("prefix_id", f"nothing, but prefix_tokens is {prefix_tokens}")
-        if prefix_tokens > prompt_tokens:
-            raise line.error("prefix_tokens", f"{prefix_tokens} of a prompt of {prompt_tokens} tokens")
-        segments = [
-            (numbers.setdefault(prefix, len(numbers)), prefix_tokens),
-            (UNSHARED, prompt_tokens - prefix_tokens),
-        ]
-        present = [(content, length) for content, length in segments if length]
-        ids, lengths = zip(*present, strict=True)
-        yield Record(line.number, "arrival_s", arrival_s, line.tokens("output_tokens"), ids, lengths)
-
-
 class Format(msgspec.Struct, frozen=True):
     """A trace format: how its records are laid out, the columns it cannot do without, and the function that reads them."""
 
@@ -86,8 +62,9 @@ class Format(msgspec.Struct, frozen=True):
 FORMATS = (
     Format("azure", "CSV", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), azure_records),
     Format("mooncake", "JSON Lines", ("timestamp", "input_length", "output_length", "hash_ids"), mooncake_records),
-    Format("paged", "CSV", ("arrival_s", "prompt_tokens", "output_tokens"), plain_records),
-    Format("paged", "JSON Lines", ("arrival_s", "prompt_tokens", "output_tokens"), plain_records),
+    Format("paged", "CSV", ("arrival_s", "prompt_tokens", "output_tokens"), schema_records),
+    Format("paged", "JSON Lines", ("arrival_s", "prompt_tokens", "output_tokens"), schema_records),
+    Format("paged", "JSON Lines", ("arrival_s", "segments", "output_tokens"), schema_records),
 )
 
 

@@ -6,21 +6,22 @@ Knows text files, one record a line, and where in them something is wrong. Does 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from paged.traces.content import MAX_SHARED_IDS
+from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 from paged.traces.errors import TraceError
-from paged.traces.trace import Trace
+from paged.traces.limits import MAX_NAME, MAX_TOKENS, is_name
+from paged.traces.segments import starts_of
+from paged.traces.trace import NOT_DECLARED, Trace
 
-MAX_TOKENS = 10_000_000
-"""Longer than any model reads. More than this in one request is a damaged file, not a prompt."""
 
-
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One request as a format's reader hands it over. `line` and `column` say where its arrival stands."""
 
     line: int
@@ -29,6 +30,10 @@ class Record(msgspec.Struct, frozen=True):
     output_tokens: int
     segment_ids: Sequence[int]
     segment_lengths: Sequence[int]
+    max_tokens: int = NOT_DECLARED
+    priority: int = 0
+    tenant: str = ""
+    output_id: int = UNSHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,16 @@ class Line:
     def error(self, column: str | int | None, problem: str) -> TraceError:
         return TraceError(self.path, self.number, column, problem)
 
+    def says(self, column: str) -> bool:
+        """Whether there is anything in a column: no column, `null` and an empty cell are nothing."""
+        return self.values.get(column) not in (None, "")
+
     def tokens(self, column: str, *, at_least: int = 1) -> int:
         """A number of tokens. Raises TraceError unless it is a whole number from `at_least` to MAX_TOKENS."""
-        value = self.values.get(column)
+        return self.as_tokens(column, self.values.get(column), at_least)
+
+    def as_tokens(self, column: str, value: Any, at_least: int = 1) -> int:
+        """The same for a value that is not all that stands in its column."""
         number = _whole_number(value)
         if number is None:
             raise self.error(column, f"{_shown(value)} is not a whole number of tokens")
@@ -53,6 +65,26 @@ class Line:
         if number > MAX_TOKENS:
             raise self.error(column, f"{number:,} tokens in one request; at most {MAX_TOKENS:,} are read")
         return number
+
+    def whole(self, column: str, *, least: int, most: int) -> int:
+        """Any other whole number. Raises TraceError unless it is one, from `least` to `most`."""
+        number = _whole_number(self.values.get(column))
+        if number is None or not least <= number <= most:
+            problem = f"{_shown(self.values.get(column))} is not a whole number from {least:,} to {most:,}"
+            raise self.error(column, problem)
+        return number
+
+    def name(self, column: str) -> str:
+        """A name without the space around it, "" where there is none. Raises TraceError for what is no text or does not print."""
+        value = self.values.get(column)
+        if value is None:
+            return ""
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise self.error(column, f"{_shown(value)} is not a name")
+        text = str(value).strip()
+        if not is_name(text):
+            raise self.error(column, f"{_shown(ascii(text))} is not a name; up to {MAX_NAME} characters that print are")
+        return text
 
     def seconds(self, column: str) -> float:
         """A time in seconds or in whatever unit the column has. Raises TraceError unless it is a finite number, 0 or more."""
@@ -72,11 +104,13 @@ class Line:
         value = self.values.get(column)
         if not isinstance(value, list):
             raise self.error(column, f"{_shown(value)} is not a list of ids")
-        for item in value:
-            if type(item) is not int or not 0 <= item < MAX_SHARED_IDS:
-                raise self.error(
-                    column, f"{_shown(item)} is not an id; ids are whole numbers from 0 to {MAX_SHARED_IDS - 1:,}"
-                )
+        return [self.as_id(column, item) for item in value]
+
+    def as_id(self, column: str, value: Any) -> int:
+        """An id of shared content. Raises TraceError unless it is a whole number from 0 to 2**30 − 1."""
+        if type(value) is not int or not 0 <= value < MAX_SHARED_IDS:
+            problem = f"{_shown(value)} is not an id; ids are whole numbers from 0 to {MAX_SHARED_IDS - 1:,}"
+            raise self.error(column, problem)
         return value
 
 
@@ -153,32 +187,32 @@ def collect(path: Path, name: str, records: Iterable[Record], *, limit: int | No
 
     Raises TraceError when there is none, or when one arrives before the one above it.
     """
-    arrivals: list[float] = []
-    outputs: list[int] = []
-    starts = [0]
-    ids: list[int] = []
-    lengths: list[int] = []
+    kept: list[Record] = []
     for record in records:
-        if arrivals and record.arrival_s < arrivals[-1]:
-            gap = arrivals[-1] - record.arrival_s
+        if kept and record.arrival_s < kept[-1].arrival_s:
+            gap = kept[-1].arrival_s - record.arrival_s
             problem = f"arrives {gap:g} s before the request above it; a trace is sorted by arrival"
             raise TraceError(str(path), record.line, record.column, problem)
-        arrivals.append(record.arrival_s)
-        outputs.append(record.output_tokens)
-        ids.extend(record.segment_ids)
-        lengths.extend(record.segment_lengths)
-        starts.append(len(ids))
-        if len(arrivals) == limit:
+        kept.append(record)
+        if len(kept) == limit:
             break
-    if not arrivals:
+    if not kept:
         raise TraceError(str(path), None, None, "the trace is empty: no request in it")
-    arrival_s = np.array(arrivals, np.float64)
+    arrival_s = np.array([record.arrival_s for record in kept], np.float64)
     return Trace(
         name=name,
         arrival_s=arrival_s - arrival_s[0],
-        output_tokens=np.array(outputs, np.int64),
-        segment_starts=np.array(starts, np.int64),
-        segment_ids=np.array(ids, np.int64),
-        segment_lengths=np.array(lengths, np.int64),
+        output_tokens=np.array([record.output_tokens for record in kept], np.int64),
+        segment_starts=starts_of(np.array([len(record.segment_ids) for record in kept], np.int64)),
+        segment_ids=_flat(record.segment_ids for record in kept),
+        segment_lengths=_flat(record.segment_lengths for record in kept),
+        max_tokens=np.array([record.max_tokens for record in kept], np.int64),
+        priority=np.array([record.priority for record in kept], np.int64),
+        tenant=np.array([record.tenant for record in kept], np.str_),
+        output_ids=np.array([record.output_id for record in kept], np.int64),
         seed=seed,
     )
+
+
+def _flat(rows: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(rows), np.int64)

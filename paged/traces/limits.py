@@ -1,0 +1,60 @@
+"""What a trace's numbers may be, said once for files, transformations and generators.
+
+Knows limits and the sentences about them. Does not know where a number came from.
+"""
+
+import math
+
+import numpy as np
+
+from paged import InvalidConfig
+
+MAX_TOKENS = 10_000_000
+"""Longer than any model reads. More than this in one request is a damaged file, not a prompt."""
+
+MAX_PRIORITY = 2**31 - 1
+
+MAX_NAME = 100
+"""Characters of a name. A longer one is a damaged file."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a name comes back from a file as it was written."""
+    return text.isprintable() and text == text.strip() and len(text) <= MAX_NAME
+
+
+def at_least(what: str, value: int, least: int, most: int | None = None) -> int:
+    """`value` as an int. Raises InvalidConfig unless it is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidConfig(f"{what} is {value!r}; it must be a whole number")
+    if value < least:
+        raise InvalidConfig(f"{what} is {value:,}; at least {least:,} is needed")
+    if most is not None and value > most:
+        raise InvalidConfig(f"{what} is {value:,}; at most {most:,} is possible")
+    return int(value)
+
+
+def positive(what: str, value: float) -> float:
+    """`value` as a float. Raises InvalidConfig unless it is a finite number above 0."""
+    return _real(what, value, math.isfinite(value) and value > 0, "a positive number")
+
+
+def not_negative(what: str, value: float) -> float:
+    """`value` as a float. Raises InvalidConfig unless it is a finite number, 0 or more."""
+    return _real(what, value, math.isfinite(value) and value >= 0, "a finite number and not negative")
+
+
+def between(what: str, value: float, least: float, most: float) -> float:
+    """`value` as a float. Raises InvalidConfig unless it is a number from `least` to `most`."""
+    return _real(what, value, least <= value <= most, f"a number from {least:,g} to {most:,g}")
+
+
+def generators(seed: int, count: int) -> list[np.random.Generator]:
+    """Independent generators of one seed: what is drawn from one does not move the others. Raises InvalidConfig below 0."""
+    return np.random.default_rng(at_least("seed", seed, 0)).spawn(count)
+
+
+def _real(what: str, value: float, is_right: bool, wanted: str) -> float:
+    if not is_right:
+        raise InvalidConfig(f"{what} is {value:g}; it must be {wanted}")
+    return float(value)

@@ -1,0 +1,63 @@
+"""The page about traces: its Python runs, its files can be read, its descriptions can be opened, and it names every key."""
+
+import re
+
+import numpy as np
+import pytest
+
+from paged.traces import PRESETS, PROCESSES, open_trace, read_trace
+from paged.traces.spec import KEYS
+
+
+@pytest.fixture(scope="module")
+def page(repository):
+    return (repository / "docs" / "traces.md").read_text()
+
+
+def blocks(page, language=""):
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
+
+
+def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks(page, "python")
+    exec(compile(program, "traces.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "half(half=2): 250 of 500 requests"
+    assert said[1].startswith("fitted(context=4096, how=clip): 250 of 250 requests, ")
+    assert said[-1].startswith("2000 ")
+
+
+def test_the_files_of_the_page_can_be_read(page, tmp_path):
+    as_csv, as_json = (text for text in blocks(page) if "arrival_s" in text)
+    path = tmp_path / "trace"
+    path.write_text(as_csv)
+    assert read_trace(path).prompt_tokens.tolist() == [812, 655, 90]
+    path.write_text(as_json)
+    trace = read_trace(path)
+    first, second = trace.prompt(0), trace.prompt(1)
+    assert (second[:812] == first).all()
+    output = trace.output_at(np.zeros(120, np.int64), np.arange(120))
+    assert (second[812:932] == output).all()
+    assert len(second) == 812 + 120 + 44
+
+
+def test_the_descriptions_of_the_page_can_be_opened(page):
+    specs = re.findall(r"^synthetic:.*$", page, flags=re.MULTILINE)
+    assert len(specs) == 3
+    for spec in specs:
+        assert len(open_trace(spec)) == 1000
+
+
+def test_the_page_names_every_key_process_and_preset(page):
+    synthetic = page.partition("## Synthetic traces")[2]
+    keys = [key for key in KEYS if not re.match("output_", key)]
+    assert [name for name in (*keys, *PROCESSES, *PRESETS) if f"`{name}`" not in synthetic] == []
+
+
+def test_every_link_and_anchor_of_the_page_leads_somewhere(page, repository):
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", page, flags=re.MULTILINE)}
+    anchors = re.findall(r"\]\(#([^)]+)\)", page)
+    assert len(anchors) >= 6
+    assert set(anchors) <= headings

@@ -1,0 +1,336 @@
+"""Made-up traces: their statistics are those that were asked for, conversations share what they should, and specs say what is wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, InvalidConfig, Request, Scheduler
+from paged.traces import (
+    PRESETS,
+    InvalidSpec,
+    LogNormal,
+    Trace,
+    excerpt_path,
+    open_trace,
+    read_trace,
+    save_trace,
+    synthetic,
+)
+
+MANY = 200_000
+
+
+def cv(values):
+    return float(values.std() / values.mean())
+
+
+def columns(trace):
+    return [
+        column.tolist()
+        for column in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.segment_ids, trace.output_ids)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("process", "given", "expected"),
+    [("poisson", None, 1.0), ("gamma", 3.0, 3.0), ("gamma", 0.5, 0.5), ("deterministic", None, 0.0)],
+)
+def test_gaps_between_arrivals_have_the_rate_and_the_coefficient_of_variation(process, given, expected):
+    trace = synthetic(process, rate=4, cv=given, requests=MANY, prompt=1, output=1)
+    gaps = np.diff(trace.arrival_s)
+    assert trace.arrival_s[0] == 0
+    assert gaps.mean() == pytest.approx(1 / 4, rel=0.02)
+    assert cv(gaps) == pytest.approx(expected, rel=0.02, abs=1e-6)
+
+
+def test_poisson_gaps_are_exponential():
+    gaps = np.diff(synthetic(rate=4, requests=MANY, prompt=1, output=1).arrival_s)
+    assert (gaps > 0.25).mean() == pytest.approx(math.exp(-1), rel=0.01)
+    assert (gaps > 1).mean() == pytest.approx(math.exp(-4), rel=0.05)
+
+
+def test_at_once_is_all_at_zero():
+    assert synthetic("at-once", requests=7).arrival_s.tolist() == [0] * 7
+
+
+@pytest.mark.parametrize(
+    ("preset", "prompt_mean", "output_mean"),
+    [("sharegpt", 161.31, 337.99), ("alpaca", 19.31, 58.45), ("reasoning", 200, 5000)],
+)
+def test_the_lengths_of_a_preset_have_its_means_and_spreads(preset, prompt_mean, output_mean):
+    trace = synthetic(lengths=preset, requests=MANY)
+    assert trace.prompt_tokens.mean() == pytest.approx(prompt_mean, rel=0.01)
+    assert trace.output_tokens.mean() == pytest.approx(output_mean, rel=0.01)
+    for tokens, distribution in (
+        (trace.prompt_tokens, PRESETS[preset].prompt),
+        (trace.output_tokens, PRESETS[preset].output),
+    ):
+        assert np.median(tokens) == pytest.approx(math.exp(distribution.mu), abs=0.5 + 0.01 * np.median(tokens))
+        assert np.log(tokens).std() == pytest.approx(distribution.sigma, rel=0.05)
+        assert distribution.mean == pytest.approx(tokens.mean(), rel=0.01)
+
+
+def test_the_assumed_spreads_are_those_of_the_azure_excerpt_within_a_tenth():
+    """The preset's figures are the whole hour's; the excerpt is its first 500 requests."""
+    azure = read_trace(excerpt_path("azure"))
+    assert np.log(azure.prompt_tokens).std() == pytest.approx(PRESETS["sharegpt"].prompt.sigma, rel=0.1)
+    assert np.log(azure.output_tokens).std() == pytest.approx(PRESETS["sharegpt"].output.sigma, rel=0.1)
+
+
+@pytest.mark.parametrize(("share", "tokens"), [(0.5, 60), (0.9, 220), (0.99, 900), (0.1, 20)])
+def test_a_log_normal_by_mean_and_quantile_has_both(share, tokens):
+    lengths = LogNormal.of_quantile(100, share=share, tokens=tokens).draw(MANY, np.random.default_rng(1))
+    assert lengths.mean() == pytest.approx(100, rel=0.02)
+    assert (lengths <= tokens).mean() == pytest.approx(share, abs=0.01)
+
+
+def test_prompts_and_outputs_of_a_preset_do_not_depend_on_each_other_and_those_of_a_trace_come_in_pairs():
+    preset = synthetic(requests=MANY)
+    assert abs(np.corrcoef(np.log(preset.prompt_tokens), np.log(preset.output_tokens))[0, 1]) < 0.01
+    source = Trace.from_lengths([0, 0, 0], [10, 20, 30], [1, 2, 3])
+    drawn = synthetic(lengths=source, requests=30_000)
+    assert np.array_equal(drawn.prompt_tokens, 10 * drawn.output_tokens)
+    assert np.bincount(drawn.output_tokens)[1:] == pytest.approx([10_000] * 3, rel=0.05)
+
+
+def test_one_part_can_be_overridden_and_leaves_the_other_as_it_is():
+    plain, fixed = synthetic(requests=50), synthetic(requests=50, output=7)
+    assert set(fixed.output_tokens.tolist()) == {7}
+    assert np.array_equal(fixed.prompt_tokens, plain.prompt_tokens)
+
+
+def test_a_seed_is_a_trace_and_another_rate_leaves_its_lengths():
+    arguments = {"requests": 300, "turns": 3, "system_tokens": 5}
+    assert columns(synthetic(seed=1, **arguments)) == columns(synthetic(seed=1, **arguments))
+    assert columns(synthetic(seed=1, **arguments)) != columns(synthetic(seed=2, **arguments))
+    slow, fast = synthetic(seed=1, rate=1, requests=300), synthetic(seed=1, rate=8, requests=300)
+    assert columns(slow)[1:] == columns(fast)[1:]
+    assert fast.arrival_s * 8 == pytest.approx(slow.arrival_s)
+
+
+def test_nobody_shares_anything_without_turns_and_system_tokens():
+    trace = synthetic(requests=40)
+    assert set(trace.segment_ids.tolist()) == {-1}
+    assert len({int(trace.prompt(i)[0]) for i in range(40)}) == 40
+
+
+def test_all_prompts_begin_with_the_system_tokens_and_then_differ():
+    trace = synthetic(requests=40, system_tokens=16, prompt=4)
+    assert set(trace.prompt_tokens.tolist()) == {20}
+    assert len({tuple(trace.prompt(i)[:16]) for i in range(40)}) == 1
+    assert len({tuple(trace.prompt(i)[16:]) for i in range(40)}) == 40
+
+
+def output_of(trace, request):
+    length = int(trace.output_tokens[request])
+    return trace.output_at(np.full(length, request), np.arange(length))
+
+
+def turns_before(trace):
+    """For each request the one whose output is last in its prompt, or None."""
+    of_output = {int(id): i for i, id in enumerate(trace.output_ids)}
+    before = []
+    for i in range(len(trace)):
+        ids = trace.segment_ids[trace.segment_starts[i] : trace.segment_starts[i + 1]].tolist()
+        before.append(of_output[ids[-2]] if len(ids) > 2 else None)
+    return before
+
+
+@pytest.mark.parametrize("system_tokens", [0, 11])
+def test_the_prompt_of_a_turn_is_the_prompt_and_the_output_before_it_and_something_new(system_tokens):
+    trace = synthetic(requests=200, turns=4, system_tokens=system_tokens, prompt=6, output=9, think_s=3, seed=5)
+    before = turns_before(trace)
+    returning = [(turn, earlier) for turn, earlier in enumerate(before) if earlier is not None]
+    assert len(returning) > 100
+    firsts = set()
+    for turn, earlier in returning:
+        history = np.concatenate((trace.prompt(earlier), output_of(trace, earlier)))
+        assert np.array_equal(trace.prompt(turn)[: len(history)], history)
+        assert len(trace.prompt(turn)) == len(history) + 6
+        assert trace.arrival_s[turn] >= trace.arrival_s[earlier] + 9 * 0.05 - 1e-9
+    for turn, earlier in enumerate(before):
+        if earlier is None:
+            assert trace.prompt_tokens[turn] == system_tokens + 6
+            firsts.add(tuple(trace.prompt(turn)[system_tokens:]))
+    assert len(firsts) == 200 - len(returning)
+
+
+def test_conversations_have_their_mean_number_of_turns_and_pauses_their_mean():
+    trace = synthetic(requests=MANY, turns=4, rate=10, prompt=5, output=20, think_s=30, token_s=0.1, seed=2)
+    num_segments = np.diff(trace.segment_starts)
+    num_conversations = int((num_segments == 1).sum())
+    assert len(trace) == MANY
+    assert MANY / num_conversations == pytest.approx(4, rel=0.02)
+    # Geometric: of all conversations (3/4)^k have more than k turns.
+    for k in (1, 2, 5):
+        assert (num_segments == 2 * k + 1).sum() / num_conversations == pytest.approx(0.75**k, rel=0.03)
+    begins = trace.arrival_s[num_segments == 1]
+    assert np.diff(begins).mean() == pytest.approx(4 / 10, rel=0.02)
+    arrival_of_output = np.empty(2 * MANY)
+    arrival_of_output[trace.output_ids] = trace.arrival_s
+    returns = np.flatnonzero(num_segments > 1)
+    last_outputs = trace.segment_ids[trace.segment_starts[returns + 1] - 2]
+    pauses = trace.arrival_s[returns] - arrival_of_output[last_outputs]
+    assert pauses.mean() == pytest.approx(30 + 20 * 0.1, rel=0.02)
+    assert cv(pauses - 2) == pytest.approx(1, rel=0.02)
+
+
+def test_a_scheduler_finds_the_whole_history_in_its_prefix_cache():
+    """Turns one after another, in ample memory: every full block of prompt and output before is a hit, but for the last output token,
+    which is never computed."""
+    block_size = 4
+    trace = synthetic("at-once", requests=30, turns=5, prompt=6, output=9, seed=3)
+    scheduler = Scheduler(BlockManager(2000, block_size), max_tokens_per_step=4096, policy="paged")
+    before = turns_before(trace)
+    for request in range(len(trace)):
+        prompt = trace.prompt(request)
+        scheduler.add(Request(id=str(request), prompt=prompt, max_tokens=9), now=0.0)
+        while scheduler.has_unfinished:
+            batch = scheduler.schedule(0.0)
+            places = batch.context_lens[batch.samples].astype(np.int64) - len(prompt)
+            tokens = trace.output_at(np.full(len(places), request), places)
+            outputs = scheduler.update(batch, tokens, now=0.0)
+        earlier = before[request]
+        computed = 0 if earlier is None else int(trace.prompt_tokens[earlier]) + 9 - 1
+        assert next(iter(outputs)).usage.hit_tokens == computed // block_size * block_size
+    assert sum(earlier is not None for earlier in before) > 15
+
+
+def test_conversations_outlive_a_file_and_thinning(tmp_path):
+    trace = synthetic(requests=60, turns=4, system_tokens=3, seed=1)
+    save_trace(trace, tmp_path / "trace")
+    back = read_trace(tmp_path / "trace", seed=1)
+    assert columns(back) == columns(trace)
+    assert np.array_equal(output_of(back, 9), output_of(trace, 9))
+    thin = trace.thinned(0.5, seed=2)
+    assert set(thin.segment_ids.tolist()) <= set(trace.segment_ids.tolist())
+
+
+REFUSED = {
+    "no requests": ({"requests": 0}, "requests is 0; at least 1"),
+    "fewer than no requests": ({"requests": -3}, "requests is -3; at least 1"),
+    "half a request": ({"requests": 1.5}, "requests is 1.5; it must be a whole number"),
+    "more requests than ids": ({"requests": 2**28 + 1}, "at most 268,435,456"),
+    "an unknown process": ({"process": "weibull"}, '"weibull" is no arrival process; known are poisson'),
+    "no rate": ({"rate": 0.0}, "rate is 0; it must be a positive number"),
+    "a rate that is none": ({"rate": math.nan}, "rate is nan"),
+    "bursts without a cv": ({"process": "gamma"}, "gamma needs cv"),
+    "a cv for poisson": ({"cv": 2.0}, "poisson has none"),
+    "a cv beyond sense": ({"process": "gamma", "cv": 1e200}, r"cv is 1e\+200; it must be a number from 0.01 to 100"),
+    "a rate at once": ({"process": "at-once", "rate": 2.0}, "at-once has none"),
+    "an unknown preset": ({"lengths": "shakespeare"}, 'lengths are "shakespeare"; known are sharegpt, alpaca'),
+    "a negative prompt": ({"prompt": -5}, "prompts is -5; at least 1"),
+    "an output beyond reading": ({"output": 10**8}, "outputs is 100,000,000; at most 10,000,000"),
+    "a distribution that is none": ({"output": LogNormal(math.nan, 1)}, "mu of outputs is nan"),
+    "a spread that is none": ({"output": LogNormal(3, -1)}, "sigma of outputs is -1"),
+    "a mean beyond reading": ({"prompt": LogNormal(40, 1)}, "at most 10,000,000"),
+    "half a turn": ({"turns": 0.5}, "turns is 0.5; it must be a number from 1"),
+    "turns that are none": ({"turns": math.nan}, "turns is nan"),
+    "a negative pause": ({"think_s": -1.0}, "think_s is -1"),
+    "endless tokens": ({"token_s": math.inf}, "token_s is inf"),
+    "a negative beginning": ({"system_tokens": -1}, "system_tokens is -1; at least 0"),
+    "a negative seed": ({"seed": -1}, "seed is -1; at least 0"),
+    "conversations beyond memory": ({"requests": 10**6, "turns": 10_000.0}, "at most 268,435,456 are possible"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_made_is_refused_with_value_and_limit(case):
+    arguments, problem = REFUSED[case]
+    with pytest.raises(InvalidConfig, match=problem):
+        synthetic(**arguments)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, math.nan, math.inf, 5000, 1e-320])
+def test_a_quantile_that_no_log_normal_has_is_refused(tokens):
+    with pytest.raises(InvalidConfig):
+        LogNormal.of_quantile(100, share=0.9, tokens=tokens)
+
+
+def test_a_spec_is_the_call_with_the_same_names():
+    trace = open_trace("synthetic:gamma,cv=2,rate=3,requests=40,lengths=alpaca,output=7,turns=2,think_s=1,seed=6")
+    called = synthetic(
+        "gamma", cv=2, rate=3, requests=40, lengths="alpaca", output=7, turns=2, think_s=1, seed=6, name="x"
+    )
+    assert columns(trace) == columns(called)
+    assert trace.name == "synthetic:gamma,cv=2,rate=3,requests=40,lengths=alpaca,output=7,turns=2,think_s=1,seed=6"
+
+
+@pytest.mark.parametrize(
+    ("figures", "distribution"),
+    [
+        ("output_mean=300,output_sigma=0.7", LogNormal.of_mean(300, sigma=0.7)),
+        ("output_mean=300,output_p99=1500", LogNormal.of_quantile(300, share=0.99, tokens=1500)),
+        ("output_mu=5,output_sigma=0.7", LogNormal(5, 0.7)),
+    ],
+)
+def test_a_distribution_is_spelled_by_its_figures(figures, distribution):
+    trace = open_trace(f"synthetic:poisson,requests=30,{figures}")
+    assert columns(trace) == columns(synthetic(requests=30, output=distribution))
+
+
+def test_lengths_come_from_an_excerpt_or_a_file_too(tmp_path):
+    azure = read_trace(excerpt_path("azure"))
+    drawn = open_trace("synthetic:poisson,requests=200,lengths=azure")
+    assert columns(drawn) == columns(synthetic(requests=200, lengths=azure))
+    save_trace(Trace.from_lengths([0], [3], [4]), tmp_path / "mine")
+    assert set(open_trace(f"synthetic:poisson,lengths={tmp_path / 'mine'}").output_tokens.tolist()) == {4}
+
+
+def test_the_seed_of_a_spec_comes_before_the_callers_and_a_limit_takes_the_first():
+    assert columns(open_trace("synthetic:poisson,seed=4", seed=9)) == columns(synthetic(seed=4))
+    assert columns(open_trace("synthetic:poisson", seed=9)) == columns(synthetic(seed=9))
+    assert columns(open_trace("synthetic:poisson", limit=3)) == columns(synthetic().head(3))
+
+
+def test_a_description_may_be_longer_than_the_name_of_a_file():
+    figures = "prompt_mean=100.000000000000000000,prompt_p99=900.000000000000000000,output_mean=100.000000000000000000"
+    spec = f"synthetic:gamma,cv=2.000000000000000000,rate=3.000000000000000000,requests=40,{figures},output_sigma=0.5"
+    assert (
+        len(open_trace(spec + ",turns=2.0000000000000000000000000000,think_s=1.0000000000000000000000000000,seed=1"))
+        == 40
+    )
+
+
+def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_trace(Trace.from_lengths([0], [3], [4]), tmp_path / "synthetic:poisson")
+    assert len(open_trace("synthetic:poisson")) == 1
+
+
+WRONG_SPECS = {
+    "synthetic:": ("", "known are poisson, gamma, deterministic, at-once"),
+    "synthetic:poison,rate=2": ("poison", 'did you mean "poisson"?'),
+    "synthetic:rate=2": ("rate=2", "the first part is an arrival process"),
+    "synthetic:poisson,rat=2": ("rat=2", 'did you mean "rate"?'),
+    "synthetic:poisson,,rate=2": ("", '"" is no key'),
+    "synthetic:poisson,rate": ("rate", "there is no value"),
+    "synthetic:poisson,rate=": ("rate=", "there is no value"),
+    "synthetic:poisson,rate=fast": ("rate=fast", '"fast" is not a number'),
+    "synthetic:poisson,requests=1_000": ("requests=1_000", '"1_000" is not a whole number'),
+    "synthetic:poisson,requests=1e3": ("requests=1e3", '"1e3" is not a whole number'),
+    "synthetic:poisson,rate=1,rate=2": ("rate=2", "twice"),
+    "synthetic:poisson,lengths=sharedgpt": ("lengths=sharedgpt", 'did you mean "sharegpt"?'),
+    "synthetic:poisson,prompt_mean=5": ("prompt_mean=5", "a log-normal distribution is prompt_mean with"),
+    "synthetic:poisson,prompt=5,prompt_mean=5,prompt_sigma=1": ("prompt=5", "has a distribution, too"),
+    "synthetic:poisson,prompt_mean=5,prompt_p90=900": ("prompt_mean=5,prompt_p90=900", "at most 11.3"),
+    "synthetic:poisson,prompt_mu=nan,prompt_sigma=1": ("prompt_mu=nan,prompt_sigma=1", "mu of prompts is nan"),
+    "synthetic:poisson,requests=0": ("", "requests is 0; at least 1"),
+    "synthetic:poisson,rate=-1": ("", "rate is -1; it must be a positive number"),
+}
+
+
+@pytest.mark.parametrize("spec", WRONG_SPECS)
+def test_a_wrong_spec_names_the_part_and_what_is_known(spec):
+    part, problem = WRONG_SPECS[spec]
+    with pytest.raises(InvalidSpec) as caught:
+        open_trace(spec)
+    assert (caught.value.spec, caught.value.part) == (spec, part)
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith(spec)
+
+
+def test_a_name_that_leads_nowhere_says_what_is_known():
+    with pytest.raises(FileNotFoundError, match='azure, mooncake.*synthetic.*did you mean "azure"'):
+        open_trace("azur")

@@ -1,0 +1,97 @@
+"""Our own schema beyond arrival and two lengths: segments, what was declared, by whom, and what a wrong row is told."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paged import InvalidConfig
+from paged.traces import Trace, TraceError, read_trace, save_trace
+
+ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
+
+
+@pytest.fixture
+def trace_of(tmp_path):
+    def read(*rows):
+        path = tmp_path / "trace.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return read_trace(path)
+
+    return read
+
+
+def test_segments_with_one_id_are_the_same_tokens_wherever_they_stand(trace_of):
+    trace = trace_of(ROW, ROW | {"segments": [[3, 5], [7, 9]]})
+    assert trace.prompt_tokens.tolist() == [8, 14]
+    assert np.array_equal(trace.prompt(0)[:6], trace.prompt(1)[5:11])
+    assert not (trace.prompt(0)[6:] == trace.prompt(1)[11:13]).all()
+
+
+def test_what_is_declared_is_read_and_what_is_not_said_is_nothing(trace_of):
+    trace = trace_of(ROW | {"max_tokens": 9, "priority": -2, "tenant": " acme ", "output_id": 5}, ROW)
+    assert trace.max_tokens.tolist() == [9, 0]
+    assert trace.priority.tolist() == [-2, 0]
+    assert trace.tenant.tolist() == ["acme", ""]
+    assert trace.output_ids.tolist() == [5, -1]
+
+
+def test_csv_has_the_same_columns_but_segments(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,max_tokens,priority,tenant\n0,5,4,9,1,acme\n1,5,4,,,\n")
+    trace = read_trace(path)
+    assert trace.max_tokens.tolist() == [9, 0]
+    assert trace.priority.tolist() == [1, 0]
+    assert trace.tenant.tolist() == ["acme", ""]
+
+
+def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
+    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
+
+
+def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
+    trace = replace(Trace.from_lengths([0], [3], [5]), tenant=np.array([" "]))
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
+        save_trace(trace, path)
+    assert not path.exists()
+
+
+DAMAGED = {
+    "a segment without a length": ({"segments": [[7]]}, "segments", '"[7]" is not a pair'),
+    "no segments": ({"segments": []}, "segments", "at least one"),
+    "a segment of no tokens": ({"segments": [[7, 0]]}, "segments", "0 tokens; at least 1"),
+    "segments in words": ({"segments": "7:6"}, "segments", "not a list"),
+    "an id below zero": ({"segments": [[-1, 6]]}, "segments", '"-1" is not an id'),
+    "an id in words": ({"segments": [["bot", 6]]}, "segments", '"bot" is not an id'),
+    "more than a model reads": ({"segments": [[1, 6_000_000], [2, 6_000_000]]}, "segments", "12,000,000 tokens"),
+    "two lengths": ({"prompt_tokens": 9}, "prompt_tokens", "9, but the segments have 8 tokens together"),
+    "segments and a prefix": ({"prefix_id": "bot", "prefix_tokens": 3}, "segments", "not by both"),
+    "a prefix after segments": ({"segments": None, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}, "prefix_id", "not by both"),
+    "neither prompt nor segments": ({"segments": None}, "prompt_tokens", "nothing is not a whole number"),
+    "less declared than said": ({"max_tokens": 3}, "max_tokens", "3, but the output has 4 tokens"),
+    "nothing declared": ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    "urgency in words": ({"priority": "high"}, "priority", '"high" is not a whole number from -2,147,483,647'),
+    "urgency beyond bounds": ({"priority": 2**31}, "priority", "to 2,147,483,647"),
+    "a tenant that does not print": ({"tenant": "a\u0000"}, "tenant", "is not a name"),
+    "a list for a tenant": ({"tenant": ["a"]}, "tenant", "is not a name"),
+    "an output's id below zero": ({"output_id": -1}, "output_id", "from 0 to 1,073,741,823"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_wrong_row_says_its_line_and_column(trace_of, case):
+    changes, column, problem = DAMAGED[case]
+    with pytest.raises(TraceError) as caught:
+        trace_of(ROW, ROW | changes)
+    assert (caught.value.line, caught.value.column) == (2, column)
+    assert problem in str(caught.value)
+
+
+def test_segments_after_a_named_prefix_are_refused(trace_of):
+    prefixed = {"arrival_s": 0, "output_tokens": 4, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}
+    with pytest.raises(TraceError, match="line 2, column segments: .* not by both"):
+        trace_of(prefixed, ROW)
