@@ -3,14 +3,12 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
-from paged.simulator.cost_model import CostModel
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.timeline import Timeline
 
 __all__ = [
-    "CostModel",
     "Percentiles",
     "Preemptions",
     "Simulation",

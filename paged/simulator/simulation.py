@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
-from paged.hardware import StepWork
-from paged.simulator.cost_model import CostModel
+from paged.hardware import CostModel, StepWork
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Preemptions, SimulationResult, Spread
-from paged.simulator.stand_in import stand_in_tokens
 from paged.simulator.step_time import StepTime
 from paged.simulator.timeline import Entry, Timeline
 from paged.traces import Trace
 
 MAX_MESSAGES = 10
+STOP = 2**31 - 1
+"""The token by which a request ends that declared more than it writes."""
 MOST_AT_ONCE = 512
 """Steps that are taken at once; more win nothing."""
 
@@ -78,6 +78,9 @@ class Simulation:
         self.num_steps = self.num_skipped = 0
         self.now_s = 0.0
         self.timeline = Timeline()
+        self._prompt_tokens = trace.prompt_tokens
+        self._ends_early = trace.max_tokens > trace.output_tokens
+        self._any_ends_early = bool(self._ends_early.any())
         self.latencies = Latencies(len(trace))
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
@@ -136,15 +139,25 @@ class Simulation:
             number = self._num_added
             self._num_added += 1
             self.latencies.arrived(number, arrival)
-            request = Request(
-                id=str(number), prompt=self._prompt_of(number), max_tokens=int(self.trace.output_tokens[number])
-            )
             try:
-                self.scheduler.add(request, now=arrival)
+                self.scheduler.add(self._request(number), now=arrival)
             except NeverFits:
                 # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
                 continue
             self._num_idle -= 1
+
+    def _request(self, number: int) -> Request:
+        trace = self.trace
+        output, declared = int(trace.output_tokens[number]), int(trace.max_tokens[number])
+        is_stopped = declared > output
+        return Request(
+            id=str(number),
+            prompt=self._prompt_of(number),
+            max_tokens=declared if is_stopped else output,
+            stop_token_ids=(STOP,) if is_stopped else (),
+            priority=int(trace.priority[number]),
+            salt=str(trace.tenant[number]) or None,
+        )
 
     def _fast_forward(self) -> float:
         """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
@@ -154,6 +167,12 @@ class Simulation:
             return 0.0
         ids, known = scheduler.steady_ids()
         requests, num_rows = self._numbers_of(ids), len(ids)
+        written = known - self._prompt_tokens[requests]
+        if self._any_ends_early:
+            # The step in which somebody stops is to be seen.
+            allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
+            if allowed < 2:
+                return 0.0
         rising = np.arange(1, allowed + 1)
         context = int(known.sum()) + num_rows * (rising - 1.0)
         seconds = self.cost_model.seconds(
@@ -173,7 +192,7 @@ class Simulation:
         seconds, times = seconds[:count], clock[1 : count + 1]
         manager = scheduler.manager
         held, filled = manager.num_used, self._num_filled()
-        tokens = stand_in_tokens(requests[:, None], known[:, None] + np.arange(count))
+        tokens = self._written(requests[:, None], written[:, None] + np.arange(count))
         drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
         total = float(seconds.sum())
         used = held + drawn.cumsum()
@@ -228,8 +247,15 @@ class Simulation:
         return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended.tolist()))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
-        lengths = batch.context_lens[batch.samples]
-        return stand_in_tokens(sampled, lengths)
+        lengths = batch.context_lens if len(sampled) == len(batch.rows) else batch.context_lens[batch.samples]
+        written = lengths - self._prompt_tokens[sampled]
+        tokens = self._written(sampled, written)
+        if self._any_ends_early:
+            tokens[self._ends_early[sampled] & (written + 1 == self.trace.output_tokens[sampled])] = STOP
+        return tokens
+
+    def _written(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
+        return np.minimum(self.trace.output_at(requests, places), np.int32(STOP - 1))
 
     def _num_filled(self) -> int:
         """Slots with computed KV of live sequences, each counted once: only last blocks, and reserved ones, have others."""

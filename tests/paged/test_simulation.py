@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from paged import BlockManager, Scheduler
+from paged import POLICIES, BlockManager, InvalidConfig, Scheduler
 from paged.hardware import StepWork
 from paged.simulator import Simulation, SimulationStuck, StepTime, simulate
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Percentiles
-from paged.simulator.stand_in import stand_in_tokens
 from paged.traces import excerpt_path, read_trace
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
@@ -151,15 +150,6 @@ def test_a_formula_in_which_no_time_passes_is_refused():
         StepTime(weights_ms=0, token_us=0).check()
 
 
-def test_stand_in_tokens_are_a_function_of_request_and_position():
-    requests, positions = np.array([3, 3, 4, 3]), np.array([10, 11, 10, 10])
-    tokens = stand_in_tokens(requests, positions)
-    assert tokens[0] == tokens[3]
-    assert len(set(tokens.tolist())) == 3
-    assert tokens.dtype == np.int32
-    assert tokens.min() >= 0
-
-
 def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     latencies = Latencies(2)
     latencies.arrived(0, 0.0)
@@ -176,3 +166,69 @@ def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
 
 def test_no_values_have_no_percentiles():
     assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
+
+
+def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one():
+    values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
+    assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("name", ["azure", "mooncake"])
+def test_steps_taken_at_once_change_no_figure(name, policy):
+    trace = read_trace(excerpt_path(name), limit=60).scaled(prompts=1 / 16, outputs=1 / 4, rate=0.5)
+    results = []
+    for fast_forward in (False, True):
+        scheduler = scheduler_of(120, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)
+        simulation = Simulation(trace, scheduler, fast_forward=fast_forward)
+        for _ in simulation.steps():
+            pass
+        results.append(simulation.result())
+    slow, fast = results
+    assert slow.skipped_steps == 0
+    assert fast.skipped_steps > fast.steps / 10
+    host = {"wall_s", "us_per_step", "skipped_steps"}
+    averages = {"memory", "memory_while_waiting", "mean_block_usage", "row_occupancy"}
+    for field in set(slow.__struct_fields__) - host - averages:
+        assert getattr(slow, field) == getattr(fast, field), field
+    # Sums of the same numbers in another order.
+    for field in averages - {"memory", "memory_while_waiting"}:
+        assert getattr(slow, field) == pytest.approx(getattr(fast, field), rel=1e-9)
+    for field in ("memory", "memory_while_waiting"):
+        left, right = getattr(slow, field), getattr(fast, field)
+        assert (left.of_held, left.of_pool) == pytest.approx((right.of_held, right.of_pool), rel=1e-9)
+
+
+def test_who_declared_more_than_he_writes_stops_where_the_trace_says(trace_of):
+    trace = trace_of("0,5,30,,", "0,9,12,,").declared(200, cap=100)
+    for fast_forward in (False, True):
+        simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, fast_forward=fast_forward)
+        for _ in simulation.steps():
+            pass
+        result = simulation.result()
+        assert (result.output_tokens, result.steps, result.finished) == (42, 30, 2)
+
+
+def test_in_a_closed_loop_the_next_request_comes_when_one_has_ended(trace_of):
+    trace = trace_of("0,5,10,,", "0,5,4,,", "0,5,3,,", "500,5,2,,")
+    simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, clients=2)
+    for _ in simulation.steps():
+        pass
+    result = simulation.result()
+    assert result.makespan_s == 10
+    assert result.ttft_s == Percentiles(1, 1, 1, 1)
+    assert result.e2e_s == Percentiles(3, 10, 10, 10)
+
+
+def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
+    result = simulate(trace_of("0,5,3,,"), scheduler_of(num_blocks=4, block_size=4), SECOND_A_STEP)
+    # Two blocks held throughout; 5, 6 and 7 slots of them are written.
+    assert result.memory.of_held == pytest.approx(6 / 8)
+    assert result.memory.of_pool == pytest.approx(6 / 16)
+    assert result.mean_block_usage == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("options", [{"clients": 0}, {"price_per_hour": -1.0}, {"price_per_hour": float("nan")}])
+def test_a_closed_loop_without_clients_and_a_price_that_is_none_are_refused(trace_of, options):
+    with pytest.raises(InvalidConfig, match=next(iter(options))):
+        Simulation(trace_of("0,5,3,,"), scheduler_of(), **options)
