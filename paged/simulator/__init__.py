@@ -4,13 +4,18 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 """
 
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
+from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.timeline import Timeline
 
 __all__ = [
+    "Device",
+    "Load",
+    "Outcome",
     "Percentiles",
     "Preemptions",
+    "Scenario",
     "Simulation",
     "SimulationResult",
     "SimulationStuck",
@@ -18,5 +23,7 @@ __all__ = [
     "Step",
     "StepTime",
     "Timeline",
+    "outcome_of",
+    "run",
     "simulate",
 ]

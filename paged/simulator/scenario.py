@@ -1,0 +1,208 @@
+"""One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes.
+
+Knows names and numbers, and builds from them. Does not know which scenarios are compared, nor how results are shown.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import BlockManager, InvalidConfig, Policy, Scheduler
+from paged.hardware import CostModel, Roofline, device_named, model_named
+from paged.simulator.result import SimulationResult
+from paged.simulator.simulation import Simulation
+from paged.simulator.step_time import StepTime
+from paged.traces import Trace, open_trace
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests come, and when.
+
+    trace        a file, an excerpt's name, or `synthetic:…`
+    limit        only so many requests, the first ones
+    seed         of prompts' tokens, sampling and synthetic arrivals
+    rate         arrivals are so many times as fast (the time between them is stretched)
+    prompts, outputs
+                 lengths are so many times as long
+    half         "first" or "second" half of the requests; None: all
+    context      requests longer than this are clipped, or rejected (`over_long`); None: none are
+    declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
+    clients      a closed loop of so many; None: the trace's arrivals
+    """
+
+    trace: str
+    limit: int | None = None
+    seed: int = 0
+    rate: float = 1.0
+    prompts: float = 1.0
+    outputs: float = 1.0
+    half: Literal["first", "second"] | None = None
+    context: int | None = None
+    over_long: Literal["clip", "reject"] = "reject"
+    declared: int | None = None
+    clients: int | None = None
+
+    def build(self) -> Trace:
+        """The trace. Raises TraceError, OSError or InvalidConfig."""
+        trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
+        if self.half is not None:
+            trace = trace.halves()[0 if self.half == "first" else 1]
+        if (self.rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
+            trace = trace.scaled(rate=self.rate, prompts=self.prompts, outputs=self.outputs)
+        if self.context is not None:
+            trace = trace.fitted(self.context, how=self.over_long)
+        if self.declared is not None:
+            if self.context is None:
+                raise InvalidConfig("declared maxima need a context, which they may not exceed; it is None")
+            trace = trace.declared(self.context, self.declared)
+        return trace
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes, and how many blocks there are: a model on a device, or without one a formula.
+
+    model, device    names, or paths of JSON files (docs/hardware.md); both or neither
+    dtype            of weights and KV
+    tensor_parallel  devices over which the model is split
+    memory_share     of the device's memory that may be used
+    formula          the step's time where no model is named
+    """
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str = "bf16"
+    tensor_parallel: int = 1
+    memory_share: float = 0.9
+    formula: StepTime = StepTime()
+
+    def cost_model(self) -> CostModel:
+        """Raises InvalidConfig, UnknownModel or UnknownDevice."""
+        roofline = self.roofline()
+        if roofline is not None:
+            return roofline
+        self.formula.check()
+        return self.formula
+
+    def roofline(self) -> Roofline | None:
+        """The cost model where a model is named."""
+        if (self.model is None) != (self.device is None):
+            raise InvalidConfig(f"a model runs on a device; model is {self.model!r}, device is {self.device!r}")
+        if self.model is None or self.device is None:
+            return None
+        return Roofline(
+            model=model_named(self.model),
+            device=device_named(self.device),
+            dtype=self.dtype,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulation.
+
+    blocks               device blocks; None: what the device has left beside the model
+    max_tokens_per_step  token budget; None: at the roofline's knee
+    """
+
+    load: Load
+    device: Device = Device()
+    policy: str | Policy = "paged"
+    blocks: int | None = None
+    block_size: int = 16
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    max_tokens_per_step: int | None = 2048
+    max_sequences: int = 256
+    price_per_hour: float | None = None
+
+    def budget(self) -> int:
+        """Tokens a step. Raises InvalidConfig where there is no roofline to take it from."""
+        if self.max_tokens_per_step is not None:
+            return self.max_tokens_per_step
+        roofline = self.device.roofline()
+        if roofline is None:
+            raise InvalidConfig("the token budget at the roofline's knee needs a model and a device")
+        # A whole number of blocks: a chunk that ends inside one shares it with nobody.
+        return max(1, round(roofline.knee_tokens / self.block_size)) * self.block_size
+
+    def num_blocks(self) -> int:
+        """Device blocks. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
+        if self.blocks is not None:
+            return self.blocks
+        roofline = self.device.roofline()
+        if roofline is None:
+            raise InvalidConfig("the number of blocks is needed, or a model and a device to take it from")
+        return roofline.num_blocks(
+            self.block_size,
+            self.device.memory_share,
+            max_tokens_per_step=self.budget(),
+            max_sequences=self.max_sequences,
+        )
+
+    def scheduler(self) -> Scheduler:
+        """A scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
+        manager = BlockManager(
+            self.num_blocks(), self.block_size, host_blocks=self.host_blocks, prefix_caching=self.prefix_caching
+        )
+        return Scheduler(
+            manager,
+            policy=self.policy,
+            max_tokens_per_step=self.budget(),
+            max_sequences=self.max_sequences,
+            max_model_len=self.load.context,
+            costs=self.device.cost_model().costs(self.block_size),
+        )
+
+    def simulation(self, *, check: bool = False) -> Simulation:
+        """Ready to run. Raises what its parts raise."""
+        scheduler = self.scheduler()
+        return Simulation(
+            self.load.build(),
+            scheduler,
+            self.device.cost_model(),
+            check=check,
+            clients=self.load.clients,
+            price_per_hour=self.price_per_hour,
+        )
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A scenario and what became of it.
+
+    timeline  columns by name, float64 [entries] each (`Timeline.columns`)
+    ttft_s, longest_gap_s, e2e_s
+              float64 [requests], NaN for who has none
+    applied   what was done to the trace, a sentence each
+    """
+
+    scenario: Scenario
+    result: SimulationResult
+    timeline: dict[str, NDArray[np.float64]]
+    ttft_s: NDArray[np.float64]
+    longest_gap_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    applied: tuple[str, ...] = ()
+
+
+def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
+    """What a simulation that has run found."""
+    latencies = simulation.latencies
+    return Outcome(
+        scenario,
+        simulation.result(),
+        simulation.timeline.columns(),
+        latencies.ttft_of_each(),
+        latencies.longest_gap_of_each(),
+        latencies.e2e_of_each(),
+        tuple(map(str, simulation.trace.applied)),
+    )
+
+
+def run(scenario: Scenario, *, check: bool = False) -> Outcome:
+    """Simulate a scenario to its end. Raises what its parts raise, and SimulationStuck."""
+    simulation = scenario.simulation(check=check)
+    for _ in simulation.steps():
+        pass
+    return outcome_of(scenario, simulation)
