@@ -19,8 +19,8 @@ from paged.cli.check import check_app
 from paged.cli.demo import demo
 from paged.cli.generate import generate
 from paged.cli.policies import policies
-from paged.cli.replay import replay
 from paged.cli.show import printed
+from paged.cli.simulate import simulate
 
 WRONG_INPUT = 2
 READER_GONE = 1
@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
-app.command()(replay)
+app.command()(simulate)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command()(capacity)

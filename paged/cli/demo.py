@@ -11,14 +11,13 @@ from rich.console import Console
 from rich.live import Live
 
 from paged.cli.frame import Frame
-from paged.cli.options import Json, PoolOptions
-from paged.cli.replay import VIOLATIONS_FOUND
+from paged.cli.options import VIOLATIONS_FOUND, Json
 from paged.cli.show import console, figures, print_json, printed
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
-from paged.simulator import Simulation, SimulationResult, StepTime
-from paged.traces import Trace, excerpt_path, read_trace
+from paged.simulator import Load, Scenario, Simulation, SimulationResult
+from paged.traces import Trace
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -32,13 +31,20 @@ FRAMES_PER_SECOND = 28.0
 OUTPUTS_DIFFER = 1
 
 # Without a model: lengths as a service has them. With the one that ships: lengths that it was trained on.
-STAND_IN_SCALES = {"prompts": 1 / 8, "outputs": 1 / 4}
-MODEL_SCALES = {"prompts": 1 / 48, "outputs": 1 / 8}
-STAND_IN_POOL = PoolOptions(
-    blocks=228, block_size=16, host_blocks=24, policy="paged", max_tokens_per_step=256, max_sequences=32
+STAND_IN = Scenario(
+    load=Load(trace="mooncake", limit=REQUESTS, rate=RATE_SCALE, prompts=1 / 8, outputs=1 / 4),
+    blocks=228,
+    host_blocks=24,
+    max_tokens_per_step=256,
+    max_sequences=32,
 )
-MODEL_POOL = PoolOptions(
-    blocks=96, block_size=8, host_blocks=12, policy="paged", max_tokens_per_step=64, max_sequences=24
+WITH_MODEL = Scenario(
+    load=Load(trace="mooncake", limit=REQUESTS, rate=RATE_SCALE, prompts=1 / 48, outputs=1 / 8),
+    blocks=96,
+    block_size=8,
+    host_blocks=12,
+    max_tokens_per_step=64,
+    max_sequences=24,
 )
 AMPLE_BLOCKS = 4000
 
@@ -72,29 +78,24 @@ def demo(
         raise typer.Exit(OUTPUTS_DIFFER)
 
 
-def _trace(scales: dict[str, float]) -> Trace:
-    return read_trace(excerpt_path("mooncake"), limit=REQUESTS).scaled(rate=RATE_SCALE, **scales)
-
-
 def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
-    step_time = StepTime()
-    replay = Simulation(_trace(STAND_IN_SCALES), STAND_IN_POOL.scheduler(step_time), step_time, check=True)
-    _run(replay, TITLE, speed, is_silent, {})
-    return replay.result()
+    simulation = STAND_IN.simulation(check=True)
+    _run(simulation, TITLE, speed, is_silent, {})
+    return simulation.result()
 
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
-    """The replay under pressure, and what comparing it with one in ample memory gave."""
+    """The simulation under pressure, and what comparing it with one in ample memory gave."""
     from paged.checkpoint import checkpoint_path
     from paged.demo.real_text import RealText
     from paged.model.loading import load_model
 
     model = load_model(checkpoint_path())
-    trace = _trace(MODEL_SCALES)
+    trace = WITH_MODEL.load.build()
     prompt_of = RealText(trace, model.tokenizer).prompt
-    ample_pool = msgspec.structs.replace(MODEL_POOL, blocks=AMPLE_BLOCKS, host_blocks=0)
-    tight, tokens, seconds = _answered(model, trace, prompt_of, MODEL_POOL, TITLE, speed, is_silent)
-    ample, expected, _ = _answered(model, trace, prompt_of, ample_pool, AMPLE_TITLE, 1000.0, is_silent)
+    ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)
+    tight, tokens, seconds = _answered(model, trace, prompt_of, WITH_MODEL, TITLE, speed, is_silent)
+    ample, expected, _ = _answered(model, trace, prompt_of, ample_memory, AMPLE_TITLE, 1000.0, is_silent)
     num_tokens = sum(map(len, tokens.values()))
     return tight, {
         "model": "the checkpoint that ships with paged",
@@ -109,31 +110,32 @@ def _answered(
     model: "LoadedModel",
     trace: Trace,
     prompt_of: Callable[[int], Any],
-    pool: PoolOptions,
+    scenario: Scenario,
     title: str,
     speed: float,
     is_silent: bool,
 ) -> tuple[SimulationResult, dict[str, list[int]], float]:
-    """One replay with the model: its figures, every request's tokens, and the seconds that the model took."""
+    """One simulation with the model: its figures, every request's tokens, and the seconds that the model took."""
     from paged.demo.model_answers import ModelAnswers
 
-    step_time = StepTime()
-    scheduler = pool.scheduler(step_time)
+    scheduler = scenario.scheduler()
     answers = ModelAnswers(model, scheduler)
-    replay = Simulation(trace, scheduler, step_time, check=True, prompt_of=prompt_of, answer=answers)
-    _run(replay, title, speed, is_silent, answers.texts)
-    return replay.result(), answers.tokens, answers.seconds
+    simulation = Simulation(
+        trace, scheduler, scenario.device.cost_model(), check=True, prompt_of=prompt_of, answer=answers
+    )
+    _run(simulation, title, speed, is_silent, answers.texts)
+    return simulation.result(), answers.tokens, answers.seconds
 
 
-def _run(replay: Simulation, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:
+def _run(simulation: Simulation, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:
     out = console()
     if is_silent:
-        for _ in replay.steps():
+        for _ in simulation.steps():
             pass
     elif out.is_terminal:
-        _play(replay, out, title, speed, texts)
+        _play(simulation, out, title, speed, texts)
     else:
-        _report(replay, title)
+        _report(simulation, title)
 
 
 def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
@@ -152,13 +154,13 @@ def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
         )
 
 
-def _play(replay: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
-    """Draw the replay at a pace that eyes can follow; the last frame stays."""
-    watch = Watch(replay, texts)
+def _play(simulation: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
+    """Draw the simulation at a pace that eyes can follow; the last frame stays."""
+    watch = Watch(simulation, texts)
     due = time.monotonic()
     next_frame = due
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-        for step in replay.steps():
+        for step in simulation.steps():
             watch.see(step)
             due += 1 / (STEPS_PER_SECOND * speed)
             now = time.monotonic()
@@ -174,17 +176,17 @@ def _drawn(frame: Frame, title: str, out: Console):
     return render(frame, title, out.width, out.height - 1)
 
 
-def _report(replay: Simulation, title: str) -> None:
+def _report(simulation: Simulation, title: str) -> None:
     """A line whenever another tenth of the requests has ended."""
-    watch = Watch(replay)
+    watch = Watch(simulation)
     printed(title)
     tenths = 0
-    for step in replay.steps():
+    for step in simulation.steps():
         watch.see(step)
-        counts = replay.scheduler.counts()
+        counts = simulation.scheduler.counts()
         ended = counts["finished"] + counts["rejected"]
-        if ended * 10 // len(replay.trace) > tenths:
-            tenths = ended * 10 // len(replay.trace)
+        if ended * 10 // len(simulation.trace) > tenths:
+            tenths = ended * 10 // len(simulation.trace)
             printed(progress_line(watch.frame()))
 
 

@@ -1,45 +1,63 @@
-"""Options of the commands, and how a trace and a scheduler are made from them.
+"""Options of the commands.
 
 Knows names, limits and help texts. Does not know what a command does with them.
 """
 
-import errno
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
-import msgspec
 from typer import Argument, Option
 
-from paged import POLICIES, BlockManager, Scheduler
-from paged.simulator import StepTime
-from paged.traces import EXCERPTS, Trace, excerpt_path, read_trace
+from paged import POLICIES, InvalidConfig
+from paged.traces import EXCERPTS
 
-_TRACE, _POOL, _STEP, _TIME = "The trace", "The pool", "A step", "What a step takes"
+T = TypeVar("T")
+
+_TRACE, _DEVICE, _POOL, _STEP, _OUT = "The trace", "Model and device", "The pool", "A step", "What comes out"
+_TIME = "What a step takes without a model"
+VIOLATIONS_FOUND = 1
 
 _TRACE_HELP = (
     "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); told apart by content. "
-    f"Or the name of an excerpt that ships with paged: {', '.join(sorted(EXCERPTS))}."
+    f"Or the name of an excerpt that ships with paged: {', '.join(sorted(EXCERPTS))}. Or `synthetic:…`, as in "
+    "synthetic:poisson,rate=2,requests=1000,lengths=sharegpt."
 )
-_BLOCKS_HELP = "Device blocks. The default is about what an 80 GB device has left beside an 8B model."
-_POLICY_HELP = f"Who decides: {', '.join(POLICIES)}. `paged policies` says what each does."
+DEFAULT_BLOCKS = 26_000
+"""About what an 80 GB device has left beside an 8B model."""
+_POLICY_HELP = f"Who decides, one or several with commas: {', '.join(POLICIES)}. `paged policies` says what each does."
 _CHECK_HELP = "Recompute every invariant before and after each update (slow); status 1 if one is violated."
 
 # fmt: off
 TraceArgument = Annotated[str, Argument(metavar="TRACE", help=_TRACE_HELP)]
 Limit = Annotated[int | None, Option(min=1, help="Read only so many requests.", show_default="all", rich_help_panel=_TRACE)]
-RateScale = Annotated[float, Option(help="Requests arrive so many times as fast.", rich_help_panel=_TRACE)]
+RateScale = Annotated[str, Option(metavar="SCALE[,…]", help="Requests arrive so many times as fast: the time between them is stretched.", rich_help_panel=_TRACE)]
 LengthScale = Annotated[float, Option(help="Prompts and outputs are so many times as long.", rich_help_panel=_TRACE)]
 PromptScale = Annotated[float, Option(help="Prompts are so many times as long.", rich_help_panel=_TRACE)]
 OutputScale = Annotated[float, Option(help="Outputs are so many times as long.", rich_help_panel=_TRACE)]
 Seed = Annotated[int, Option(min=0, help="Chooses the prompts' tokens; what they share stays.", rich_help_panel=_TRACE)]
 
-Blocks = Annotated[int, Option(min=1, help=_BLOCKS_HELP, rich_help_panel=_POOL)]
+Half = Annotated[Literal["first", "second"] | None, Option(help="Only one half of the requests: tune on one, report on the other.", show_default="all", rich_help_panel=_TRACE)]
+Context = Annotated[int | None, Option(min=2, help="Tokens that a request may have, prompt and output.", show_default="what the pool holds", rich_help_panel=_TRACE)]
+OverLong = Annotated[Literal["clip", "reject"], Option(help="What becomes of requests longer than --context.", rich_help_panel=_TRACE)]
+Declared = Annotated[int | None, Option(min=1, metavar="MAX", help="Requests declare what --context leaves them as max_tokens, at most this, and write what the trace says.", show_default="exactly what they write", rich_help_panel=_TRACE)]
+Clients = Annotated[int | None, Option(min=1, help="A closed loop of so many clients instead of the trace's arrivals.", show_default="none", rich_help_panel=_TRACE)]
+Seeds = Annotated[int, Option(min=1, help="Simulate with so many seeds, and say how far the results spread.", rich_help_panel=_TRACE)]
+
+Model = Annotated[str | None, Option(help="A model's name, or a JSON file (docs/hardware.md).", show_default="the formula below", rich_help_panel=_DEVICE)]
+DeviceName = Annotated[str | None, Option("--device", help="What it runs on: a device's name, or a JSON file.", show_default="none", rich_help_panel=_DEVICE)]
+Dtype = Annotated[str, Option(help="Of weights and KV.", rich_help_panel=_DEVICE)]
+TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model is split.", rich_help_panel=_DEVICE)]
+MemoryShare = Annotated[float, Option(help="Of the device's memory, what may be used.", rich_help_panel=_DEVICE)]
+PricePerHour = Annotated[float | None, Option(help="Of all devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
+
+Blocks = Annotated[str | None, Option(metavar="N[,…]", help="Device blocks.", show_default="what the device has left; 26,000 without one", rich_help_panel=_POOL)]
 BlockSize = Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_POOL)]
 HostBlocks = Annotated[int, Option(min=0, help="Host blocks to swap to; 0: a preemption recomputes.", rich_help_panel=_POOL)]
 PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share equal full blocks.", rich_help_panel=_POOL)]
 
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]
-MaxTokensPerStep = Annotated[int, Option(min=1, help="Token budget of a step.", rich_help_panel=_STEP)]
+MaxTokensPerStep = Annotated[str, Option(metavar="N|knee[,…]", help="Token budget of a step; knee: where the roofline of model and device has it.", rich_help_panel=_STEP)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_STEP)]
 
 WeightsMs = Annotated[float, Option(help="Reading the weights, ms a step.", rich_help_panel=_TIME)]
@@ -48,42 +66,31 @@ TokenUs = Annotated[float, Option(help="Arithmetic of a token, µs.", rich_help_
 SwapUs = Annotated[float, Option(help="Moving a token's KV between device and host, µs.", rich_help_panel=_TIME)]
 
 Check = Annotated[bool, Option("--check", help=_CHECK_HELP)]
+Jobs = Annotated[int, Option(min=1, help="Processes, where several simulations are asked for.", show_default="all cores")]
+LogPath = Annotated[Path | None, Option("--log", help="Also write every decision, a JSON line a step (one simulation only).", rich_help_panel=_OUT)]
 Json = Annotated[bool, Option("--json", help="One JSON document on standard output, and nothing else there.")]
 # fmt: on
 
 
-class PoolOptions(msgspec.Struct, frozen=True):
-    """How large the memory and a step are, and who decides."""
-
-    blocks: int
-    block_size: int
-    host_blocks: int
-    policy: str
-    max_tokens_per_step: int
-    max_sequences: int
-    prefix_caching: bool = True
-
-    def scheduler(self, step_time: StepTime) -> Scheduler:
-        """A scheduler on an empty pool. Raises UnknownPolicy or InvalidConfig."""
-        step_time.check()
-        manager = BlockManager(
-            self.blocks, self.block_size, host_blocks=self.host_blocks, prefix_caching=self.prefix_caching
-        )
-        return Scheduler(
-            manager,
-            policy=self.policy,
-            max_tokens_per_step=self.max_tokens_per_step,
-            max_sequences=self.max_sequences,
-            costs=step_time.costs(self.block_size),
-        )
+def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
+    """What stands between commas. Raises InvalidConfig with the part that is none."""
+    parts = []
+    for part in text.split(","):
+        try:
+            parts.append(kind(part.strip()))
+        except ValueError:
+            raise InvalidConfig(f'{what}: "{part.strip()}" of "{text}" is not understood') from None
+    return parts
 
 
-def open_trace(name: str, *, limit: int | None, seed: int) -> Trace:
-    """The trace in a file, or an excerpt by its name (a file of that name comes first). Raises TraceError or OSError."""
-    path = Path(name)
-    if not path.exists():
-        if name not in EXCERPTS:
-            known = ", ".join(sorted(EXCERPTS))
-            raise FileNotFoundError(errno.ENOENT, f"no such file, nor an excerpt that ships with paged ({known})", name)
-        path = excerpt_path(name)
-    return read_trace(path, limit=limit, seed=seed)
+def count(text: str) -> int:
+    """A number of at least 1. Raises ValueError."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def budget(text: str) -> int | None:
+    """A token budget; None for the one at the knee. Raises ValueError."""
+    return None if text == "knee" else count(text)

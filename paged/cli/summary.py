@@ -1,32 +1,60 @@
-"""A replay's result, for people. Knows units and rounding. Does not know how the figures came about."""
+"""Simulations' results, for people. Knows units and rounding. Does not know how the figures came about."""
 
-from paged.cli.show import figures
-from paged.simulator import Percentiles, SimulationResult
+from collections.abc import Callable, Sequence
+
+from paged.cli.show import figures, table
+from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:
-    """The figures of a replay on standard output."""
+    """The figures of one simulation on standard output."""
     figures(f"{result.trace}, policy {result.policy}", summary(result))
 
 
+def print_comparison(outcomes: Sequence[Outcome]) -> None:
+    """A line for each simulation, those that differ in their seed alone together: the mean, and half of its 95 % interval."""
+    groups = by_seed(outcomes)
+    columns = [
+        "policy",
+        *(name for name, is_shown, _ in _VARIED if is_shown(outcomes)),
+        *(name for name, _ in _COMPARED),
+    ]
+    rows = []
+    for group in groups:
+        first = group[0]
+        cells = [first.result.policy, *(value(first) for _, is_shown, value in _VARIED if is_shown(outcomes))]
+        rows.append(cells + [cell([outcome.result for outcome in group]) for _, cell in _COMPARED])
+    trace = outcomes[0].result.trace
+    seeds = len(groups[0])
+    title = f"{trace}: {len(groups)} simulations" + (f", {seeds} seeds each, mean ± 95 %" if seeds > 1 else "")
+    table(title, columns, rows, right=range(1, len(columns)))
+
+
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
-    """What is worth knowing of a replay: name and value, a line each."""
+    """What is worth knowing of a simulation: name and value, a line each."""
     computed = max(result.computed_tokens, 1)
     pool = f"{result.num_blocks:,} blocks of {result.block_size} tokens, {result.host_blocks:,} on the host"
     preemptions = f"{result.preemptions.recompute:,} by recompute, {result.preemptions.swap:,} by swap, at most {result.max_preemptions} of one request"
     lines = [
         ("requests", f"{result.requests:,}: {result.finished:,} finished, {result.rejected:,} rejected"),
         ("pool", pool),
-        ("steps", f"{result.steps:,}"),
+        ("steps", f"{result.steps:,} of at most {result.max_tokens_per_step:,} tokens"),
         (
             "virtual time",
             f"{result.makespan_s:,.1f} s, {result.busy_s / result.makespan_s if result.makespan_s else 0:.0%} of it busy",
         ),
-        ("throughput", f"{result.output_tokens_per_s:,.1f} output tokens/s, {result.requests_per_s:,.2f} requests/s"),
-        ("time to first token", _spread(result.ttft_s)),
-        ("between tokens", _spread(result.itl_s)),
-        ("request, end to end", _spread(result.e2e_s)),
+        ("throughput", f"{result.throughput:,.1f} output tokens/s, {result.requests_per_s:,.2f} requests/s"),
+        ("time to first token", _percentiles(result.ttft_s)),
+        ("between tokens", _percentiles(result.itl_s)),
+        ("longest gap", _percentiles(result.longest_gap_s)),
+        ("request, end to end", _percentiles(result.e2e_s)),
         ("blocks used", f"{result.peak_block_usage:.1%} at the peak, {result.mean_block_usage:.1%} on average"),
+        ("memory that holds tokens", _shares(result.memory)),
+        ("while requests wait", _shares(result.memory_while_waiting)),
+        (
+            "occupancy",
+            f"{result.row_occupancy:.1%} of {result.max_sequences:,} sequences, {result.token_occupancy:.1%} of the token budget",
+        ),
         (
             "prefix hits",
             f"{result.hit_tokens:,} of {result.prompt_tokens:,} prompt tokens, {result.prefix_hit_rate:.1%}",
@@ -37,19 +65,81 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
             f"{result.wasted_tokens:,} of {result.computed_tokens:,} tokens, {result.wasted_tokens / computed:.1%}",
         ),
         ("swapped", f"{result.swapped_out_blocks:,} blocks out, {result.swapped_in_blocks:,} in"),
-        ("host time", f"{result.us_per_step:,.0f} µs a step in schedule and update; {result.wall_s:.1f} s in all"),
     ]
+    if result.cost_per_million_tokens is not None:
+        lines.append(("cost", f"{result.cost_per_million_tokens:,.2f} per million output tokens"))
+    lines.append(("host time", f"{result.us_per_step:,.0f} µs a step; {result.wall_s:.1f} s in all"))
     if result.checked_steps:
         lines.append(("invariants", f"{result.violations:,} violations in {result.checked_steps:,} checked steps"))
         lines += [("violation", message) for message in result.violation_messages]
     return lines
 
 
-def _spread(seconds: Percentiles) -> str:
+def _percentiles(seconds: Percentiles) -> str:
     if seconds.p50 is None or seconds.p90 is None or seconds.p99 is None:
         return "none"
     return f"p50 {_time(seconds.p50)}, p90 {_time(seconds.p90)}, p99 {_time(seconds.p99)}"
 
 
-def _time(seconds: float) -> str:
+def _shares(spread: Spread) -> str:
+    return f"{spread.of_held:.1%} of what sequences hold, {spread.of_pool:.1%} of the pool"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "none"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _mean(value: Callable[[SimulationResult], float], shown: Callable[[float], str]) -> Callable[..., str]:
+    def cell(results: Sequence[SimulationResult]) -> str:
+        found = interval(map(value, results))
+        if found.half_width is None:
+            return shown(found.mean)
+        return f"{shown(found.mean)} ± {shown(found.half_width)}"
+
+    return cell
+
+
+def _p99(value: Callable[[SimulationResult], Percentiles]) -> Callable[..., str]:
+    """The mean of the seeds' 99th percentiles."""
+
+    def cell(results: Sequence[SimulationResult]) -> str:
+        known = [seconds.p99 for seconds in map(value, results) if seconds.p99 is not None]
+        if not known:
+            return "none"
+        found = interval(known)
+        return _time(found.mean) + (f" ± {_time(found.half_width)}" if found.half_width is not None else "")
+
+    return cell
+
+
+def _varies(value: Callable[[Outcome], object]) -> Callable[[Sequence[Outcome]], bool]:
+    return lambda outcomes: len({value(outcome) for outcome in outcomes}) > 1
+
+
+_VARIED: tuple[tuple[str, Callable[[Sequence[Outcome]], bool], Callable[[Outcome], str]], ...] = (
+    ("rate", _varies(lambda outcome: outcome.scenario.load.rate), lambda outcome: f"{outcome.scenario.load.rate:g} ×"),
+    ("blocks", _varies(lambda outcome: outcome.result.num_blocks), lambda outcome: f"{outcome.result.num_blocks:,}"),
+    (
+        "budget",
+        _varies(lambda outcome: outcome.result.max_tokens_per_step),
+        lambda outcome: f"{outcome.result.max_tokens_per_step:,}",
+    ),
+)
+"""Columns that are shown only where the simulations differ in them."""
+_COMPARED: tuple[tuple[str, Callable[..., str]], ...] = (
+    ("tokens/s", _mean(lambda result: result.throughput, lambda value: f"{value:,.1f}")),
+    ("p99 first", _p99(lambda result: result.ttft_s)),
+    ("p99 gap", _p99(lambda result: result.longest_gap_s)),
+    ("of held", _mean(lambda result: result.memory.of_held, lambda value: f"{value:.1%}")),
+    ("of pool", _mean(lambda result: result.memory.of_pool, lambda value: f"{value:.1%}")),
+    (
+        "preempted",
+        _mean(lambda result: result.preemptions.recompute + result.preemptions.swap, lambda value: f"{value:,.0f}"),
+    ),
+    ("waste", _mean(lambda result: result.waste, lambda value: f"{value:.2%}")),
+    ("hits", _mean(lambda result: result.prefix_hit_rate, lambda value: f"{value:.1%}")),
+    ("finished", _mean(lambda result: result.finished, lambda value: f"{value:,.0f}")),
+    ("rejected", _mean(lambda result: result.rejected, lambda value: f"{value:,.0f}")),
+)

@@ -1,4 +1,4 @@
-"""From steps to frames: what the live view and the progress lines show of a replay under way.
+"""From steps to frames: what the live view and the progress lines show of a simulation under way.
 
 Knows the public attributes of manager and scheduler, and remembers the latest events. Does not know terminals.
 """
@@ -16,11 +16,11 @@ MAX_EVENTS = 40
 
 
 class Watch:
-    """Follows a replay step by step. `frame` says what it looks like after the latest one."""
+    """Follows a simulation step by step. `frame` says what it looks like after the latest one."""
 
-    def __init__(self, replay: Simulation, texts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, simulation: Simulation, texts: Mapping[str, str] | None = None) -> None:
         """`texts` by request id are what a model has written so far, if one writes."""
-        self._replay = replay
+        self._simulation = simulation
         self._texts = texts if texts is not None else {}
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
         self._seen: set[int] = set()
@@ -37,25 +37,29 @@ class Watch:
         for request, first in zip(requests, batch.positions[batch.starts[:-1]].tolist(), strict=True):
             if request not in self._seen:
                 self._seen.add(request)
-                length = int(self._replay.trace.prompt_tokens[request])
+                length = int(self._simulation.trace.prompt_tokens[request])
                 hit = f", {first:,} of its tokens were cached" if first else ""
                 self._note(step, request, f"admitted, prompt of {length:,} tokens{hit}")
             elif str(request) in batch.admitted:
                 self._note(step, request, f"is back, {first:,} of its tokens are still there")
         for request in step.ended:
-            self._note(step, request, f"finished after {int(self._replay.trace.output_tokens[request]):,} tokens")
+            self._note(step, request, f"finished after {int(self._simulation.trace.output_tokens[request]):,} tokens")
 
     def _note(self, step: Step, request: int, what: str) -> None:
         self._events.append((step.now_s, request, what))
 
     def frame(self) -> Frame:
         """The moment after the latest step."""
-        replay, scheduler, manager = self._replay, self._replay.scheduler, self._replay.scheduler.manager
+        simulation, scheduler, manager = (
+            self._simulation,
+            self._simulation.scheduler,
+            self._simulation.scheduler.manager,
+        )
         stats = scheduler.stats()
         batch = self._last.batch if self._last else None
         return Frame(
-            step=replay.num_steps,
-            now_s=replay.now_s,
+            step=simulation.num_steps,
+            now_s=simulation.now_s,
             cells=self._cells(),
             block_size=manager.block_size,
             used=manager.num_used,
@@ -64,7 +68,7 @@ class Watch:
             host_blocks=manager.num_host_blocks,
             host_used=manager.host_used,
             host_cached=manager.host_cached,
-            requests=len(replay.trace),
+            requests=len(simulation.trace),
             counts=scheduler.counts(),
             batch_tokens=batch.num_scheduled_tokens if batch else 0,
             batch_sequences=len(batch.rows) if batch else 0,
@@ -78,7 +82,7 @@ class Watch:
         )
 
     def _cells(self) -> NDArray[np.int64]:
-        scheduler, manager = self._replay.scheduler, self._replay.scheduler.manager
+        scheduler, manager = self._simulation.scheduler, self._simulation.scheduler.manager
         rows = manager.live_rows
         owners = np.array([int(scheduler.id_of(row) or 0) for row in rows.tolist()], np.int64)
         return block_cells(manager.block_tables[rows], manager.num_table_blocks[rows], owners, manager.block_states())

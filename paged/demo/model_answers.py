@@ -1,4 +1,4 @@
-"""A model in the place of a replay's stand-in: it runs each batch and answers greedily.
+"""A model in the place of a simulation's stand-in: it runs each batch and answers greedily.
 
 Knows a loaded model, a pool and the arrays of a batch. Does not know the trace, the clock or who watches.
 """

@@ -7,10 +7,12 @@ from paged.simulator.result import Percentiles, Preemptions, SimulationResult, S
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
+from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.timeline import Timeline
 
 __all__ = [
     "Device",
+    "Interval",
     "Load",
     "Outcome",
     "Percentiles",
@@ -23,7 +25,11 @@ __all__ = [
     "Step",
     "StepTime",
     "Timeline",
+    "by_seed",
+    "grid",
+    "interval",
     "outcome_of",
     "run",
+    "run_all",
     "simulate",
 ]

@@ -1,0 +1,208 @@
+"""`paged simulate`: a trace on a model, a device and a policy of your choice; or on several, side by side."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paged import InvalidConfig
+from paged.cli import options
+from paged.cli.show import print_json
+from paged.cli.summary import print_comparison, print_summary
+from paged.simulator import Device, Load, Outcome, Scenario, Simulation, Step, StepTime, grid, outcome_of, run_all
+
+_TIME = StepTime()
+_CORES = os.cpu_count() or 1
+
+
+def simulate(
+    trace: options.TraceArgument,
+    model: options.Model = None,
+    device: options.DeviceName = None,
+    dtype: options.Dtype = "bf16",
+    tensor_parallel: options.TensorParallel = 1,
+    memory_share: options.MemoryShare = 0.9,
+    price_per_hour: options.PricePerHour = None,
+    blocks: options.Blocks = None,
+    block_size: options.BlockSize = 16,
+    host_blocks: options.HostBlocks = 0,
+    prefix_caching: options.PrefixCaching = True,
+    policy: options.PolicyName = "paged",
+    max_tokens_per_step: options.MaxTokensPerStep = "2048",
+    max_sequences: options.MaxSequences = 256,
+    limit: options.Limit = None,
+    half: options.Half = None,
+    rate_scale: options.RateScale = "1",
+    length_scale: options.LengthScale = 1.0,
+    prompt_scale: options.PromptScale = 1.0,
+    output_scale: options.OutputScale = 1.0,
+    context: options.Context = None,
+    over_long: options.OverLong = "reject",
+    declared: options.Declared = None,
+    clients: options.Clients = None,
+    seed: options.Seed = 0,
+    seeds: options.Seeds = 1,
+    weights_ms: options.WeightsMs = _TIME.weights_ms,
+    context_us: options.ContextUs = _TIME.context_us,
+    token_us: options.TokenUs = _TIME.token_us,
+    swap_us: options.SwapUs = _TIME.swap_us,
+    jobs: options.Jobs = _CORES,
+    check: options.Check = False,
+    log: options.LogPath = None,
+    json: options.Json = False,
+) -> None:
+    """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
+
+    Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, and a step takes what the roofline
+    of --model on --device gives (published figures, docs/hardware.md), or without them a formula:
+    max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
+    --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
+
+    Example, three policies on a 13B model with 40 GB:
+
+    `paged simulate azure --model llama-2-13b --device a100-40g --policy paged,vllm,fastgen --rate-scale 0.5`
+    """
+    load = Load(
+        trace=trace,
+        limit=limit,
+        seed=seed,
+        prompts=length_scale * prompt_scale,
+        outputs=length_scale * output_scale,
+        half=half,
+        context=context,
+        over_long=over_long,
+        declared=declared,
+        clients=clients,
+    )
+    base = Scenario(
+        load=load,
+        device=Device(
+            model=model,
+            device=device,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+            formula=StepTime(weights_ms, context_us, token_us, swap_us),
+        ),
+        blocks=None if model else options.DEFAULT_BLOCKS,
+        block_size=block_size,
+        host_blocks=host_blocks,
+        prefix_caching=prefix_caching,
+        max_sequences=max_sequences,
+        price_per_hour=price_per_hour,
+    )
+    scenarios = grid(
+        base,
+        policies=[name.strip() for name in policy.split(",")],
+        blocks=options.listed(blocks, "--blocks", options.count) if blocks else (),
+        rates=options.listed(rate_scale, "--rate-scale", float),
+        budgets=options.listed(max_tokens_per_step, "--max-tokens-per-step", options.budget),
+        seeds=seeds,
+    )
+    # What is wrong with any of them is said before the first one runs.
+    for scenario in scenarios:
+        scenario.scheduler()
+    if len(scenarios) == 1:
+        outcomes = [_watched(scenarios[0], check, log)]
+    elif log is not None:
+        raise InvalidConfig(f"--log follows one simulation; {len(scenarios)} were asked for")
+    else:
+        outcomes = _side_by_side(scenarios, jobs, check)
+    _show(outcomes, json)
+
+
+def _show(outcomes: list[Outcome], json: bool) -> None:
+    if json:
+        print_json([as_document(outcome) for outcome in outcomes])
+    elif len(outcomes) == 1:
+        print_summary(outcomes[0].result)
+    else:
+        print_comparison(outcomes)
+    violations = sum(outcome.result.violations for outcome in outcomes)
+    if violations:
+        first = next(message for outcome in outcomes for message in outcome.result.violation_messages)
+        print(f"paged: {violations} violations; the first: {first}", file=sys.stderr)
+        raise typer.Exit(options.VIOLATIONS_FOUND)
+
+
+def as_document(outcome: Outcome) -> dict[str, object]:
+    """What `--json` says of a simulation: its figures, and what it was asked."""
+    scenario = outcome.scenario
+    asked = {
+        "rate_scale": scenario.load.rate,
+        "seed": scenario.load.seed,
+        "model": scenario.device.model,
+        "device": scenario.device.device,
+        "clients": scenario.load.clients,
+        "applied": outcome.applied,
+    }
+    return {**msgspec.to_builtins(outcome.result), **asked}
+
+
+def _progress() -> Progress | None:
+    """A bar on standard error for somebody who waits at a terminal."""
+    out = Console(stderr=True)
+    if not out.is_terminal:
+        # A bar that is disabled prints an empty line with some versions of Rich.
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=out, transient=True)
+
+
+def _watched(scenario: Scenario, check: bool, log: Path | None) -> Outcome:
+    """One simulation in this process, with a bar of its requests."""
+    simulation = scenario.simulation(check=check)
+    if log is None:
+        _go_through(simulation, lambda _: None)
+    else:
+        with log.open("w", encoding="utf-8") as file:
+            _go_through(simulation, lambda step: file.write(decision(step) + "\n"))
+    return outcome_of(scenario, simulation)
+
+
+def _go_through(simulation: Simulation, see: Callable[[Step], object]) -> None:
+    progress = _progress()
+    if progress is None:
+        for step in simulation.steps():
+            see(step)
+        return
+    with progress:
+        bar = progress.add_task("requests", total=len(simulation.trace))
+        for step in simulation.steps():
+            see(step)
+            progress.advance(bar, len(step.ended))
+
+
+def decision(step: Step) -> str:
+    """A step as a JSON line: when it ended, how many like it ran before, and who was in it."""
+    batch = step.batch
+    document = {
+        "step": step.number,
+        "end_s": step.now_s,
+        "skipped": step.skipped,
+        "requests": batch.ids.tolist(),
+        "tokens": batch.num_tokens.tolist(),
+        "admitted": batch.admitted,
+        "preempted": batch.preempted,
+        "ended": step.ended,
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool) -> list[Outcome]:
+    found: dict[int, Outcome] = {}
+    progress = _progress()
+    if progress is None:
+        found.update(run_all(scenarios, jobs=jobs, check=check))
+    else:
+        with progress:
+            bar = progress.add_task("simulations", total=len(scenarios))
+            for place, outcome in run_all(scenarios, jobs=jobs, check=check):
+                found[place] = outcome
+                progress.advance(bar)
+    return [found[place] for place in sorted(found)]
