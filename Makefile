@@ -50,7 +50,7 @@ bench: $(STAMP) ## time a scheduler step
 	@$(BIN)/paged bench scheduler
 
 campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples each (25,000; two hours)
-	@PAGED_FAILURES=failures PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 --dist loadfile tests/properties/test_state_machines.py tests/properties/test_engine_machine.py $(PYTEST)
+	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py $(PYTEST)
