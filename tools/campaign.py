@@ -1,11 +1,11 @@
 """Run the kit's state machines for many examples, drawn anew: `make campaign`.
 
-Each machine in rounds, each round in a process of its own: Hypothesis remembers all that it has drawn in one, and gets slower by it.
-A machine that finds something stops; the short program is told, and saved in `failures/`. Knows machines and counts. Does not know
+In rounds, each in a process of its own: Hypothesis remembers all that it has drawn in one, and gets slower by it. The machines get the
+same CPU time each until they have run so many examples together; one that finds something stops; the short program is told, and saved in `failures/`. Knows machines and counts. Does not know
 what they look for.
 
-    python tools/campaign.py                                 # 25,000 examples each
-    python tools/campaign.py --examples 500 manager engine   # these two, for a minute
+    python tools/campaign.py                                  # 100,000 examples
+    python tools/campaign.py --examples 2000 manager engine   # these two, for some minutes
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 
 ROUND = 500
 MACHINES = ("scheduler", "engine", "manager", "stand-in engine")
-"""The slowest first."""
+"""The slowest first, as long as nobody has used any time."""
 
 
 def run_round(name: str, examples: int) -> tuple[str, int, float, str]:
@@ -57,37 +57,41 @@ def main(
     machines: Annotated[
         list[str] | None, typer.Argument(help=f"Which of {', '.join(MACHINES)}; all by default.")
     ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Of each machine.")] = 25_000,
+    examples: Annotated[int, typer.Option(min=1, help="Of all machines together.")] = 100_000,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Run state machines until each has run its examples, or has found something."""
+    """Run state machines until they have run so many examples, or each has found something."""
     chosen = machines or list(MACHINES)
     unknown = [name for name in chosen if name not in MACHINES]
     if unknown:
         raise typer.BadParameter(f'unknown machine "{unknown[0]}"; known are {", ".join(MACHINES)}')
     out = Console()
-    left = dict.fromkeys(chosen, examples)
+    left = examples
     done: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds = dict.fromkeys(chosen, 0.0)
+    running = dict.fromkeys(chosen, 0)
     found: dict[str, str] = {}
     started = time.monotonic()
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         pending: set[Future[tuple[str, int, float, str]]] = set()
-        while pending or any(left.values()):
-            # Whoever has most to do goes next, so that all end together.
-            while len(pending) < jobs and any(left.values()):
-                name = max(left, key=lambda each: left[each])
-                count = min(ROUND, left[name])
-                left[name] -= count
+        while True:
+            open_ones = [name for name in chosen if name not in found]
+            while len(pending) < jobs and left and open_ones:
+                name = min(open_ones, key=lambda each: (running[each], seconds[each]))
+                count = min(ROUND, left)
+                left -= count
+                running[name] += 1
                 pending.add(pool.submit(run_round, name, count))
+            if not pending:
+                break
             ended, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in ended:
                 name, count, cpu, what = future.result()
                 seconds[name] += cpu
+                running[name] -= 1
                 if what:
                     found.setdefault(name, what)
-                    left[name] = 0
                     out.print(f"{name}: FOUND\n{what}", markup=False, highlight=False)
                 else:
                     done[name] += count
