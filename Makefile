@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 
 # Set to pass more to pytest: make test PYTEST='-k prefix'
 PYTEST ?=
-# Hypothesis examples of each of the four runs of `make campaign`: manager, scheduler, our engine, the stand-in engine.
-EXAMPLES ?= 25000
+# Hypothesis examples of `make campaign`, over all machines.
+EXAMPLES ?= 100000
 # Names of the faults that `make faults` tries, and options; all of them if none is named.
 FAULTS ?=
 # Random worlds of `make pressure`.
@@ -49,8 +49,8 @@ format: $(STAMP) ## rewrite the sources as `lint` wants them
 bench: $(STAMP) ## time a scheduler step
 	@$(BIN)/paged bench scheduler
 
-campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples each (25,000; two hours)
-	@PAGED_FAILURES=failures PAGED_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 --dist loadfile tests/properties/test_state_machines.py tests/properties/test_engine_machine.py $(PYTEST)
+campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; two hours)
+	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py $(PYTEST)

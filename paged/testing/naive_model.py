@@ -352,6 +352,8 @@ class NaiveManager:
         """
         if not (self.prefix_caching and self.shares_in_flight):
             return
+        # What these rows' blocks were taken from is known no more, also where they compute the same again.
+        self.forget_dead()
         rows = [self.rows[number] for number in numbers if self.rows[number].writes]
         computing: dict[Node, list[Block]] = {}
         for row in rows:
