@@ -59,7 +59,7 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
     script = Path(sysconfig.get_path("scripts")) / "paged"
     commands = [line.split("#")[0].split() for block in blocks(readme, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
-    assert ["paged", "replay", "TRACE"] in commands
+    assert ["paged", "simulate", "TRACE"] in commands
     for program, *arguments in commands:
         if program == "make":
             assert re.search(rf"^{arguments[0]}:", makefile, flags=re.MULTILINE), arguments

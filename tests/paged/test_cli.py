@@ -45,7 +45,7 @@ def test_without_a_command_the_help_is_shown(paged):
 
 
 @pytest.mark.parametrize(
-    "command", [["replay"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"]]
+    "command", [["simulate"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"]]
 )
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")
@@ -108,17 +108,17 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypat
     assert "██" in drawn
 
 
-def test_a_replay_into_a_pipe_is_one_figure_a_line(paged):
-    status, out, err = paged("replay", "mooncake", *TINY)
+def test_a_simulation_into_a_pipe_is_one_figure_a_line(paged):
+    status, out, err = paged("simulate", "mooncake", *TINY)
     assert (status, err) == (0, "")
     assert "\x1b" not in out
     assert "requests: 12: " in out
     assert all(": " in line for line in out.splitlines())
 
 
-def test_a_replays_json_is_one_document(paged):
-    status, out, err = paged("replay", excerpt_path("azure"), *TINY, "--check", "--json")
-    result = json.loads(out)
+def test_a_simulations_json_is_a_list_of_one(paged):
+    status, out, err = paged("simulate", excerpt_path("azure"), *TINY, "--check", "--json")
+    (result,) = json.loads(out)
     assert (status, err) == (0, "")
     assert result["requests"] == 12
     assert result["num_blocks"] == 64
@@ -127,15 +127,72 @@ def test_a_replays_json_is_one_document(paged):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_policy_can_be_replayed(paged, policy):
-    status, out, _ = paged("replay", "azure", *TINY, "--policy", policy, "--json")
+def test_every_policy_can_be_simulated(paged, policy):
+    status, out, _ = paged("simulate", "azure", *TINY, "--policy", policy, "--json")
     assert status == 0
-    assert json.loads(out)["policy"] == policy
+    assert json.loads(out)[0]["policy"] == policy
+
+
+def test_several_policies_and_rates_are_a_table_and_a_list(paged):
+    sweep = ["simulate", "azure", *TINY, "--policy", "paged,vllm", "--rate-scale", "1,4", "--jobs", 2]
+    status, out, err = paged(*sweep)
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split()[:2] == ["policy", "rate"]
+    assert [line.split()[:2] for line in lines] == [["paged", "1"], ["paged", "4"], ["vllm", "1"], ["vllm", "4"]]
+    results = json.loads(paged(*sweep, "--json")[1])
+    assert [(result["policy"], result["rate_scale"]) for result in results] == [
+        ("paged", 1), ("paged", 4), ("vllm", 1), ("vllm", 4),
+    ]  # fmt: skip
+    assert results[1]["makespan_s"] < results[0]["makespan_s"]
+    for result in results:
+        assert result["finished"] + result["rejected"] == result["requests"] == 12
+
+
+def test_seeds_give_a_mean_and_an_interval(paged):
+    trace = "synthetic:poisson,rate=8,requests=30,lengths=alpaca"
+    options = ["--blocks", 64, "--max-tokens-per-step", 64, "--jobs", 1]
+    out = paged("simulate", trace, *options, "--policy", "paged,vllm", "--seeds", 3)[1]
+    _, *lines = out.splitlines()
+    assert len(lines) == 2
+    assert all("±" in line for line in lines)
+    results = json.loads(paged("simulate", trace, *options, "--seeds", 3, "--json")[1])
+    assert [result["seed"] for result in results] == [0, 1, 2]
+    assert len({result["makespan_s"] for result in results}) == 3
+
+
+def test_a_model_on_a_device_decides_blocks_budget_and_times(paged):
+    options = [
+        "--model",
+        "llama-2-13b",
+        "--device",
+        "a100-40g",
+        "--max-tokens-per-step",
+        "knee",
+        "--limit",
+        5,
+        "--json",
+    ]
+    (result,) = json.loads(paged("simulate", "azure", *options)[1])
+    assert 500 < result["num_blocks"] < 1200
+    assert 128 < result["max_tokens_per_step"] < 256
+    assert 0.02 < result["itl_s"]["p50"] < 0.05
+
+
+def test_the_log_has_a_line_a_step_that_decided_something(paged, tmp_path):
+    path = tmp_path / "log.jsonl"
+    status, out, _ = paged("simulate", "azure", *TINY, "--log", path, "--json")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (result,) = json.loads(out)
+    assert status == 0
+    assert len(lines) + sum(line["skipped"] for line in lines) == result["steps"]
+    assert sorted(request for line in lines for request in line["ended"]) == list(range(12))
+    assert [line["end_s"] for line in lines] == sorted(line["end_s"] for line in lines)
 
 
 def test_scales_change_what_arrives(paged):
     def of(*options):
-        return json.loads(paged("replay", "azure", "--limit", 30, "--json", *options)[1])
+        return json.loads(paged("simulate", "azure", "--limit", 30, "--json", *options)[1])[0]
 
     plain, short = of(), of("--prompt-scale", 0.5, "--output-scale", 0.25)
     assert short["prompt_tokens"] == pytest.approx(plain["prompt_tokens"] / 2, rel=0.01)
@@ -145,9 +202,9 @@ def test_scales_change_what_arrives(paged):
 
 def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeypatch):
     monkeypatch.setattr("scheduler.Scheduler.check", lambda _self: ["block 3 is lost"])
-    status, out, err = paged("replay", "azure", *TINY, "--check", "--json")
+    status, out, err = paged("simulate", "azure", *TINY, "--check", "--json")
     assert status == 1
-    assert json.loads(out)["violations"] > 0
+    assert json.loads(out)[0]["violations"] > 0
     assert "block 3 is lost" in err
 
 
@@ -179,23 +236,38 @@ def test_the_bench_takes_holes_and_longer_contexts(paged):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["replay"], "TRACE"),
-        (["replay", "nope.csv"], "nope.csv: no such file, nor an excerpt that ships with paged (azure, mooncake)"),
-        (["replay", "."], "directory"),
-        (["replay", "azure", "--blocks", "0"], "--blocks"),
-        (["replay", "azure", "--blocks", "many"], "--blocks"),
-        (["replay", "azure", "--block-size", "-1"], "--block-size"),
-        (["replay", "azure", "--host-blocks", "-1"], "--host-blocks"),
-        (["replay", "azure", "--max-tokens-per-step", "0"], "--max-tokens-per-step"),
-        (["replay", "azure", "--max-sequences", "0"], "--max-sequences"),
-        (["replay", "azure", "--limit", "0"], "--limit"),
-        (["replay", "azure", "--rate-scale", "0"], "rate"),
-        (["replay", "azure", "--length-scale", "nan"], "prompts"),
-        (["replay", "azure", "--output-scale", "-2"], "outputs"),
-        (["replay", "azure", "--weights-ms", "-1"], "weights_ms"),
-        (["replay", "azure", "--token-us", "inf"], "token_us"),
-        (["replay", "azure", "--policy", "magic"], 'unknown policy "magic"; known are ' + ", ".join(POLICIES)),
-        (["replay", "azure", "--colour"], "--colour"),
+        (["simulate"], "TRACE"),
+        (["simulate", "nope.csv"], "nope.csv: no such file"),
+        (["simulate", "."], "directory"),
+        (["simulate", "azure", "--blocks", "0"], "--blocks"),
+        (["simulate", "azure", "--blocks", "many"], "--blocks"),
+        (["simulate", "azure", "--block-size", "-1"], "--block-size"),
+        (["simulate", "azure", "--host-blocks", "-1"], "--host-blocks"),
+        (["simulate", "azure", "--max-tokens-per-step", "0"], "--max-tokens-per-step"),
+        (["simulate", "azure", "--max-sequences", "0"], "--max-sequences"),
+        (["simulate", "azure", "--limit", "0"], "--limit"),
+        (["simulate", "azure", "--rate-scale", "0"], "rate"),
+        (["simulate", "azure", "--length-scale", "nan"], "prompts"),
+        (["simulate", "azure", "--output-scale", "-2"], "outputs"),
+        (["simulate", "azure", "--weights-ms", "-1"], "weights_ms"),
+        (["simulate", "azure", "--token-us", "inf"], "token_us"),
+        (["simulate", "azure", "--policy", "magic"], 'unknown policy "magic"; known are ' + ", ".join(POLICIES)),
+        (["simulate", "azure", "--colour"], "--colour"),
+        (["simulate", "azure", "--policy", "paged,vlm"], 'unknown policy "vlm"'),
+        (["simulate", "azure", "--rate-scale", "1,fast"], '"fast" of "1,fast"'),
+        (["simulate", "azure", "--blocks", "9,0"], '"0" of "9,0"'),
+        (["simulate", "azure", "--max-tokens-per-step", "knee"], "knee needs a model and a device"),
+        (["simulate", "azure", "--model", "llama-2-13b"], "a model runs on a device"),
+        (["simulate", "azure", "--model", "lama-2-13b", "--device", "h100"], "llama-2-13b"),
+        (["simulate", "azure", "--model", "llama-2-70b", "--device", "a100-40g"], "weights"),
+        (["simulate", "azure", "--clients", "0"], "--clients"),
+        (["simulate", "azure", "--seeds", "0"], "--seeds"),
+        (["simulate", "azure", "--context", "1"], "--context"),
+        (["simulate", "azure", "--declared", "100"], "need a context"),
+        (["simulate", "azure", "--price-per-hour", "-1"], "price_per_hour"),
+        (["simulate", "azure", "--log", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["simulate", "azure", "--policy", "paged,vllm", "--log", "x"], "--log follows one simulation"),
+        (["simulate", "synthetic:poison,rate=1"], "poisson"),
         (["bench", "scheduler", "--rows", "4,x"], '"4,x"'),
         (["bench", "scheduler", "--rows", "0"], "at least 1 row"),
         (["bench", "scheduler", "--caching", "maybe"], "on, off or both"),
@@ -213,7 +285,7 @@ def test_a_damaged_trace_is_told_by_file_line_and_column(refused, tmp_path):
     path = tmp_path / "bad.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,1\n")
     assert (
-        refused("replay", path)
+        refused("simulate", path)
         == f'paged: {path}, line 2, column ContextTokens: "many" is not a whole number of tokens\n'
     )
 
@@ -222,12 +294,12 @@ def test_a_pool_that_this_machine_cannot_account_for_is_one_line(refused, monkey
     def exhausted(*_arguments, **_options):
         raise MemoryError
 
-    monkeypatch.setattr("paged.cli.options.BlockManager", exhausted)
-    assert "too little memory" in refused("replay", "azure")
+    monkeypatch.setattr("paged.simulator.scenario.BlockManager", exhausted)
+    assert "too little memory" in refused("simulate", "azure")
 
 
 def test_a_reader_that_goes_away_gets_no_complaint():
-    command = [sys.executable, "-m", "paged", "replay", "azure", *TINY]
+    command = [sys.executable, "-m", "paged", "simulate", "azure", *TINY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -235,7 +307,7 @@ def test_a_reader_that_goes_away_gets_no_complaint():
 
 
 def test_the_script_and_the_module_are_the_same_command():
-    command = [sys.executable, "-m", "paged", "replay", "nope.csv"]
+    command = [sys.executable, "-m", "paged", "simulate", "nope.csv"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 2
     assert process.stdout == ""
