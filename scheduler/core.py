@@ -34,10 +34,12 @@ from scheduler.errors import (
     WaitingFull,
 )
 from scheduler.explain import Explanation, explain
+from scheduler.interleaving import compose_apart
 from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
 from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
+from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
 
@@ -207,10 +209,13 @@ class Scheduler:
         )
         # With more moves to come after this batch's, nothing may be written that those still have to read.
         if len(state.carried) < 2:
-            if state.running.num:
-                compose_running(state, step)
-            if state.waiting.num or state.away.num:
-                let_in(state, step)
+            if state.composes_apart:
+                compose_apart(state, step)
+            else:
+                if state.running.num:
+                    compose_running(state, step)
+                if state.waiting.num or state.away.num:
+                    let_in(state, step)
             manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
@@ -337,6 +342,8 @@ class Scheduler:
         if row >= 0:
             state.columns.max_total[row] = request.max_total[sequence]
             state.columns.min_total[row] += len(array)
+            if state.counts_reserved:
+                state.columns.reserved[row] = reserved_tokens(state, request, sequence)
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
@@ -368,7 +375,7 @@ class Scheduler:
         state.away.remove(request)
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
-        manager.shrink(row, 0 if state.policy.reservation == "prompt" else state.blocks_for(request.max_total[0]))
+        manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
@@ -505,6 +512,15 @@ class Scheduler:
                 f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
             self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
+        if state.regions is not None:
+            each, largest = state.blocks_for(num_tokens + 1), state.regions.largest(new.num_live)
+            if each > largest:
+                message = (
+                    f'request "{request_id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt '
+                    f"tokens and a first output; regions are powers of two, and the pool of {manager.num_blocks:,} blocks has so many of "
+                    f"{largest:,} at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
+                )
+                self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
 
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state
