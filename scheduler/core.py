@@ -38,6 +38,7 @@ from scheduler.interleaving import compose_apart
 from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
+from scheduler.regions import Regions
 from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
 from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
@@ -503,6 +504,8 @@ class Scheduler:
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
+        if state.regions is not None:
+            self._refuse_what_has_no_region(new, num_tokens, state.regions)
         needed = state.blocks_for(num_tokens + 1) * new.num_live - state.blocks_shared(new.num_live, num_tokens)
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
@@ -512,15 +515,16 @@ class Scheduler:
                 f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
             self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
-        if state.regions is not None:
-            each, largest = state.blocks_for(num_tokens + 1), state.regions.largest(new.num_live)
-            if each > largest:
-                message = (
-                    f'request "{request_id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt '
-                    f"tokens and a first output; regions are powers of two, and the pool of {manager.num_blocks:,} blocks has so many of "
-                    f"{largest:,} at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
-                )
-                self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
+
+    def _refuse_what_has_no_region(self, new: RequestState, num_tokens: int, regions: Regions) -> None:
+        each, largest = self._state.blocks_for(num_tokens + 1), regions.largest(new.num_live)
+        if each > largest:
+            message = (
+                f'request "{new.id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt tokens and '
+                f"a first output; regions are powers of two, and the pool of {self.manager.num_blocks:,} blocks has so many of {largest:,} "
+                f"at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
+            )
+            self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
 
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state
