@@ -253,3 +253,38 @@ def test_nobody_is_preempted_where_all_that_is_taken_was_reserved(make_scheduler
     run(scheduler)
     stats = scheduler.stats()
     assert (stats.finished, stats.preemptions, stats.recomputed_tokens) == (40, 0, 0)
+
+
+def wait_for_the_caller(scheduler):
+    """The one that runs samples nothing: it has nothing to compute until somebody appends tokens."""
+    batch = scheduler.schedule()
+    scheduler.update(batch, [], [0] * len(batch.rows))
+
+
+def test_whoever_waits_for_its_caller_gives_its_region_up_where_nobody_else_can_run(make_scheduler, request_of, run):
+    scheduler = make_scheduler(8, 4, policy="orca-oracle", prefix_caching=False)
+    scheduler.add(request_of("idle", 2, max_tokens=2))
+    wait_for_the_caller(scheduler)
+    # Seven blocks are free and five are enough, but not in one piece of eight.
+    scheduler.add(request_of("next", 16, max_tokens=4))
+    taken = scheduler.schedule()
+    assert (list(taken.ids), taken.preempted) == (["next"], (("idle", "recompute"),))
+    scheduler.update(taken, [7])
+    scheduler.append("idle", [5])
+    run(scheduler)
+    assert scheduler.counts()["finished"] == 2
+
+
+def test_a_batch_of_one_beside_an_idle_one_takes_what_it_needs_itself(make_scheduler, request_of, run):
+    scheduler = make_scheduler(8, 4, policy="static", prefix_caching=False)
+    scheduler.add(request_of("idle", 4, max_tokens=20))
+    wait_for_the_caller(scheduler)
+    assert drawn(scheduler, "idle") == [6]
+    # The batch before this one was preallocated to 24 tokens; 8 are what is needed, and there.
+    scheduler.add(request_of("next", 4, max_tokens=4))
+    taken = scheduler.schedule()
+    assert (list(taken.ids), taken.preempted, drawn(scheduler, "next")) == (["next"], (), [2])
+    scheduler.update(taken, [7])
+    scheduler.append("idle", [5])
+    run(scheduler)
+    assert scheduler.counts()["finished"] == 2
