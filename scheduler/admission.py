@@ -144,7 +144,9 @@ def _admit_whole_batch(state: State, step: Step) -> None:
             blocks = num_rows * state.blocks_for(common_total(state, [*batch, request]))
         else:
             blocks += blocks_to_enter(state, request)
-        if blocks > free if batch else not _fits(state, step, request):
+        # Alone it may share what is cached; what a batch shares is not foreseen.
+        has_room = blocks <= free if batch else _fits(state, step, request)
+        if not has_room:
             break
         batch.append(request)
     if batch:

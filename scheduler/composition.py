@@ -179,7 +179,7 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
 
 def _in_lockstep(state: State, rows: Rows, wanted: Counts) -> Counts:
     """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their
-    prompts. Rows that are ahead, by a prefix hit, wait until the others have come that far."""
+    prompts. A row that a prefix hit put further ahead stays so far ahead."""
     lacks = state.first_tokens - state.manager.num_computed[rows]
     is_behind = lacks > 0
     if is_behind.any():

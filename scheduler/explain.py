@@ -7,7 +7,7 @@ import msgspec
 from scheduler.errors import UnknownRequest
 from scheduler.interleaving import newcomers_to_interrupt
 from scheduler.request import RequestState
-from scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, region_sizes
+from scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, is_due, region_sizes
 from scheduler.state import State
 from scheduler.status import Status
 
@@ -84,7 +84,8 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
-        needed -= state.manager.held_prefix(known, request.root)
+        is_promised = state.counts_reserved or is_due(state, request)
+        needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
     kept = state.watermark_blocks if state.running.num else 0
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
@@ -93,7 +94,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         if request.preemptions
         else ""
     )
-    if state.policy.max_preemptions is not None and request.preemptions >= state.policy.max_preemptions:
+    if is_due(state, request):
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."

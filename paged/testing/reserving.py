@@ -9,6 +9,8 @@ PREALLOCATES = ("static", "orca-max", "orca-pow2", "orca-oracle", "tgi")
 """A row gets all the blocks that it reserves when it is admitted."""
 RESERVES = (*PREALLOCATES, "trtllm-guaranteed-no-evict")
 """Each sequence of a group has to have room for itself, whatever it shares."""
+RESERVES_ALL = ("static", "orca-max", "tgi", "trtllm-guaranteed-no-evict")
+"""What a request may ever need is reserved when it enters, whatever its hint."""
 IN_REGIONS = ("orca-max", "orca-pow2", "orca-oracle")
 """A sequence lies in one piece, and pieces are powers of two blocks."""
 DRAWN = (
