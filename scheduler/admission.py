@@ -11,6 +11,15 @@ import numpy as np
 from scheduler.composition import place_chunk
 from scheduler.preemption import hold_tables, note_transfer
 from scheduler.request import RequestState
+from scheduler.reservations import (
+    begin_whole_batch,
+    blocks_to_enter,
+    blocks_to_return,
+    common_total,
+    has_regions,
+    is_due,
+    reserve,
+)
 from scheduler.state import State, Step
 from scheduler.status import Status
 
@@ -35,8 +44,11 @@ def let_in(state: State, step: Step) -> None:
             _shut(state, step)
             return
         bring_back(state, step, request)
-    if state.policy.batching == "whole" and not was_empty:
-        _shut(state, step)
+    if state.policy.batching == "whole":
+        if was_empty:
+            _admit_whole_batch(state, step)
+        else:
+            _shut(state, step)
         return
     while state.waiting.num and step.budget > 0:
         if _admit_plain_ones(state, step):
@@ -110,7 +122,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
         num_tokens = len(tokens)
         if step.seats <= 0:
             return True
-        free = manager.num_unpromised - _owed(state, step) - _watermark(state)
+        free = manager.num_unpromised - owed(state, step) - watermark(state)
         if -(-num_tokens // size) > free:
             # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
             return not (free > 0 and manager.has_first(tokens, request.root))
@@ -137,9 +149,34 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
     return False
 
 
+def _admit_whole_batch(state: State, step: Step) -> None:
+    """Admit the head of the queue and whoever goes with it, as seats and memory allow. The budget does not bound a batch: its
+    prompts take as many steps as they need."""
+    state.manager.draw_promised()
+    free = state.manager.num_available - owed(state, step) - watermark(state)
+    batch: list[RequestState] = []
+    num_rows = blocks = 0
+    for request in state.waiting:
+        num_rows += request.num_live
+        if num_rows > min(step.seats, state.limits.max_sequences):
+            break
+        if state.policy.reservation == "longest":
+            blocks = num_rows * state.blocks_for(common_total(state, [*batch, request]))
+        else:
+            blocks += blocks_to_enter(state, request)
+        # Alone it may share what is cached; what a batch shares is not foreseen.
+        has_room = blocks <= free if batch else _fits(state, step, request)
+        if not has_room:
+            break
+        batch.append(request)
+    if batch:
+        begin_whole_batch(state, batch)
+    for request in batch:
+        admit(state, step, request)
+
+
 def admit(state: State, step: Step, request: RequestState) -> None:
     """A waiting request, for which there is room, gets its rows."""
-    manager = state.manager
     state.waiting.remove(request)
     _bound_if_due(state, request)
     step.admitted.append(request.id)
@@ -149,8 +186,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         row = state.open_row(request, sequence)
         if request.is_new:
             state.stats.prompt_tokens += len(tokens)
-        if state.policy.reservation == "max":
-            manager.reserve(row, state.blocks_for(request.max_total[sequence]))
+        if state.reserves:
+            reserve(state, request, sequence, row)
         if request.wants_load and _ask_for_load(state, step, request, row):
             continue
         if request.num_live > 1:
@@ -174,7 +211,7 @@ def _place_early(state: State, step: Step, request: RequestState, row: int) -> N
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     state.start_running(request)
     manager = state.manager
-    follows, is_placed = None, not request.is_bounded
+    follows, is_placed = None, not (request.is_bounded or state.counts_reserved)
     for row in request.rows:
         if row < 0 or manager.batch_of_row[row]:
             continue
@@ -218,7 +255,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
 
 def _bound_if_due(state: State, request: RequestState) -> None:
     """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""
-    if not _is_due(state, request) or request.is_bounded:
+    if not is_due(state, request) or request.is_bounded:
         return
     if request.live_rows:
         worst = state.debt_at_worst(request)
@@ -230,11 +267,6 @@ def _bound_if_due(state: State, request: RequestState) -> None:
     if worst + state.blocks_owed_bounded() <= state.manager.num_available:
         request.is_bounded = True
         state.bounded.append(request)
-
-
-def _is_due(state: State, request: RequestState) -> bool:
-    bound = state.policy.max_preemptions
-    return bound is not None and request.preemptions >= bound
 
 
 def _has_seats(state: State, step: Step, request: RequestState) -> bool:
@@ -249,66 +281,43 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
     return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
 
 
-def _watermark(state: State) -> int:
+def watermark(state: State) -> int:
+    """Blocks that newcomers leave available."""
     return state.watermark_blocks if state.running.num else 0
-
-
-def blocks_to_return(state: State, request: RequestState) -> int:
-    """Blocks that a paused or swapped request takes from what is available before it may run again."""
-    manager = state.manager
-    needed = manager.blocks_to_return(request.live_rows)
-    for sequence, row in enumerate(request.rows):
-        if row < 0:
-            continue
-        target = request.max_total[sequence] if _is_due(state, request) else int(manager.num_tokens[row])
-        on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
-        needed += max(0, state.blocks_for(target) - on_device - on_host)
-    return needed
 
 
 def _can_return(state: State, step: Step, request: RequestState) -> bool:
     needed = blocks_to_return(state, request)
-    return needed + _owed(state, step) + _watermark(state) <= state.manager.num_available
+    return needed + owed(state, step) + watermark(state) <= state.manager.num_available
 
 
-def _owed(state: State, step: Step) -> int:
+def owed(state: State, step: Step) -> int:
+    """Blocks that those who were admitted still need for what they were admitted with."""
     if step.owed is None:
         state.manager.draw_promised()
         step.owed = state.blocks_owed()
     return step.owed
 
 
-def blocks_to_enter(state: State, request: RequestState) -> int:
-    """Blocks that a waiting request needs in all, shared ones included: its prompt, or its worst case where that is reserved."""
-    reserves_all = state.policy.reservation == "max" or _is_due(state, request)
-    if len(request.rows) == 1:
-        tokens = request.tokens[0]
-        return state.blocks_for(request.max_total[0] if reserves_all or tokens is None else len(tokens))
-    totals = [
-        request.max_total[sequence] if reserves_all else len(tokens)
-        for sequence, tokens in enumerate(request.tokens)
-        if tokens is not None
-    ]
-    blocks = sum(state.blocks_for(total) for total in totals)
-    # What the first sequence computes the others share.
-    return blocks if reserves_all else blocks - state.blocks_shared(len(totals), request.prompt_len)
-
-
 def _fits(state: State, step: Step, request: RequestState) -> bool:
     manager = state.manager
-    kept = _watermark(state)
+    kept = watermark(state)
     if manager.num_available <= kept:
         # At least one block is always drawn, so what is owed need not even be asked.
         return False
-    free = manager.num_available - _owed(state, step) - kept
+    free = manager.num_available - owed(state, step) - kept
     needed = blocks_to_enter(state, request)
     if needed > free:
         if not manager.prefix_caching or free <= 0 or not request.request.reads_cache:
             return False
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
-        needed -= manager.held_prefix(tokens, request.root, confirmed=_is_due(state, request))
+        # A block that another batch may yet take back cannot stand in for one that is promised.
+        is_promised = state.counts_reserved or is_due(state, request)
+        needed -= manager.held_prefix(tokens, request.root, confirmed=is_promised)
         if needed > free:
             return False
+    if not has_regions(state, request):
+        return False
     if state.policy.chunked or not step.num_rows:
         return True
     longest = max(len(tokens) for tokens in request.tokens if tokens is not None)

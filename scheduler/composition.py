@@ -93,6 +93,8 @@ def place_chunk(
     count = min(todo, step.budget, state.limits.max_chunk)
     if most is not None:
         count = min(count, most)
+    if state.first_tokens:
+        count = min(count, max(state.first_tokens - computed, 1))
     holds = (int(manager.num_table_blocks[row]) + allowance(state, request)) * manager.block_size
     count = min(count, holds - computed)
     if count <= 0 or step.seats <= 0:
@@ -122,8 +124,9 @@ def _place_decodes(
 
 
 def _owe_nothing(state: State, step: Step) -> None:
-    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer."""
-    if not state.away.num and not state.outstanding and not state.transfers:
+    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer; more may
+    be kept for it by count."""
+    if not state.away.num and not state.outstanding and not state.transfers and not state.counts_reserved:
         step.owed = 0
 
 
@@ -154,8 +157,13 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
 
 
 def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
-    """Tokens for each row by budget, seats and the cap on a prompt; decodes come first where the policy says so."""
+    """Tokens for each row by budget, seats and the cap on a prompt; decodes come first, or after all prompts, where the policy
+    says so."""
     wanted = np.minimum(todo, state.limits.max_chunk)
+    if state.composes_apart and (todo > 1).any():
+        wanted = np.where(todo > 1, wanted, 0)
+    elif state.first_tokens:
+        wanted = _in_lockstep(state, rows, wanted)
     if state.policy.composition == "decodes_first":
         is_decode = todo == 1
         order = np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
@@ -167,6 +175,16 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
     granted = np.zeros(len(rows), np.int64)
     granted[order] = np.clip(step.budget - before, 0, in_order)
     return granted
+
+
+def _in_lockstep(state: State, rows: Rows, wanted: Counts) -> Counts:
+    """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their
+    prompts. A row that a prefix hit put further ahead stays so far ahead."""
+    lacks = state.first_tokens - state.manager.num_computed[rows]
+    is_behind = lacks > 0
+    if is_behind.any():
+        return np.where(is_behind, np.minimum(wanted, lacks), 0)
+    return np.minimum(wanted, 1)
 
 
 def _needs(state: State, rows: Rows, granted: Counts) -> Counts:

@@ -35,10 +35,13 @@ from scheduler.errors import (
     WrongTokens,
 )
 from scheduler.explain import Explanation, explain
+from scheduler.interleaving import compose_apart
 from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
+from scheduler.regions import Regions
 from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
+from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
 from scheduler.stretch import has_stop, skip, steady_rows, steady_steps
@@ -211,10 +214,13 @@ class Scheduler:
         )
         # With more moves to come after this batch's, nothing may be written that those still have to read.
         if len(state.carried) < 2:
-            if state.running.num:
-                compose_running(state, step)
-            if state.waiting.num or state.away.num:
-                let_in(state, step)
+            if state.composes_apart:
+                compose_apart(state, step)
+            else:
+                if state.running.num:
+                    compose_running(state, step)
+                if state.waiting.num or state.away.num:
+                    let_in(state, step)
             manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
@@ -386,6 +392,8 @@ class Scheduler:
         if row >= 0:
             state.columns.max_total[row] = request.max_total[sequence]
             state.columns.min_total[row] += len(array)
+            if state.counts_reserved:
+                state.columns.reserved[row] = reserved_tokens(state, request, sequence)
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
@@ -417,7 +425,7 @@ class Scheduler:
         state.away.remove(request)
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
-        manager.shrink(row, 0 if state.policy.reservation == "prompt" else state.blocks_for(request.max_total[0]))
+        manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
@@ -551,6 +559,8 @@ class Scheduler:
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
+        if state.regions is not None:
+            self._refuse_what_has_no_region(new, num_tokens, state.regions)
         needed = state.blocks_for(num_tokens + 1) * new.num_live - state.blocks_shared(new.num_live, num_tokens)
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
@@ -560,6 +570,16 @@ class Scheduler:
                 f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
             self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
+
+    def _refuse_what_has_no_region(self, new: RequestState, num_tokens: int, regions: Regions) -> None:
+        each, largest = self._state.blocks_for(num_tokens + 1), regions.largest(new.num_live)
+        if each > largest:
+            message = (
+                f'request "{new.id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt tokens and '
+                f"a first output; regions are powers of two, and the pool of {self.manager.num_blocks:,} blocks has so many of {largest:,} "
+                f"at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
+            )
+            self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
 
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state

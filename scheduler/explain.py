@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from scheduler.admission import blocks_to_enter, blocks_to_return
 from scheduler.errors import UnknownRequest
+from scheduler.interleaving import newcomers_to_interrupt
 from scheduler.request import RequestState
+from scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, is_due, region_sizes
 from scheduler.state import State
 from scheduler.status import Status
 
@@ -83,7 +84,8 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
-        needed -= state.manager.held_prefix(known, request.root)
+        is_promised = state.counts_reserved or is_due(state, request)
+        needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
     kept = state.watermark_blocks if state.running.num else 0
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
@@ -92,7 +94,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         if request.preemptions
         else ""
     )
-    if state.policy.max_preemptions is not None and request.preemptions >= state.policy.max_preemptions:
+    if is_due(state, request):
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
@@ -102,10 +104,22 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         reason = f'"{returning[0].id}" was preempted and returns first.'
     elif needed + kept > free:
         reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
+    elif state.regions is not None and not has_regions(state, request):
+        sizes = region_sizes(state, request)
+        reason = (
+            f"it needs {len(sizes)} contiguous region(s) of {max(sizes)} blocks, rounded up to a power of two; the largest that is free "
+            f"has {state.regions.largest_free}, though {free} blocks are free in all."
+        )
     elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
         reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
     elif state.policy.batching == "whole" and state.running.num:
         reason = f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+    elif state.composes_apart and state.running.num:
+        least, bound = newcomers_to_interrupt(state), state.policy.max_waiting_steps
+        reason = (
+            f"policy {state.policy.name} interrupts decoding when {least} request(s) can enter together, and {state.waiting.num} wait"
+            f"{'' if bound is None else f', or after {bound} steps that decode, and there were {state.num_decode_steps}'}."
+        )
     else:
         reason = "it can be admitted in the next step."
     return _explained(state, request, reason + was, needed + kept)
@@ -149,7 +163,7 @@ def _running(state: State, request: RequestState) -> Explanation:
     free = max(0, manager.num_available - state.blocks_owed() + needed)
     if needed > free:
         reason = (
-            f"it needs {needed} block(s) for what it knows, and {free} are free and not promised to others; it gets what those "
+            f"it needs {needed} block(s) for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
             "hold when a batch that has not ended gives blocks back, or when somebody can be preempted."
         )
         return _explained(state, request, reason, needed, free)

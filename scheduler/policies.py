@@ -1,11 +1,13 @@
 """Policies are data: each named system is one line that combines small strategies.
 
-Knows the strategies' names and what each system combines. Does not know how a strategy works: admission.py, composition.py
-and preemption.py do.
+Knows the strategies' names, which of them go together and what each system combines; where each comes from stands in
+docs/policies.md. Does not know how a strategy works: reservations.py, admission.py, interleaving.py, composition.py and
+preemption.py do.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -16,12 +18,27 @@ from scheduler.errors import UnknownPolicy
 _STRATEGIES = {
     "order": ("priority", "fcfs"),
     "batching": ("continuous", "whole"),
-    "reservation": ("prompt", "max"),
-    "composition": ("decodes_first", "in_order"),
+    "reservation": ("prompt", "max", "expected", "pow2", "context", "longest"),
+    "layout": ("blocks", "counted", "region"),
+    "composition": ("decodes_first", "in_order", "apart", "lockstep"),
+    "padding": ("none", "left"),
     "victim": ("latest", "fewest_blocks"),
     "take": ("tail", "whole"),
     "preemption": ("recompute", "swap", "cheapest"),
 }
+# What a strategy makes no sense without.
+_GOES_WITH = (
+    (("composition", "lockstep"), ("batching", ("whole",))),
+    (("padding", "left"), ("composition", ("lockstep",))),
+    (("reservation", "longest"), ("batching", ("whole",))),
+    (("reservation", "longest"), ("layout", ("blocks",))),
+    (("layout", "counted"), ("reservation", ("max", "expected", "pow2", "context"))),
+    (("layout", "region"), ("reservation", ("max", "expected", "pow2", "context"))),
+    (("layout", "region"), ("batching", ("continuous",))),
+    # A region is given back as it was taken, in one piece.
+    (("layout", "region"), ("take", ("whole",))),
+    (("layout", "region"), ("preemption", ("recompute",))),
+)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,50 +49,85 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone
     batching         "continuous": requests join and leave at every step; "whole": a batch is admitted together and runs until
                      its last request has ended
-    reservation      "prompt": admission asks for the prompt's blocks; "max": it draws blocks for prompt and max_tokens
-    composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
+    reservation      what a request asks for before it enters, for each sequence: "prompt": the blocks of its prompt; "max": of prompt
+                     and max_tokens; "expected": of prompt and Request.expected_tokens; "pow2": of prompt and these, rounded up to a
+                     power of two; "context": of the longest sequence that model and pool allow; "longest": of the longest prompt and
+                     the largest max_tokens of its batch. Without expected_tokens, or once they are reached, max_tokens stands in
+    layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
+                     need it; "region": drawn, and a region of a power of two blocks has to be free (see regions.py)
+    composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone; "apart": a step
+                     computes prompts or decodes, never both; "lockstep": all rows of a batch compute the same positions
+    padding          where "lockstep" begins: "none": with as many tokens as the shortest prompt has, and longer ones go on token by
+                     token; "left": with the longest prompt, as if shorter ones were padded
     chunked          prompts may be split over steps to fill the token budget
     watermark        share of the pool that admission and return leave available, never asked for while nothing runs
+    waiting_served_ratio
+                     under "apart", newcomers interrupt decoding when at least so many times the running requests can enter together
+    max_waiting_steps
+                     or when so many steps in a row have decoded; None: they wait for the ratio
     victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
+    default_budget   tokens a step that the named system uses where nobody says otherwise; None: it has no such limit. Only told: the
+                     scheduler's is max_tokens_per_step
     """
 
     name: str
     summary: str = ""
     order: Literal["priority", "fcfs"] = "priority"
     batching: Literal["continuous", "whole"] = "continuous"
-    reservation: Literal["prompt", "max"] = "prompt"
-    composition: Literal["decodes_first", "in_order"] = "decodes_first"
+    reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
+    layout: Literal["blocks", "counted", "region"] = "blocks"
+    composition: Literal["decodes_first", "in_order", "apart", "lockstep"] = "decodes_first"
+    padding: Literal["none", "left"] = "none"
     chunked: bool = True
     watermark: float = 0.0
+    waiting_served_ratio: float = 0.0
+    max_waiting_steps: int | None = None
     victim: Literal["latest", "fewest_blocks"] = "latest"
     take: Literal["tail", "whole"] = "whole"
     preemption: Literal["recompute", "swap", "cheapest"] = "recompute"
     max_preemptions: int | None = None
+    default_budget: int | None = None
 
     def __post_init__(self) -> None:
         for field, known in _STRATEGIES.items():
             if getattr(self, field) not in known:
-                raise InvalidConfig(
-                    f"policy {self.name}: {field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}."
+                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}.")
+        for (field, strategy), (other, needed) in _GOES_WITH:
+            if getattr(self, field) == strategy and getattr(self, other) not in needed:
+                raise self._wrong(
+                    f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
                 )
         if not isinstance(self.watermark, (int, float)):
-            raise InvalidConfig(f"policy {self.name}: watermark has to be a share of the pool; got {self.watermark!r}.")
+            raise self._wrong(f"watermark has to be a share of the pool; got {self.watermark!r}.")
         if not 0 <= self.watermark < 1:
-            raise InvalidConfig(f"policy {self.name}: watermark has to be in [0, 1); got {self.watermark}.")
-        if self.max_preemptions is not None and (type(self.max_preemptions) is not int or self.max_preemptions < 1):
-            raise InvalidConfig(
-                f"policy {self.name}: max_preemptions has to be at least 1; got {self.max_preemptions}."
-            )
+            raise self._wrong(f"watermark has to be in [0, 1); got {self.watermark}.")
+        ratio = self.waiting_served_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
+            raise self._wrong(f"waiting_served_ratio has to be a finite number of at least 0; got {ratio!r}.")
+        for field in ("max_waiting_steps", "max_preemptions", "default_budget"):
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or value < 1):
+                raise self._wrong(f"{field} has to be at least 1; got {value}.")
+
+    def _wrong(self, what: str) -> InvalidConfig:
+        return InvalidConfig(f"policy {self.name}: {what}")
 
 
 # fmt: off
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
-    Policy(name="static", summary="llama generate: a whole batch, preallocated to its longest, until the last has ended", batching="whole", reservation="max", composition="in_order", chunked=False),
-    Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01),
-    Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", composition="decodes_first"),
+    Policy(name="static", summary="llama generate: a whole batch in lockstep, each row preallocated to the longest, until the last has ended", batching="whole", reservation="longest", composition="lockstep", chunked=False),
+    Policy(name="orca-max", summary="iteration-level batches; a contiguous region of the model's whole context each", reservation="context", layout="region", composition="in_order", chunked=False),
+    Policy(name="orca-pow2", summary="the same with the output's length rounded up to a power of two", reservation="pow2", layout="region", composition="in_order", chunked=False),
+    Policy(name="orca-oracle", summary="the same with the output's length known before", reservation="expected", layout="region", composition="in_order", chunked=False),
+    Policy(name="tgi", summary="prompt and max_tokens drawn at once; newcomers interrupt decoding when enough wait, or after 20 steps", reservation="max", composition="apart", chunked=False, waiting_served_ratio=1.2, max_waiting_steps=20, default_budget=4096),
+    Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01, default_budget=2048),
+    Policy(name="trtllm-guaranteed-no-evict", summary="blocks on demand, and everybody's prompt and max_tokens fit: nobody is ever preempted", reservation="max", layout="counted", chunked=False, default_budget=8192),
+    Policy(name="trtllm-max-utilization", summary="whoever fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
+    Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
+    Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
     Policy(name="paged", summary="Dynamic SplitFuse, watermark, only the missing blocks off the latest tail by the cheaper way, bounded preemptions", composition="decodes_first", watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
 )}
 # fmt: on

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.admission import admit, blocks_to_enter, blocks_to_return, bring_back
+from scheduler.admission import admit, bring_back
 from scheduler.composition import allowance, place_chunk
 from scheduler.ending import end_request
 from scheduler.preemption import preempt
 from scheduler.request import RequestState
+from scheduler.reservations import begin_whole_batch, blocks_to_enter, blocks_to_return, has_regions
 from scheduler.state import State, Step
 from scheduler.status import LENGTH, REJECTED, Status
 
@@ -36,8 +37,10 @@ def force_progress(state: State, step: Step) -> None:
         # Whoever is still in the way waits for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
-        may_try = state.policy.reservation != "max" and not state.running.num and not state.away.num
+        may_try = not state.reserves and not state.running.num and not state.away.num
         if (fits or may_try) and not step.admitted:
+            if state.policy.batching == "whole":
+                begin_whole_batch(state, [request])
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
                 _run(state, step, request)
@@ -120,12 +123,17 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[St
     may_move, step.may_move = step.may_move, False
     for other in others:
         missing = needed(state, request) - allowance(state, request)
-        if missing <= 0:
+        if missing <= 0 and _has_regions(state, request):
             break
         if other is not request and _may_take_from(state, other):
-            preempt(state, step, other, missing, whole=state.policy.take == "whole")
+            preempt(state, step, other, max(missing, 0), whole=state.policy.take == "whole")
     step.may_move = may_move
-    return allowance(state, request) >= needed(state, request)
+    return allowance(state, request) >= needed(state, request) and _has_regions(state, request)
+
+
+def _has_regions(state: State, request: RequestState) -> bool:
+    # Whoever runs has its own.
+    return bool(request.live_rows) or has_regions(state, request)
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:

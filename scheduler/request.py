@@ -60,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority          smaller is sooner
     num_sequences     a group: so many sequences of one prompt, admitted, preempted and swapped together
     num_computed      first tokens whose KV exists elsewhere; see Batch.loads
+    expected_tokens   output tokens that it is thought to take, at most max_tokens: a hint for policies that reserve by it;
+                      None: nobody knows
     salt, adapter, extra_key
                       content is shared only among requests that agree in all three; the key is any nesting of None, bool,
                       int, str, bytes and tuple
@@ -77,6 +79,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     num_sequences: int = 1
     num_computed: int = 0
+    expected_tokens: int | None = None
     salt: str | None = None
     adapter: str | None = None
     extra_key: Any = None
@@ -118,6 +121,11 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
 
 
 def _check_counts(request: Request) -> None:
+    hint = request.expected_tokens
+    if hint is not None and not (_is_at_least(1, hint) and hint <= request.max_tokens):
+        raise _wrong(
+            request, f"expected_tokens has to be from 1 to max_tokens ({request.max_tokens}), or None; got {hint!r}."
+        )
     rare = least, priority, num_sequences, num_computed = (
         request.min_tokens,
         request.priority,

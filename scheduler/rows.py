@@ -21,6 +21,7 @@ class RowColumns:
     max_total  int64: tokens at which the sequence has its full length
     min_total  int64: tokens before which no stop id counts
     stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer
+    reserved   int64: tokens for which blocks are kept by count; only where the policy does so
     owner      object: the RequestState; id: its id; sequence int64: which sequence of it
     """
 
@@ -28,6 +29,7 @@ class RowColumns:
         self._num_rows = num_rows
         self.max_total = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)
+        self.reserved = np.zeros(num_rows, np.int64)
         self.stops = np.full((num_rows, 1), -1, np.int32)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
@@ -74,7 +76,7 @@ class RowColumns:
 
     def _grow(self, least: int) -> None:
         size = max(least, 2 * self._num_rows)
-        for name in ("max_total", "min_total", "owner", "id", "sequence", "has_stops"):
+        for name in ("max_total", "min_total", "reserved", "owner", "id", "sequence", "has_stops"):
             column = getattr(self, name)
             grown = np.zeros(size, column.dtype) if column.dtype != object else np.empty(size, object)
             grown[: self._num_rows] = column

@@ -18,6 +18,7 @@ from scheduler.accounting import SchedulerStats
 from scheduler.batch import Batch, Output, RequestUsage
 from scheduler.policies import Costs, Policy
 from scheduler.queues import OrderedQueue
+from scheduler.regions import Regions
 from scheduler.request import RequestState, replaced
 from scheduler.rows import RowColumns, Rows, RunningRows
 from scheduler.status import Status
@@ -136,24 +137,38 @@ class State:
         # Requests whose worst case is reserved.
         self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
-        capacity = manager.num_blocks * manager.block_size
+        # Whether a request reserves more than its prompt's blocks; whether it draws them at once, or they are kept by count.
+        self.reserves = policy.reservation != "prompt"
+        self.counts_reserved = self.reserves and policy.layout == "counted"
+        self.draws_reserved = self.reserves and not self.counts_reserved
+        # Contiguous regions by row, where the policy has them.
+        self.regions = Regions(manager.num_blocks) if policy.layout == "region" else None
+        capacity = (manager.num_blocks if self.regions is None else self.regions.largest()) * manager.block_size
         # Tokens that a sequence alone in the pool can have, prompt and output.
         self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
-        self.admits_plainly = policy.chunked and policy.reservation != "max"
+        self.admits_plainly = policy.chunked and not self.reserves and policy.batching == "continuous"
+        self.composes_apart = policy.composition == "apart"
+        # Steps in a row that decoded, under "apart".
+        self.num_decode_steps = 0
+        # Of the batch that was admitted whole: tokens that its rows compute before they go on in lockstep (0: there is no such
+        # batch), and tokens to which each is preallocated.
+        self.first_tokens = 0
+        self.batch_total = 0
 
     def blocks_shared(self, num_sequences: int, prompt_len: int) -> int:
         """Blocks that a group saves by sharing its prompt, against as many single sequences."""
-        if num_sequences == 1 or not self.manager.prefix_caching or self.policy.reservation == "max":
+        if num_sequences == 1 or not self.manager.prefix_caching or self.reserves:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // self.manager.block_size)
 
     def max_total_of(self, num_sequences: int) -> int:
         """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
-        if self.policy.reservation != "max":
+        if not self.reserves:
             return self.max_total
-        return min(self.max_total, self.manager.num_blocks // num_sequences * self.manager.block_size)
+        each = self.manager.num_blocks // num_sequences if self.regions is None else self.regions.largest(num_sequences)
+        return min(self.max_total, each * self.manager.block_size)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -208,6 +223,8 @@ class State:
             self.recovering.pop(row, None)
         if self.silent:
             self.silent.discard(row)
+        if self.regions is not None:
+            self.regions.give_back(row)
         self.manager.close(row)
         self.columns.release(row, sequence)
 
@@ -269,13 +286,16 @@ class State:
             state.preemptions,
         )
 
+    def spoken_for(self, row: int) -> int:
+        """Tokens of the row for which blocks are kept from newcomers: those that it knows, and what it has reserved by count."""
+        known = int(self.manager.num_tokens[row])
+        return max(known, int(self.columns.reserved[row])) if self.counts_reserved else known
+
     def debt_of(self, state: RequestState) -> int:
-        """Blocks that this one request, which has rows, still needs for what it knows."""
-        manager = self.manager
+        """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
+        num_table_blocks = self.manager.num_table_blocks
         return sum(
-            max(0, self.blocks_for(int(manager.num_tokens[row])) - int(manager.num_table_blocks[row]))
-            for row in state.rows
-            if row >= 0
+            max(0, self.blocks_for(self.spoken_for(row)) - int(num_table_blocks[row])) for row in state.rows if row >= 0
         )
 
     def blocks_owed(self) -> int:
@@ -285,20 +305,23 @@ class State:
         rows = self.running_rows.array(self.running)
         owed = 0
         if len(rows):
-            short = -(-manager.num_tokens[rows] // manager.block_size) - manager.num_table_blocks[rows]
+            tokens = manager.num_tokens[rows]
+            if self.counts_reserved:
+                tokens = np.maximum(tokens, self.columns.reserved[rows])
+            short = -(-tokens // manager.block_size) - manager.num_table_blocks[rows]
             owed = int(short[short > 0].sum())
         owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
     def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
         """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
-        their known tokens."""
+        what is kept for them anyway."""
         manager, debt = self.manager, 0
         for sequence, row in enumerate(state.rows):
             if row >= 0:
                 have = int(manager.num_table_blocks[row])
                 if beyond_known:
-                    have = max(have, self.blocks_for(int(manager.num_tokens[row])))
+                    have = max(have, self.blocks_for(self.spoken_for(row)))
                 debt += max(0, self.blocks_for(state.max_total[sequence]) - have)
         return debt
 

@@ -27,7 +27,8 @@ def steady_rows(state: State) -> Rows | None:
         return None
     if state.pending_outputs or state.silent:
         return None
-    if (state.waiting.num or state.away.num) and not state.is_shut:
+    # Who composes apart counts the steps that others wait.
+    if (state.waiting.num or state.away.num) and (state.composes_apart or not state.is_shut):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
@@ -60,6 +61,8 @@ def skip(state: State, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
     num_steps = token_ids.shape[1]
     drawn = state.manager.skip_decodes(rows, token_ids)
     state.steady = (rows, computed + num_steps, ends + num_steps)
+    if state.composes_apart:
+        state.num_decode_steps += num_steps
     stats = state.stats
     stats.steps += num_steps
     stats.computed_tokens += token_ids.size

@@ -6,11 +6,15 @@ from paged.cli.show import print_json, table
 
 
 def policies(json: Json = False) -> None:
-    """List the scheduling policies that --policy understands.
+    """List the scheduling policies that --policy understands, and the tokens a step that each system uses by default.
 
     Example: `paged policies`
     """
     if json:
         print_json(list(POLICIES.values()))
     else:
-        table("policies", ["name", "what it does"], [[policy.name, policy.summary] for policy in POLICIES.values()])
+        rows = [
+            [policy.name, f"{policy.default_budget:,}" if policy.default_budget else "–", policy.summary]
+            for policy in POLICIES.values()
+        ]
+        table("policies", ["name", "its own budget", "what it does"], rows)

@@ -154,6 +154,7 @@ class Simulation:
             id=str(number),
             prompt=self._prompt_of(number),
             max_tokens=declared if is_stopped else output,
+            expected_tokens=output,
             stop_token_ids=(STOP,) if is_stopped else (),
             priority=int(trace.priority[number]),
             salt=str(trace.tenant[number]) or None,

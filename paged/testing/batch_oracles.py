@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paged.testing.reserving import RESERVES_ALL
+
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
 
@@ -64,7 +66,7 @@ def observe(rig: SchedulerRig) -> Before:
 def violations(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """Everything that is wrong with a batch that was just scheduled."""
     found = limits(rig, before, batch) + tables(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
-    found += victims(rig, before, batch) + admission(rig, before, batch)
+    found += victims(rig, before, batch) + promises(rig, batch) + admission(rig, before, batch)
     return found or known_tokens(rig, batch) + hits(rig, before, batch)
 
 
@@ -153,6 +155,19 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     return found
 
 
+def promises(rig: SchedulerRig, batch: Any) -> list[str]:
+    """8: where all that a request may need was reserved, nobody gives way but who waits for tokens from the caller.
+
+    Appended tokens were not reserved, and a batch that is taken back may take what others share of it.
+    """
+    if rig.world.policy not in RESERVES_ALL or not batch.preempted:
+        return []
+    if any(verb in ("append", "cancel") for verb, _ in rig.calls):
+        return []
+    gave_way = [id for id, _ in batch.preempted if not rig.books[id].is_idle]
+    return [f"8: {gave_way} gave way, though all that they need was reserved"] if gave_way else []
+
+
 def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
     if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves:
@@ -176,6 +191,8 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
     if policy is None or (policy.reservation, policy.batching, policy.chunked) != ("prompt", "continuous", True):
+        return []
+    if policy.composition == "apart":
         return []
     if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.intersection(rig.live):
         return []

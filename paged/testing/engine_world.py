@@ -15,6 +15,7 @@ import msgspec
 from paged.sampling.params import SamplingParams
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
+from paged.testing.reserving import most_blocks
 from scheduler import Request, Scheduler
 
 # One object, by which a request that says nothing else is known.
@@ -37,7 +38,7 @@ class EngineWorld(MemoryWorld):
     @property
     def longest(self) -> int:
         """The most tokens that one sequence can have here, prompt and outputs."""
-        pool = self.num_blocks * self.block_size
+        pool = most_blocks(self.policy, self.num_blocks) * self.block_size
         return pool if self.max_model_len is None else min(pool, self.max_model_len)
 
     def num_outputs(self, request: EngineRequest) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+from paged.testing.reserving import DRAWN
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call
 from paged.testing.world import Builder, World, build_scheduler
@@ -26,7 +27,7 @@ def random_world(chance: random.Random) -> World:
         host_blocks=chance.choice([0, 0, 2, 4, 8]),
         prefix_caching=chance.random() < 0.85,
         host_caching=chance.random() < 0.6,
-        policy=chance.choice(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        policy=chance.choice(DRAWN),
         max_tokens_per_step=chance.choice([2, 4, 8, 32]),
         max_sequences=chance.choice([1, 2, 4, 8]),
         max_chunk=chance.choice([None, 1, 2, 3, 4]),
@@ -136,6 +137,7 @@ class RandomEngine:
             else None,
             adapter=chance.choice([None] * 7 + ["a"]),
             extra_key=chance.choice([None] * 12 + [1, True]),
+            expected_tokens=chance.choice([None, None, 1, -(-max_tokens // 2), max_tokens]),
         )
 
 

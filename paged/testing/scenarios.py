@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paged.testing.protocol import Capabilities
+from paged.testing.reserving import DRAWN, IN_REGIONS
 from paged.testing.saved import kept
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call, Violation
@@ -124,6 +125,7 @@ def _churn(num_requests: int, seed: int) -> tuple[Call, ...]:
     return tuple(calls)
 
 
+_IN_BLOCKS = tuple(name for name in dict.fromkeys(DRAWN) if name not in IN_REGIONS)
 _STEP: Call = ("step", ((),))
 _BATCH: tuple[Call, ...] = (("schedule", ()), ("update", ((),)))
 _ABORTS: tuple[Call, ...] = (
@@ -142,7 +144,7 @@ SCENARIOS: dict[str, Scenario] = {
         holds="Requests of 4 + 1 and 3 + 1 blocks in 7 blocks both finish.",
         worlds=_policies(
             World(num_blocks=7, block_size=4, max_tokens_per_step=64, vocabulary=64),
-            *("static", "vllm", "fastgen", "paged"),
+            *_IN_BLOCKS,
         ),
         calls=(_request("four", 0, 16, 4), _request("three", 20, 12, 4)),
         counts={"finished": 2},
@@ -167,7 +169,7 @@ SCENARIOS: dict[str, Scenario] = {
         source="vLLM #39734",
         holds="A prompt that is longer than the pool, though not than the model, is refused and does not wait.",
         worlds=_policies(
-            World(num_blocks=8, block_size=4, max_model_len=1000, vocabulary=256), "static", "vllm", "fastgen", "paged"
+            World(num_blocks=8, block_size=4, max_model_len=1000, vocabulary=256), *_IN_BLOCKS, *IN_REGIONS
         ),
         calls=(_request("before", 0, 8, 2), _request("over", 20, 40, 2), _request("after", 80, 8, 2)),
         counts={"finished": 2, "rejected": 1},
@@ -201,7 +203,7 @@ SCENARIOS: dict[str, Scenario] = {
         holds="An abort works in every state, and leaves nothing behind.",
         worlds=_policies(
             World(num_blocks=12, block_size=4, host_blocks=12, max_tokens_per_step=16, max_sequences=3, vocabulary=128),
-            *("static", "vllm", "fastgen", "paged"),
+            *_IN_BLOCKS,
         ),
         calls=_ABORTS,
         counts={"finished": 1, "aborted": 5},

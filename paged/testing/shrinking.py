@@ -232,7 +232,7 @@ def _smaller(value: Any) -> Iterator[Any]:
 
 _TO_THE_USUAL = (
     "num_computed", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
-    "reads_cache", "writes_cache", "retention",
+    "reads_cache", "writes_cache", "retention", "expected_tokens",
 )  # fmt: skip
 
 
@@ -245,7 +245,11 @@ def _smaller_requests(request: Request) -> Iterator[Request]:
         yield msgspec.structs.replace(request, prompt=prompt)
     for fewer in dict.fromkeys([1, request.max_tokens // 2, request.max_tokens - 1]):
         if 1 <= fewer < request.max_tokens:
-            yield msgspec.structs.replace(request, max_tokens=fewer, min_tokens=min(fewer, request.min_tokens))
+            hint = request.expected_tokens
+            changes: dict[str, Any] = {"max_tokens": fewer, "min_tokens": min(fewer, request.min_tokens)}
+            yield msgspec.structs.replace(
+                request, **changes, expected_tokens=None if hint is None else min(fewer, hint)
+            )
 
 
 def _sensible(rig: Any, call: Call) -> Call | None:

@@ -21,6 +21,7 @@ from hypothesis.stateful import precondition
 from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerWorld
 from paged.testing.protocol import Capabilities
+from paged.testing.reserving import DRAWN, DRAWN_FOR_ENGINES, RESERVES
 from paged.testing.world import World
 
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
@@ -66,6 +67,8 @@ class Wish:
     seed: int = 0
     adapter: str | None = None
     extra_key: object = None
+    expected: float | None = None
+    """Share of max_tokens that it is thought to take."""
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
         """The request that is made of it in a world."""
@@ -90,6 +93,7 @@ class Wish:
             retention=None if keeps is None else Retention(priority=keeps[0], lasts=keeps[1]),
             adapter=self.adapter,
             extra_key=self.extra_key,
+            expected_tokens=None if self.expected is None else max(1, int(max_tokens * self.expected)),
         )
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
@@ -132,6 +136,7 @@ def wishes() -> st.SearchStrategy[Wish]:
         keeps=st.sampled_from([None] * 6 + [(1, None), (2, 5.0), (3, 20.0)]),
         adapter=st.sampled_from([None] * 6 + ["a"]),
         extra_key=st.sampled_from([None] * 10 + ["a", ("a",), 1, True]),
+        expected=st.sampled_from([None, None, 0.4, 1.0]),
     )
 
 
@@ -162,7 +167,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         host_blocks=st.sampled_from([0, 2, 4, 8, 8]),
         prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
         host_caching=st.sampled_from([True, True, False]),
-        policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        policy=st.sampled_from(DRAWN),
         max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
         max_sequences=st.sampled_from([1, 2, 4, 8]),
         max_chunk=st.sampled_from([None, 1, 2, 3, 4]),
@@ -198,7 +203,7 @@ def engine_worlds() -> st.SearchStrategy[EngineWorld]:
         host_blocks=st.sampled_from([0, 0, 4, 8]),
         prefix_caching=st.sampled_from([True, True, True, True, True, False]),
         host_caching=st.sampled_from([True, True, False]),
-        policy=st.sampled_from(["paged", "paged", "paged", "vllm", "fastgen", "static"]),
+        policy=st.sampled_from(DRAWN_FOR_ENGINES),
         max_tokens_per_step=st.sampled_from([2, 4, 8, 32]),
         max_sequences=st.sampled_from([1, 2, 4, 4]),
         max_chunk=st.sampled_from([None, None, 1, 3]),
@@ -209,7 +214,9 @@ def engine_worlds() -> st.SearchStrategy[EngineWorld]:
 @st.composite
 def pressures(draw: st.DrawFn) -> tuple[EngineWorld, list[EngineRequest]]:
     """A world and two to five requests, each of which has room alone, though not all together."""
-    world = replace(draw(engine_worlds()), max_model_len=None)
+    # Who reserves all that it may need is never pressed.
+    on_demand = [name for name in DRAWN if name not in RESERVES]
+    world = replace(draw(engine_worlds()), max_model_len=None, policy=draw(st.sampled_from(on_demand)))
     room, requests = world.longest, []
     for number, tokens in enumerate(draw(st.lists(prompts(longest=16), min_size=2, max_size=5))):
         prompt = tokens[: max(1, room // 2)]

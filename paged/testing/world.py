@@ -13,6 +13,7 @@ import msgspec
 
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import StepScheduler
+from paged.testing.reserving import PREALLOCATES, RESERVES, most_blocks
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,19 +35,20 @@ class World(MemoryWorld):
     @property
     def longest(self) -> int:
         """The most tokens that one sequence can have here, prompt and outputs."""
-        pool = self.num_blocks * self.block_size
-        return pool if self.max_model_len is None else min(pool, self.max_model_len)
+        return self._longest_of(1)
 
     def limit_of(self, request: Any) -> int:
         """The most tokens that each sequence of a request can have, as far as that is known before it runs."""
-        if not self.preallocates:
-            return self.longest
-        return min(self.longest, self.num_blocks // request.num_sequences * self.block_size)
+        return self._longest_of(request.num_sequences)
+
+    def _longest_of(self, num_sequences: int) -> int:
+        most = most_blocks(self.policy, self.num_blocks, num_sequences) * self.block_size
+        return most if self.max_model_len is None else min(most, self.max_model_len)
 
     def can_hold(self, request: Any) -> bool:
         """Whether an empty pool holds the prompt and one output of each sequence; a group shares full blocks of the prompt."""
         num_tokens = len(request.prompt)
-        shares = self.prefix_caching and not self.preallocates
+        shares = self.prefix_caching and self.policy not in RESERVES
         shared = (num_tokens - 1) // self.block_size if shares else 0
         each = -(-(num_tokens + 1) // self.block_size)
         blocks = request.num_sequences * (each - shared) + shared
@@ -59,8 +61,8 @@ class World(MemoryWorld):
 
     @property
     def preallocates(self) -> bool:
-        """Whether a row gets all the blocks that it can ever need when it is admitted."""
-        return self.policy == "static"
+        """Whether a row gets all the blocks that it reserves when it is admitted."""
+        return self.policy in PREALLOCATES
 
 
 Builder = Callable[[World], StepScheduler]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import BlockManager, NeverFits, OutOfBlocks, Request, Scheduler, UnknownRequest
-
-POLICIES = ["static", "vllm", "fastgen", "paged"]
+from paged import POLICIES, BlockManager, NeverFits, OutOfBlocks, Request, Scheduler, UnknownRequest
 
 
-@pytest.mark.parametrize("policy", ["vllm", "fastgen", "paged"])
+@pytest.mark.parametrize(
+    "policy", ["vllm", "fastgen", "sarathi", "trtllm-max-utilization", "trtllm-guaranteed-no-evict", "tgi", "paged"]
+)
 def test_a_large_prompt_that_is_mostly_computed_elsewhere_gets_in_between_others(make_scheduler, request_of, policy):
     scheduler = make_scheduler(270, 16, policy=policy)
     scheduler.add(request_of("long", 1600, max_tokens=16))
@@ -30,7 +30,7 @@ def test_a_large_prompt_that_is_mostly_computed_elsewhere_gets_in_between_others
     assert scheduler.stats().computed_tokens <= 1600 + 80 + 160 + 3 * 15 + scheduler.stats().recomputed_tokens
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.layout != "region"])
 def test_two_prompts_that_fill_the_pool_to_the_last_block_both_finish(make_scheduler, request_of, run, policy):
     # 4 + 1 and 3 + 1 blocks, and 7 in all.
     scheduler = make_scheduler(7, 4, policy=policy)
@@ -102,7 +102,9 @@ def test_ten_thousand_requests_leave_the_free_count_where_it_was():
     assert manager.num_free == 64
 
 
-@pytest.mark.parametrize("policy", ["vllm", "fastgen", "paged"])
+@pytest.mark.parametrize(
+    "policy", ["vllm", "fastgen", "sarathi", "trtllm-max-utilization", "trtllm-guaranteed-no-evict", "tgi", "paged"]
+)
 def test_less_and_less_memory_is_slower_and_never_stuck(make_scheduler, request_of, run, policy):
     # 12 requests of 40 + 20 tokens: 180 blocks hold all, 15 hold one.
     num_blocks, slowest = 190.0, 0

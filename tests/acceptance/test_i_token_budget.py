@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-CHUNKING = ["paged", "vllm", "fastgen"]
+from paged import POLICIES
+
+CHUNKING = ["paged", "vllm", "fastgen", "sarathi"]
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
@@ -45,7 +47,7 @@ def test_I3_with_chunking_the_second_takes_what_is_left_and_nobody_overtakes_it(
 
 
 def test_I3_without_chunking_nobody_overtakes_the_head_that_does_not_fit(make_scheduler, request_of, step):
-    scheduler = make_scheduler(400, 16, policy="static", max_tokens_per_step=1024, max_sequences=3)
+    scheduler = make_scheduler(400, 16, policy="trtllm-max-utilization", max_tokens_per_step=1024, max_sequences=3)
     for name, length in (("a", 800), ("b", 800), ("c", 10), ("d", 10)):
         scheduler.add(request_of(name, length, max_tokens=10))
     assert step(scheduler).tokens == {"a": 800}
@@ -156,7 +158,7 @@ def test_I12_tokens_computed_do_not_depend_on_the_budget(make_scheduler, request
     assert totals == {82 + 4 * 2}
 
 
-@pytest.mark.parametrize("policy", ["static", *CHUNKING])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_I15_with_nothing_to_do_the_batch_is_empty(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(8, 4, policy=policy)
     for _ in range(2):

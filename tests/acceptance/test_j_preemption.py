@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import Costs
-
-POLICIES = ["static", "vllm", "fastgen", "paged"]
+from paged import POLICIES, Costs
 
 
 def test_J1_a_row_in_flight_is_no_victim(make_scheduler, request_of, scheduled):

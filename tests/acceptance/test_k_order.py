@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paged import Request
+from paged import POLICIES, Request
 
 
 def order_of_admission(steps):
     return [id for step in steps for id in step.batch.admitted]
 
 
-@pytest.mark.parametrize("policy", ["static", "vllm", "fastgen", "paged"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_K1_smaller_priorities_come_first(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
     for number, priority in enumerate([2, 0, 1]):
@@ -19,7 +19,7 @@ def test_K1_smaller_priorities_come_first(make_scheduler, request_of, run, polic
     assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
 
 
-@pytest.mark.parametrize("policy", ["vllm", "paged"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_K2_equal_priorities_come_in_order_of_arrival(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
     for number, arrival in enumerate([3.0, 1.0, 2.0]):
@@ -35,11 +35,12 @@ def test_K3_equal_priorities_and_arrivals_come_in_order_of_adding(make_scheduler
     assert order_of_admission(run(scheduler)) == names
 
 
-@pytest.mark.parametrize("policy", ["vllm", "paged"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_K4_with_two_places_the_first_two_run_and_the_rest_wait_in_order(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(20, 4, policy=policy, max_sequences=2)
+    # Room for two of the longest sequences, also where each gets a region of its own.
+    scheduler = make_scheduler(32, 4, policy=policy, max_sequences=2, max_model_len=64)
     for number, priority in enumerate([3, 1, 2, 0]):
-        scheduler.add(request_of(f"r{number}", 4, priority=priority))
+        scheduler.add(request_of(f"r{number}", 4, max_tokens=40, priority=priority))
     assert step(scheduler).tokens == {"r3": 4, "r1": 4}
     assert set(scheduler.running_ids()) == {"r3", "r1"}
     assert scheduler.waiting_ids() == ["r2", "r0"]

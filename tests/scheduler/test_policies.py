@@ -11,9 +11,22 @@ from block_manager import InvalidConfig
 from scheduler import POLICIES, Costs, Policy, UnknownPolicy
 from scheduler.policies import _STRATEGIES, policy_named
 
+NAMES = (
+    *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi", "vllm"),
+    *("trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged"),
+)
+# What a strategy has to stand beside.
+COMPANIONS = {
+    "longest": {"batching": "whole"},
+    "counted": {"reservation": "max"},
+    "region": {"reservation": "max"},
+    "lockstep": {"batching": "whole"},
+    "left": {"batching": "whole", "composition": "lockstep"},
+}
+
 
 def test_the_named_policies_are_these():
-    assert list(POLICIES) == ["static", "vllm", "fastgen", "paged"]
+    assert tuple(POLICIES) == NAMES
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -22,7 +35,7 @@ def test_a_named_policy_is_one_entry(name):
 
 
 def test_no_two_named_policies_are_the_same_combination():
-    combinations = {tuple(msgspec.structs.asdict(policy).items())[2:] for policy in POLICIES.values()}
+    combinations = {tuple(msgspec.structs.asdict(policy).items())[2:-1] for policy in POLICIES.values()}
     assert len(combinations) == len(POLICIES)
 
 
@@ -33,9 +46,9 @@ def test_a_policy_of_ones_own_is_taken_as_it_is():
 
 @pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
 def test_an_unknown_policy_is_told_the_known_ones(name):
-    with pytest.raises(UnknownPolicy, match="known are static, vllm, fastgen, paged") as raised:
+    with pytest.raises(UnknownPolicy, match="known are " + ", ".join(NAMES)) as raised:
         policy_named(name)
-    assert raised.value.known == ("static", "vllm", "fastgen", "paged")
+    assert raised.value.known == NAMES
 
 
 @pytest.mark.parametrize("field", _STRATEGIES)
@@ -49,7 +62,61 @@ def test_a_wrong_strategy_is_told_the_known_ones(field):
     ("field", "strategy"), [(field, each) for field, known in _STRATEGIES.items() for each in known]
 )
 def test_each_known_strategy_is_accepted(field, strategy):
-    assert getattr(Policy(name="mine", **{field: strategy}), field) == strategy
+    policy = Policy(name="mine", **{field: strategy}, **COMPANIONS.get(strategy, {}))
+    assert getattr(policy, field) == strategy
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"composition": "lockstep"}, "composition lockstep goes with batching whole; got continuous"),
+        ({"padding": "left"}, "padding left goes with composition lockstep; got decodes_first"),
+        ({"reservation": "longest"}, "reservation longest goes with batching whole; got continuous"),
+        ({"layout": "counted"}, "layout counted goes with reservation max or expected or pow2 or context; got prompt"),
+        ({"layout": "region"}, "layout region goes with reservation max or expected or pow2 or context; got prompt"),
+        ({"layout": "region", "reservation": "max", "take": "tail"}, "layout region goes with take whole; got tail"),
+        (
+            {"layout": "region", "reservation": "max", "preemption": "swap"},
+            "layout region goes with preemption recompute; got swap",
+        ),
+        (
+            {"layout": "counted", "reservation": "longest", "batching": "whole"},
+            "reservation longest goes with layout blocks; got counted",
+        ),
+        (
+            {"layout": "region", "reservation": "max", "batching": "whole"},
+            "layout region goes with batching continuous; got whole",
+        ),
+    ],
+)
+def test_strategies_that_make_no_sense_together_are_refused(fields, told):
+    with pytest.raises(InvalidConfig, match=f"policy mine: {told}"):
+        Policy(name="mine", **fields)
+
+
+@pytest.mark.parametrize("ratio", [-0.1, math.nan, math.inf, "1.2", True, None])
+def test_a_ratio_of_waiting_to_served_is_a_finite_number_of_at_least_0(ratio):
+    with pytest.raises(InvalidConfig, match="waiting_served_ratio has to be a finite number of at least 0"):
+        Policy(name="mine", waiting_served_ratio=ratio)
+
+
+@pytest.mark.parametrize("field", ["max_waiting_steps", "default_budget"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_a_count_of_steps_or_tokens_is_a_positive_integer(field, value):
+    with pytest.raises(InvalidConfig, match=f"{field} has to be at least 1"):
+        Policy(name="mine", **{field: value})
+
+
+def test_the_published_token_budgets_are_these():
+    budgets = {name: policy.default_budget for name, policy in POLICIES.items() if policy.default_budget is not None}
+    assert budgets == {
+        "tgi": 4096,
+        "vllm": 2048,
+        "trtllm-guaranteed-no-evict": 8192,
+        "trtllm-max-utilization": 8192,
+        "fastgen": 768,
+        "sarathi": 512,
+    }
 
 
 @pytest.mark.parametrize("watermark", [-0.1, 1, 1.5, math.nan])

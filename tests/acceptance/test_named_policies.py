@@ -1,0 +1,290 @@
+"""The named policies, each by what sets it apart: what it reserves, how it fills a step, and what it says while somebody waits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from paged import POLICIES, InvalidRequest, NeverFits
+
+LEFT = msgspec.structs.replace(POLICIES["static"], name="left", padding="left")
+
+
+def drawn(scheduler, id):
+    return [int(scheduler.manager.num_table_blocks[row]) for row in scheduler.rows_of(id)]
+
+
+def tokens_of(steps):
+    return [step.tokens for step in steps]
+
+
+def test_a_static_batch_begins_at_its_shortest_prompt_and_goes_on_in_lockstep(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4, policy="static")
+    scheduler.add(request_of("short", 3, max_tokens=2))
+    scheduler.add(request_of("long", 6, max_tokens=2))
+    # The long prompt goes on a token a step, and samples when it has none left.
+    steps = run(scheduler)
+    both = {"short": 1, "long": 1}
+    assert tokens_of(steps) == [{"short": 3, "long": 3}, both, {"long": 1}, {"long": 1}, {"long": 1}]
+    assert [int(step.batch.samples.sum()) for step in steps] == [1, 1, 0, 1, 1]
+
+
+def test_a_static_batch_that_pads_on_the_left_begins_with_all_prompts(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4, policy=LEFT)
+    scheduler.add(request_of("short", 3, max_tokens=2))
+    scheduler.add(request_of("long", 6, max_tokens=2))
+    assert tokens_of(run(scheduler)) == [{"short": 3, "long": 6}, {"short": 1, "long": 1}]
+
+
+@pytest.mark.parametrize("policy", ["static", LEFT], ids=["none", "left"])
+def test_each_row_of_a_static_batch_is_preallocated_to_the_longest(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(20, 4, policy=policy)
+    scheduler.add(request_of("long prompt", 12, max_tokens=2))
+    scheduler.add(request_of("long output", 3, max_tokens=20))
+    step(scheduler)
+    # 12 + 20 tokens each, though none can have so many.
+    assert (drawn(scheduler, "long prompt"), drawn(scheduler, "long output")) == ([8], [8])
+
+
+def test_a_static_batch_is_as_large_as_its_longest_rows_allow(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, policy="static")
+    scheduler.add(request_of("a", 4, max_tokens=4))
+    scheduler.add(request_of("b", 4, max_tokens=4))
+    # Three rows of 32 tokens are 24 blocks.
+    scheduler.add(request_of("c", 16, max_tokens=16))
+    assert step(scheduler).tokens == {"a": 4, "b": 4}
+    assert (drawn(scheduler, "a"), drawn(scheduler, "b")) == ([2], [2])
+
+
+def test_the_budget_splits_a_static_batchs_first_forward_and_nobody_runs_ahead(make_scheduler, request_of, run):
+    scheduler = make_scheduler(20, 4, policy="static", max_tokens_per_step=4, prefix_caching=False)
+    scheduler.add(request_of("a", 3, max_tokens=2))
+    scheduler.add(request_of("b", 3, max_tokens=2))
+    assert tokens_of(run(scheduler)) == [{"a": 3, "b": 1}, {"b": 2}, {"a": 1, "b": 1}]
+
+
+def test_orca_max_gives_each_a_region_of_the_models_context(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4, policy="orca-max", max_model_len=32)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 4, max_tokens=1 + len(name)))
+    assert step(scheduler).tokens == {"a": 4, "b": 4}
+    assert (drawn(scheduler, "a"), drawn(scheduler, "b")) == ([8], [8])
+    answer = scheduler.explain("c")
+    # There would be blocks for the four tokens, and for the few that follow.
+    assert (answer.blocks_needed, answer.blocks_free) == (8, 4)
+
+
+def test_a_region_that_is_not_there_is_named_though_as_many_blocks_are_free(make_scheduler, request_of, step):
+    # Two regions of 2 in 7 blocks: 4 | 2 | 1 becomes 2 taken, 2 taken and free, 1.
+    scheduler = make_scheduler(7, 4, policy="orca-oracle", prefix_caching=False)
+    scheduler.add(request_of("a", 4, max_tokens=4, expected_tokens=4))
+    scheduler.add(request_of("b", 4, max_tokens=4, expected_tokens=4))
+    scheduler.add(request_of("c", 8, max_tokens=4, expected_tokens=4))
+    assert step(scheduler).tokens == {"a": 4, "b": 4}
+    answer = scheduler.explain("c")
+    assert (answer.blocks_needed, answer.blocks_free) == (3, 3)
+    assert "1 contiguous region(s) of 3 blocks, rounded up to a power of two; the largest that is free has 2" in str(
+        answer
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected", "blocks"),
+    [
+        # 4 prompt tokens and 5 outputs; 4 and 8; 4 and 20; 4 and 20.
+        ("orca-oracle", 5, 3),
+        ("orca-pow2", 5, 3),
+        ("orca-pow2", 9, 5),
+        ("orca-oracle", 9, 4),
+        # 32 outputs would be more than max_tokens.
+        ("orca-pow2", 17, 6),
+        # Nobody knows: max_tokens.
+        ("orca-oracle", None, 6),
+        ("orca-pow2", None, 6),
+        ("tgi", 5, 6),
+    ],
+)
+def test_what_is_reserved_at_once_is_drawn(make_scheduler, request_of, step, policy, expected, blocks):
+    scheduler = make_scheduler(32, 4, policy=policy)
+    scheduler.add(request_of("a", 4, max_tokens=20, expected_tokens=expected))
+    step(scheduler)
+    assert drawn(scheduler, "a") == [blocks]
+
+
+@pytest.mark.parametrize("policy", ["orca-oracle", "orca-pow2"])
+def test_a_hint_that_was_too_small_costs_a_preemption_and_then_max_tokens_are_reserved(
+    make_scheduler, request_of, run, policy
+):
+    scheduler = make_scheduler(8, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("a", 8, max_tokens=12, expected_tokens=8))
+    scheduler.add(request_of("b", 8, max_tokens=12, expected_tokens=8))
+    steps = run(scheduler)
+    assert [sum(len(step.outputs[name].token_ids) for step in steps if name in step.outputs) for name in "ab"] == [
+        12,
+        12,
+    ]
+    stats = scheduler.stats()
+    assert (stats.preemptions, stats.max_preemptions, stats.finished) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("hint", [0, -1, 21, 2.0, True, "3"])
+def test_a_hint_out_of_range_is_refused(make_scheduler, request_of, hint):
+    scheduler = make_scheduler(32, 4)
+    with pytest.raises(InvalidRequest, match=r"expected_tokens has to be from 1 to max_tokens \(20\), or None; got"):
+        scheduler.add(request_of("a", 4, max_tokens=20, expected_tokens=hint))
+
+
+@pytest.mark.parametrize("policy", ["orca-max", "orca-pow2", "orca-oracle"])
+def test_a_prompt_over_the_largest_region_never_fits(make_scheduler, request_of, run, policy):
+    # 12 blocks: a region of 8 is the largest, 32 tokens.
+    scheduler = make_scheduler(12, 4, policy=policy)
+    with pytest.raises(
+        NeverFits, match="1 contiguous region.s. of 9 blocks .* at most. Raise num_blocks to 16"
+    ) as caught:
+        scheduler.add(request_of("over", 32, max_tokens=1))
+    assert (caught.value.blocks_needed, caught.value.num_blocks) == (9, 8)
+    scheduler.add(request_of("fits", 31, max_tokens=9))
+    steps = run(scheduler)
+    assert steps[-1].outputs["fits"].finish_reason == "length"
+    assert scheduler.stats().output_tokens == 1
+
+
+def test_a_group_takes_a_region_for_each_of_its_sequences(make_scheduler, request_of, step):
+    scheduler = make_scheduler(12, 4, policy="orca-oracle")
+    with pytest.raises(NeverFits, match="3 contiguous region"):
+        scheduler.add(request_of("over", 16, max_tokens=4, num_sequences=3))
+    scheduler.add(request_of("fits", 8, max_tokens=4, num_sequences=3))
+    step(scheduler)
+    assert drawn(scheduler, "fits") == [3, 3, 3]
+
+
+def test_tgi_computes_prompts_or_decodes_and_never_both(make_scheduler, request_of, run):
+    scheduler = make_scheduler(64, 4, policy="tgi", max_tokens_per_step=16)
+    for number in range(6):
+        scheduler.add(request_of(f"r{number}", 8, max_tokens=3 + number))
+    for step in run(scheduler):
+        counts = set(step.tokens.values())
+        assert counts in ({1}, {8})
+
+
+def test_tgi_lets_newcomers_interrupt_when_there_are_enough_of_them(make_scheduler, request_of, step):
+    scheduler = make_scheduler(80, 4, policy="tgi")
+    for name in "abcde":
+        scheduler.add(request_of(name, 4, max_tokens=40))
+    assert set(step(scheduler).tokens) == set("abcde")
+    # floor(1.2 * 5) are 6.
+    for number in range(5):
+        scheduler.add(request_of(f"n{number}", 4, max_tokens=4))
+    for _ in range(3):
+        assert set(step(scheduler).tokens) == set("abcde")
+    assert str(scheduler.explain("n0")).endswith(
+        "policy tgi interrupts decoding when 6 request(s) can enter together, and 5 wait, or after 20 steps that decode, and "
+        "there were 3."
+    )
+    scheduler.add(request_of("n5", 4, max_tokens=4))
+    assert set(step(scheduler).tokens) == {f"n{number}" for number in range(6)}
+    assert len(step(scheduler).tokens) == 11
+
+
+def test_tgi_lets_newcomers_in_after_20_steps_all_the_same(make_scheduler, request_of, step):
+    scheduler = make_scheduler(64, 4, policy="tgi")
+    for name in "abcde":
+        scheduler.add(request_of(name, 4, max_tokens=40))
+    step(scheduler)
+    scheduler.add(request_of("new", 4, max_tokens=4))
+    for _ in range(20):
+        assert set(step(scheduler).tokens) == set("abcde")
+    assert step(scheduler).tokens == {"new": 4}
+    assert len(step(scheduler).tokens) == 6
+
+
+def test_tgi_is_not_interrupted_by_many_who_cannot_enter_together(make_scheduler, request_of, step):
+    scheduler = make_scheduler(16, 4, policy="tgi")
+    scheduler.add(request_of("a", 4, max_tokens=40))
+    scheduler.add(request_of("b", 4, max_tokens=8))
+    step(scheduler)
+    for number in range(5):
+        scheduler.add(request_of(f"n{number}", 4, max_tokens=4))
+    # 2 of 16 blocks are free and one newcomer takes 2; floor(1.2 * 2) are 2.
+    assert scheduler.manager.num_available == 2
+    assert set(step(scheduler).tokens) == {"a", "b"}
+
+
+def test_guaranteed_no_evict_draws_on_demand_what_it_has_promised(make_scheduler, request_of, step, run):
+    scheduler = make_scheduler(4, 4, policy="trtllm-guaranteed-no-evict", prefix_caching=False)
+    scheduler.add(request_of("a", 4, max_tokens=8))
+    scheduler.add(request_of("b", 4, max_tokens=8))
+    assert step(scheduler).tokens == {"a": 4}
+    assert (drawn(scheduler, "a"), scheduler.manager.num_available) == ([1], 3)
+    answer = scheduler.explain("b")
+    assert (answer.blocks_needed, answer.blocks_free) == (3, 1)
+    run(scheduler)
+    assert scheduler.stats().preemptions == 0
+
+
+def test_max_utilization_lets_in_whoever_fits_now_and_pauses_the_latest(make_scheduler, request_of, step, run):
+    scheduler = make_scheduler(4, 4, policy="trtllm-max-utilization", prefix_caching=False)
+    scheduler.add(request_of("a", 4, max_tokens=8))
+    scheduler.add(request_of("b", 4, max_tokens=8))
+    assert step(scheduler).tokens == {"a": 4, "b": 4}
+    preempted = [id for taken in run(scheduler) for id, _ in taken.batch.preempted]
+    assert preempted == ["b"]
+
+
+@pytest.mark.parametrize("policy", ["fastgen", "sarathi", "paged"])
+def test_decodes_come_before_several_prompts_that_were_begun(make_scheduler, request_of, step, policy):
+    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=8, max_chunk=4)
+    scheduler.add(request_of("b", 12))
+    scheduler.add(request_of("c", 12))
+    step(scheduler)
+    scheduler.add(request_of("d", 1))
+    assert step(scheduler).tokens == {"b": 4, "c": 4}
+    assert step(scheduler).tokens == {"b": 4, "c": 4}
+    assert step(scheduler).tokens == {"b": 1, "c": 1, "d": 1}
+
+
+@pytest.mark.parametrize("policy", [name for name, each in POLICIES.items() if each.reservation != "prompt"])
+def test_nobody_is_preempted_where_all_that_is_taken_was_reserved(make_scheduler, request_of, run, policy):
+    scheduler = make_scheduler(32, 4, policy=policy, max_model_len=60, max_sequences=8)
+    for number in range(40):
+        max_tokens = 1 + 7 * number % 23
+        prompt = 1 + number * 11 % 30
+        scheduler.add(request_of(f"r{number}", prompt, max_tokens=max_tokens, expected_tokens=max_tokens))
+    run(scheduler)
+    stats = scheduler.stats()
+    assert (stats.finished, stats.preemptions, stats.recomputed_tokens) == (40, 0, 0)
+
+
+def wait_for_the_caller(scheduler):
+    """The one that runs samples nothing: it has nothing to compute until somebody appends tokens."""
+    batch = scheduler.schedule()
+    scheduler.update(batch, [], [0] * len(batch.rows))
+
+
+def test_whoever_waits_for_its_caller_gives_its_region_up_where_nobody_else_can_run(make_scheduler, request_of, run):
+    scheduler = make_scheduler(8, 4, policy="orca-oracle", prefix_caching=False)
+    scheduler.add(request_of("idle", 2, max_tokens=2))
+    wait_for_the_caller(scheduler)
+    # Seven blocks are free and five are enough, but not in one piece of eight.
+    scheduler.add(request_of("next", 16, max_tokens=4))
+    taken = scheduler.schedule()
+    assert (list(taken.ids), taken.preempted) == (["next"], (("idle", "recompute"),))
+    scheduler.update(taken, [7])
+    scheduler.append("idle", [5])
+    run(scheduler)
+    assert scheduler.counts()["finished"] == 2
+
+
+def test_a_batch_of_one_beside_an_idle_one_takes_what_it_needs_itself(make_scheduler, request_of, run):
+    scheduler = make_scheduler(8, 4, policy="static", prefix_caching=False)
+    scheduler.add(request_of("idle", 4, max_tokens=20))
+    wait_for_the_caller(scheduler)
+    assert drawn(scheduler, "idle") == [6]
+    # The batch before this one was preallocated to 24 tokens; 8 are what is needed, and there.
+    scheduler.add(request_of("next", 4, max_tokens=4))
+    taken = scheduler.schedule()
+    assert (list(taken.ids), taken.preempted, drawn(scheduler, "next")) == (["next"], (), [2])
+    scheduler.update(taken, [7])
+    scheduler.append("idle", [5])
+    run(scheduler)
+    assert scheduler.counts()["finished"] == 2

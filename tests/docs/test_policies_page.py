@@ -1,0 +1,46 @@
+"""docs/policies.md says what POLICIES holds, each policy has its section, and its program runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paged import POLICIES
+
+
+@pytest.fixture(scope="module")
+def page(repository: Path) -> str:
+    return (repository / "docs" / "policies.md").read_text()
+
+
+def test_the_table_is_what_the_policies_are(page: str) -> None:
+    table = page.split("<!-- table: begin -->")[1].split("<!-- table: end -->")[0]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    assert shown == [
+        [
+            *(f"`{each.name}`", each.batching, each.reservation, each.layout, each.composition),
+            "yes" if each.chunked else "no",
+            f"{each.watermark:g}",
+            "–" if each.default_budget is None else f"{each.default_budget:,}",
+        ]
+        for each in POLICIES.values()
+    ]
+
+
+def test_each_named_policy_has_a_section_and_nobody_else_has(page: str) -> None:
+    titles = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
+    assert titles.pop() == "A policy of one's own"
+    assert [name for title in titles for name in title.split(", ")] == list(POLICIES)
+
+
+def test_every_link_of_the_page_within_the_repository_leads_somewhere(page: str, repository: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page)
+    assert [target for target in targets if not (repository / "docs" / target).exists()] == []
+
+
+def test_the_program_of_the_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(program, "policies.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["mine"] * 200 + ["eager"] * 200
+    assert lines[-1] == "eager a [7] length"

@@ -1,0 +1,186 @@
+"""Liveness: whatever the policy, the pool and the requests, every step computes something until everything has ended.
+
+The state machines draw the named policies, too, with every call that there is; here they are tried one by one on traces that
+press, and beside them any combination of strategies that somebody may make his own policy of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st, target
+
+from paged import POLICIES, BlockManager, InvalidConfig, NeverFits, Policy, Request, Scheduler
+
+STRATEGIES = {
+    name: get_args(hint) for name, hint in get_type_hints(Policy).items() if str(hint).startswith("typing.Lit")
+}
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, and how many steps after the one before it comes."""
+
+    after: int
+    num_tokens: int
+    max_tokens: int
+    ends_after: int
+    expects: int | None
+    num_sequences: int
+    priority: int
+    content: int
+
+
+arrivals = st.builds(
+    Arrival,
+    after=st.sampled_from([0, 0, 0, 1, 3, 9]),
+    num_tokens=st.integers(1, 30),
+    max_tokens=st.integers(1, 24),
+    ends_after=st.integers(1, 24),
+    expects=st.sampled_from([None, 1, 6, 24]),
+    num_sequences=st.sampled_from([1, 1, 1, 1, 2, 3]),
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
+    content=st.integers(0, 2),
+)
+pools = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(2, 16),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "host_blocks": st.sampled_from([0, 0, 6]),
+        "prefix_caching": st.booleans(),
+    }
+)
+limits = st.fixed_dictionaries(
+    {
+        "max_tokens_per_step": st.sampled_from([3, 8, 64]),
+        "max_sequences": st.sampled_from([3, 4, 8]),
+        "max_chunk": st.sampled_from([None, None, 2]),
+        "max_model_len": st.sampled_from([None, 24]),
+    }
+)
+
+
+def run(policy, pool, limits, trace):
+    """Serve the trace to its end, and return the scheduler and how many steps it took. A sequence of a request ends after so many
+    outputs as the request says, or sooner."""
+    scheduler = Scheduler(BlockManager(**pool), policy=policy, **limits)
+    ends = {}
+    coming = list(enumerate(trace))
+    patience = coming[0][1].after if coming else 0
+    steps = 0
+    most = 60 + 12 * sum((arrival.num_tokens + arrival.max_tokens) * arrival.num_sequences for arrival in trace)
+    outputs = Counter()
+    while coming or scheduler.has_unfinished:
+        while coming and (patience <= 0 or not scheduler.has_unfinished):
+            number, arrival = coming.pop(0)
+            ends[f"r{number}"] = arrival.ends_after
+            with suppress(NeverFits):
+                scheduler.add(request_of(number, arrival), now=float(steps))
+            patience = coming[0][1].after if coming else 0
+        patience -= 1
+        if not scheduler.has_unfinished:
+            continue
+        batch = scheduler.schedule(now=float(steps))
+        if not batch.is_empty:
+            sampling = np.flatnonzero(batch.samples)
+            keys = [(batch.ids[i], int(batch.sequences[i])) for i in sampling]
+            outputs.update(keys)
+            sampled = [9 if outputs[key] >= ends[key[0]] else 7 for key in keys]
+            scheduler.update(batch, np.array(sampled, np.int32), now=float(steps))
+        steps += 1
+        assert scheduler.check() == []
+        assert len(batch.rows) or batch.has_outputs, scheduler.counts()
+        assert steps <= most, scheduler.counts()
+    return scheduler
+
+
+def request_of(number, arrival):
+    return Request(
+        id=f"r{number}",
+        prompt=[arrival.content] * arrival.num_tokens,
+        max_tokens=arrival.max_tokens,
+        eos_token_id=9,
+        expected_tokens=None if arrival.expects is None else min(arrival.expects, arrival.max_tokens),
+        num_sequences=arrival.num_sequences,
+        priority=arrival.priority,
+    )
+
+
+def assert_all_is_over(scheduler, trace):
+    counts = scheduler.counts()
+    assert counts["finished"] + counts["rejected"] == counts["submitted"] == len(trace)
+    assert scheduler.manager.num_used == 0
+
+
+traces = st.lists(arrivals, min_size=2, max_size=8)
+BOUNDED = {name for name, policy in POLICIES.items() if policy.max_preemptions is not None}
+RESERVES = {name for name, policy in POLICIES.items() if policy.reservation in ("max", "context", "longest")}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_under_every_named_policy_everything_ends(name):
+    most = 0
+
+    @settings(max_examples=40)
+    @given(pool=pools, limits=limits, trace=traces)
+    def everything_ends(pool, limits, trace):
+        nonlocal most
+        scheduler = run(name, pool, limits, trace)
+        assert_all_is_over(scheduler, trace)
+        preemptions = scheduler.stats().max_preemptions
+        most = max(most, preemptions)
+        # More examples like those that preempted most.
+        target(preemptions)
+        if name in RESERVES:
+            assert preemptions == 0
+        if name in BOUNDED:
+            # The bound, and one more where a batch that had to go on took what was reserved.
+            assert preemptions <= POLICIES[name].max_preemptions + 1
+
+    everything_ends()
+    # Shown by `pytest -s`.
+    print(f"{name}: one request was preempted {most} times at most")
+
+
+@st.composite
+def policies(draw):
+    """Any combination that the policy's own check lets pass."""
+    fields = {name: draw(st.sampled_from(known)) for name, known in STRATEGIES.items()}
+    if fields["composition"] == "lockstep" or fields["reservation"] == "longest":
+        fields["batching"] = "whole"
+    if fields["composition"] != "lockstep":
+        fields["padding"] = "none"
+    if fields["reservation"] in ("prompt", "longest"):
+        fields["layout"] = "blocks"
+    if fields["layout"] == "region":
+        fields |= {"batching": "continuous", "take": "whole", "preemption": "recompute"}
+    try:
+        return Policy(
+            name="any",
+            chunked=draw(st.booleans()),
+            watermark=draw(st.sampled_from([0.0, 0.0, 0.2, 0.6])),
+            waiting_served_ratio=draw(st.sampled_from([0.0, 1.2, 50.0])),
+            max_waiting_steps=draw(st.sampled_from([None, 1, 20])),
+            max_preemptions=draw(st.sampled_from([None, None, 1, 3])),
+            **fields,
+        )
+    except InvalidConfig:
+        # A lockstep of regions: neither is changed for the other.
+        return POLICIES["static"]
+
+
+def test_the_strategies_that_are_combined_are_all_there_are():
+    assert set(STRATEGIES) == {
+        *("order", "batching", "reservation", "layout", "composition", "padding", "victim", "take", "preemption")
+    }
+
+
+@settings(max_examples=300)
+@given(policy=policies(), pool=pools, limits=limits, trace=traces)
+def test_under_any_combination_of_strategies_everything_ends(policy, pool, limits, trace):
+    assert_all_is_over(run(policy, pool, limits, trace), trace)
