@@ -1,0 +1,45 @@
+"""A long timeline as a few thousand points whose time-weighted averages are those of the whole.
+
+Knows intervals, values and widths of time. Does not know what a value means.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_POINTS = 2000
+
+Floats = NDArray[np.float64]
+
+
+def edges_of(end_s: Floats, seconds: Floats, num_points: int = NUM_POINTS) -> Floats:
+    """The bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
+
+    Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long.
+    """
+    bounds = np.unique(np.concatenate([_starts(end_s, seconds), end_s]))
+    if len(bounds) > num_points + 1:
+        return np.linspace(bounds[0], bounds[-1], num_points + 1)
+    return bounds
+
+
+def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, keeps: bool = False) -> Floats:
+    """The average of `values` over each interval between `edges`, weighted by time, float64 [len(edges) - 1].
+
+    Entry i has values[i] from end_s[i] − seconds[i] until end_s[i], all float64 [entries]. Between two entries nothing runs: the value is 0 there,
+    or with `keeps` still that of the entry before.
+    """
+    starts = _starts(end_s, seconds)
+    # The integral over time at every bound: between two bounds it is a straight line, so any interval's share can be read off exactly.
+    idle = np.concatenate([[0.0], starts[1:] - end_s[:-1]])
+    before = np.concatenate([[0.0], values[:-1]]) if keeps else np.zeros_like(values)
+    pieces = np.stack([idle * before, (end_s - starts) * values], axis=1).ravel()
+    times = np.stack([starts, end_s], axis=1).ravel()
+    integral = np.interp(edges, times, pieces.cumsum())
+    return np.diff(integral) / np.diff(edges)
+
+
+def _starts(end_s: Floats, seconds: Floats) -> Floats:
+    """When each entry began; never before the one before it ended, which rounding might claim."""
+    starts = end_s - seconds
+    starts[1:] = np.maximum(starts[1:], end_s[:-1])
+    return starts
