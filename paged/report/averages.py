@@ -6,12 +6,10 @@ Knows intervals, values and widths of time. Does not know what a value means.
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_POINTS = 2000
-
 Floats = NDArray[np.float64]
 
 
-def edges_of(end_s: Floats, seconds: Floats, num_points: int = NUM_POINTS) -> Floats:
+def edges_of(end_s: Floats, seconds: Floats, num_points: int) -> Floats:
     """The bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
 
     Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long.
@@ -39,7 +37,7 @@ def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, k
 
 
 def _starts(end_s: Floats, seconds: Floats) -> Floats:
-    """When each entry began; never before the one before it ended, which rounding might claim."""
+    """When each entry began. What is less than 1 ns from the end of the entry before is rounding, and began there."""
     starts = end_s - seconds
-    starts[1:] = np.maximum(starts[1:], end_s[:-1])
+    starts[1:] = np.where(starts[1:] < end_s[:-1] + 1e-9, end_s[:-1], starts[1:])
     return starts

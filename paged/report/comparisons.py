@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.report.drawing import Figure, axis, beside, figure, log_axis, numbered, panel_title
+from paged.report.drawing import Figure, axis, beside, extent, figure, log_axis, numbered, panel_title
 from paged.report.naming import Named
 from paged.simulator import SimulationResult
 
@@ -95,7 +95,10 @@ def distributions(outcomes: Sequence[Named]) -> Figure:
             )
     axes: dict[str, Any] = {}
     for i, domain in enumerate(domains):
-        axes[numbered("xaxis", i)] = log_axis("seconds (s, logarithmic)", domain=domain, anchor=numbered("y", i))
+        low, high = extent(data, "x", numbered("x", i))
+        axes[numbered("xaxis", i)] = log_axis(
+            "seconds (s, logarithmic)", low, high, domain=domain, anchor=numbered("y", i)
+        )
         title = "share of requests (%)" if i == 0 else ""
         axes[numbered("yaxis", i)] = axis(title, range=[0, 101], anchor=numbered("x", i))
     return figure(data, 340, annotations=[panel_title(title, i) for i, (title, _) in enumerate(panels)], **axes)
@@ -132,7 +135,8 @@ def under_load(outcomes: Sequence[Named]) -> Figure:
     axes: dict[str, Any] = {}
     for i, domain in enumerate(beside(len(panels))):
         axes[numbered("xaxis", i)] = axis("throughput (output tokens/s)", domain=domain, anchor=numbered("y", i))
-        axes[numbered("yaxis", i)] = log_axis("seconds (s, logarithmic)", anchor=numbered("x", i))
+        low, high = extent(data, "y", numbered("y", i))
+        axes[numbered("yaxis", i)] = log_axis("seconds (s, logarithmic)", low, high, anchor=numbered("x", i))
     return figure(data, 400, annotations=[panel_title(title, i) for i, (title, _) in enumerate(panels)], **axes)
 
 

@@ -7,6 +7,8 @@ Knows looks. Does not know outcomes.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 Figure = dict[str, Any]
 
 INK, QUIET, GRID = "#24292f", "#57606a", "#e6e8eb"
@@ -30,9 +32,26 @@ def axis(title: str, **more: Any) -> Figure:
     } | more
 
 
-def log_axis(title: str, **more: Any) -> Figure:
-    """A logarithmic axis; `title` says so."""
-    return axis(title, type="log", **more)
+def log_axis(title: str, low: float, high: float, **more: Any) -> Figure:
+    """A logarithmic axis from `low` to `high`, both above 0 or both 0 (nothing is drawn); `title` says that it is one.
+
+    Labelled at powers of ten; up to two and a half of them at 2 and 5, too; below one as plotly likes.
+    """
+    if high <= 0:
+        return axis(title, type="log", **more)
+    span = np.log10(high / low)
+    margin = max(0.04 * span, 0.05)
+    ticks: Figure = {} if span < 0.8 else {"dtick": "D2"} if span < 2.5 else {"dtick": 1}
+    bounds = [float(np.log10(low) - margin), float(np.log10(high) + margin)]
+    return axis(title, type="log", range=bounds, minorloglabels="complete", **(ticks | more))
+
+
+def extent(data: Sequence[Figure], coordinate: str, axis: str | None = None) -> tuple[float, float]:
+    """The smallest and largest value above 0 of these traces' x or y, of those on one axis where it is named; 0 and 0 without any."""
+    values = [trace[coordinate] for trace in data if axis is None or trace[f"{coordinate}axis"] == axis]
+    known = np.concatenate([np.asarray(value, np.float64) for value in values] or [np.empty(0)])
+    known = known[known > 0]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
 
 
 def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:

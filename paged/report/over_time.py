@@ -16,6 +16,10 @@ from paged.simulator import Outcome
 
 _TIME = "virtual time (s)"
 
+NUM_POINTS = 2000
+NUM_LINE_POINTS = 400
+"""Where several outcomes lie over one another, fewer: their lines would fill the paper."""
+
 # Dark to light, so that the split can be read without colours.
 PARTS = {
     "tokens": "#3d5a75",
@@ -51,7 +55,7 @@ def memory_parts(outcome: Outcome, edges: Floats) -> dict[str, Floats]:
 def memory(named: Named) -> Figure:
     """One outcome's pool over time, split into parts."""
     result = named.outcome.result
-    edges = _edges(named.outcome)
+    edges = edges_of(named.outcome.timeline["end_s"], named.outcome.timeline["seconds"], NUM_POINTS)
     slots = result.num_blocks * result.block_size
     data = [
         {
@@ -68,7 +72,7 @@ def memory(named: Named) -> Figure:
         for part, values in memory_parts(named.outcome, edges).items()
     ]
     # The legend is read from the top, as the parts lie.
-    legend = {"traceorder": "reversed", "x": 1.01, "y": 1, "xanchor": "left", "itemclick": False}
+    legend = {"traceorder": "reversed", "x": 1.01, "y": 0.92, "xanchor": "left", "itemclick": False}
     return figure(
         data,
         380,
@@ -123,7 +127,8 @@ def _lines(
     domains = stacked(len(panels), gap=0.09)
     data: list[Figure] = []
     for named in outcomes:
-        columns, edges = named.outcome.timeline, _edges(named.outcome)
+        columns = named.outcome.timeline
+        edges = edges_of(columns["end_s"], columns["seconds"], NUM_LINE_POINTS)
         for i, (_, values_of) in enumerate(panels):
             values = averaged(edges, columns["end_s"], columns["seconds"], values_of(named.outcome))
             data.append(
@@ -147,10 +152,6 @@ def _lines(
     titles = [panel_title(title, i) | {"xref": "paper"} for i, (title, _) in enumerate(panels)]
     below = numbered("y", len(panels) - 1)
     return figure(data, 190 * len(panels) + 40, xaxis=axis(_TIME, anchor=below), annotations=titles, **axes)
-
-
-def _edges(outcome: Outcome) -> Floats:
-    return edges_of(outcome.timeline["end_s"], outcome.timeline["seconds"])
 
 
 def _until_the_end(values: Floats) -> Floats:

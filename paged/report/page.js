@@ -1,7 +1,10 @@
 "use strict";
 // One plot a section, drawn for the chosen setting. Buttons hide a policy in all plots at once.
 const report = JSON.parse(document.getElementById("figures").textContent);
-const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+// Plotly would offer to send a plot to its cloud.
+const config = {
+  responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", modeBarButtonsToRemove: ["lasso2d", "select2d"],
+};
 const hidden = new Set();
 const setting = document.getElementById("setting");
 const outcome = document.getElementById("outcome");

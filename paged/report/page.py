@@ -97,14 +97,17 @@ def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
     head = "".join(f'<th scope="col">{html.escape(one.label)}</th>' for one in outcomes)
     rows = []
     for heading, group in lines(outcomes):
-        rows.append(f'<tr><th class="heading" colspan="{len(outcomes) + 2}">{heading}</th></tr>')
+        rows.append(f'<tr><th class="heading" colspan="{len(outcomes) + 1}">{heading}</th></tr>')
         for line in group:
+            unit = f" <small>({line.unit})</small>" if line.unit else ""
             cells = "".join(
                 f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in line.cells(outcomes)
             )
-            rows.append(f'<tr><th scope="row">{line.name}</th><td class="unit">{line.unit}</td>{cells}</tr>')
-    opening = "<table hidden>" if is_hidden else "<table>"
-    return f"{opening}<thead><tr><th></th><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            rows.append(f'<tr><th scope="row">{line.name}{unit}</th>{cells}</tr>')
+    # As many equally wide columns as there are, no wider than a figure needs.
+    style = f'style="max-width: {300 + 140 * len(outcomes)}px; min-width: {300 + 76 * len(outcomes)}px"'
+    opening = f"<table {style}{' hidden' if is_hidden else ''}>"
+    return f"{opening}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _section(id: str, heading: str, text: str) -> str:

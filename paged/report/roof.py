@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.hardware import Roofline, StepWork
-from paged.report.drawing import QUIET, Figure, figure, log_axis
+from paged.report.drawing import QUIET, Figure, extent, figure, log_axis
 from paged.report.naming import Named
 from paged.simulator import Outcome
 
@@ -33,6 +33,7 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
                 "mode": "markers",
                 "name": named.label,
                 "meta": {"policy": named.policy},
+                "showlegend": False,
                 "x": intensity.astype(np.float32),
                 "y": (reached / 1e12).astype(np.float32),
                 "marker": {"color": named.look.colour, "symbol": named.look.symbol, "size": 6, "opacity": 0.45},
@@ -41,19 +42,24 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
         )
     if not data:
         return None
-    low = min(float(trace["x"].min()) for trace in data)
-    high = max(float(trace["x"].max()) for trace in data)
-    notes: list[Figure] = []
+    low, high = extent(data, "x")
+    high = max(high, *(roof.device.ridge(roof.dtype) for roof in roofs.values())) * 2
     for roof in roofs.values():
-        lines, said = _lines(roof, low / 2, max(high, roof.device.ridge(roof.dtype)) * 3)
-        data += lines
-        notes += said
+        data += _lines(roof, low, high)
     return figure(
         data,
         460,
-        xaxis=log_axis("arithmetic intensity (FLOP/byte, logarithmic)"),
-        yaxis=log_axis("reached on one device (TFLOP/s, logarithmic)"),
-        annotations=notes,
+        showlegend=True,
+        legend={
+            "x": 0.01,
+            "y": 0.99,
+            "xanchor": "left",
+            "yanchor": "top",
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        xaxis=log_axis("arithmetic intensity (FLOP/byte, logarithmic)", low, high),
+        yaxis=log_axis("reached on one device (TFLOP/s, logarithmic)", *extent(data, "y")),
         margin={"l": 72, "r": 24, "t": 24, "b": 52},
     )
 
@@ -80,54 +86,30 @@ def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArr
     return flops / roof.bytes_read(work), flops * steps / columns["seconds"][drawn]
 
 
-def _lines(roof: Roofline, low: float, high: float) -> tuple[list[Figure], list[Figure]]:
-    """The published roof, and the one that the cost model assumes to be reached, with their names."""
-    peak, bandwidth, name = roof.device.peak(roof.dtype), roof.device.bandwidth, roof.device.name
-    ridge = roof.device.ridge(roof.dtype)
-    lines, notes = [], []
-    for dash, compute, memory, what in (
+def _lines(roof: Roofline, low: float, high: float) -> list[Figure]:
+    """The published roof, and the one that the cost model assumes to be reached."""
+    peak, bandwidth = roof.device.peak(roof.dtype), roof.device.bandwidth
+    drawn = (
         ("solid", 1.0, 1.0, "published"),
         ("dot", roof.compute_efficiency, roof.memory_efficiency, "assumed to be reached"),
-    ):
-        corner = peak * compute / (bandwidth * memory)
-        x = np.array([low, corner, high])
-        y = np.minimum(peak * compute, bandwidth * memory * x) / 1e12
+    )
+    lines = []
+    for dash, of_peak, of_bandwidth, what in drawn:
+        compute, memory = peak * of_peak, bandwidth * of_bandwidth
+        x = np.array([low, compute / memory, high])
+        name = (
+            f"{roof.device.name} {roof.dtype}, {what}: {compute / 1e12:,.0f} TFLOP/s, {memory / 1e12:,.2f} TB/s, "
+            f"corner at {compute / memory:,.0f} FLOP/byte"
+        )
         lines.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"{name}, {what}",
+                "name": name,
                 "x": x,
-                "y": y,
+                "y": np.minimum(compute, memory * x) / 1e12,
                 "line": {"color": QUIET, "dash": dash, "width": 1.5},
-                "hovertemplate": f"%{{x:.3g}} FLOP/byte, %{{y:.3g}} TFLOP/s<extra>{name}, {what}</extra>",
+                "hovertemplate": "%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s<extra></extra>",
             }
         )
-        text = (
-            f"{name} {roof.dtype}, {what}: {peak * compute / 1e12:,.0f} TFLOP/s, {bandwidth * memory / 1e12:,.2f} TB/s"
-        )
-        notes.append(
-            {
-                "x": np.log10(high),
-                "y": np.log10(y[-1]),
-                "text": text,
-                "showarrow": False,
-                "xanchor": "right",
-                "yanchor": "bottom" if dash == "solid" else "top",
-                "font": {"size": 12, "color": QUIET},
-            }
-        )
-    notes.append(
-        {
-            "x": np.log10(ridge),
-            "y": np.log10(peak / 1e12),
-            "text": f"{ridge:,.0f} FLOP/byte",
-            "showarrow": True,
-            "arrowhead": 0,
-            "arrowcolor": QUIET,
-            "ax": -50,
-            "ay": -14,
-            "font": {"size": 12, "color": QUIET},
-        }
-    )
-    return lines, notes
+    return lines

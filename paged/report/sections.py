@@ -1,12 +1,12 @@
 """What stands above each plot: a heading, and what one has to know to read it."""
 
-from paged.report.averages import NUM_POINTS
+from paged.report.over_time import NUM_LINE_POINTS, NUM_POINTS
 from paged.report.roof import NUM_STEPS
 
-_AVERAGED = (
-    f"A timeline of more than {NUM_POINTS:,} entries is shown as {NUM_POINTS:,} averages over equal times, weighted by time: "
-    "shorter peaks are flattened."
-)
+
+def _averaged(num_points: int) -> str:
+    return f"A longer timeline is shown as {num_points:,} averages over equal times, weighted by time; shorter peaks are flattened."
+
 
 SECTIONS = (
     (
@@ -18,10 +18,14 @@ SECTIONS = (
         "memory",
         "KV memory over time",
         "Tokens: slots whose K and V are computed. Fragmentation: held, not filled. Promised: kept by the policy for sequences beyond what they hold. "
-        f"Cached: content of nobody, for prefix hits; evicted when needed. {_AVERAGED}",
+        f"Cached: content of nobody, for prefix hits; evicted when needed. {_averaged(NUM_POINTS)}",
     ),
-    ("occupancy", "Occupancy over time", f"What is used of memory, rows and token budget. {_AVERAGED}"),
-    ("queues", "Queues over time", f"Requests that have arrived and have not ended. {_AVERAGED}"),
+    (
+        "occupancy",
+        "Occupancy over time",
+        f"What is used of memory, rows and token budget. {_averaged(NUM_LINE_POINTS)}",
+    ),
+    ("queues", "Queues over time", f"Requests that have arrived and have not ended. {_averaged(NUM_LINE_POINTS)}"),
     (
         "preemptions",
         "Preemptions and waste",
