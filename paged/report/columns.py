@@ -25,7 +25,7 @@ _WITH_UNITS = {
     "mean_block_usage": "mean_block_usage_share",
     "row_occupancy": "row_occupancy_share",
     "token_occupancy": "token_occupancy_share",
-    "prefix_hit_rate": "prefix_hit_share",
+    "prefix_hit_rate": "prefix_hit_rate_share",
     "waste": "waste_share",
 }
 """Columns whose field's name does not tell the unit. Shares are from 0 to 1."""

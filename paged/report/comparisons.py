@@ -141,39 +141,51 @@ def under_load(outcomes: Sequence[Named]) -> Figure:
 
 
 def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure | None:
-    points = []
-    for same in _groups(group, lambda named: named.load):
+    """One policy's loads, lightest first; mean, smallest and largest of what differs by seed alone."""
+    loads, rates, seconds = [], [], []
+    for same in sorted(_groups(group, lambda named: named.load), key=_heaviness):
         results = [named.outcome.result for named in same]
-        seconds = [value for result in results if (value := latency(result)) is not None and value > 0]
-        if seconds:
-            rates = [result.throughput for result in results]
-            load = same[0].outcome.scenario.load
-            points.append((load.clients or 0, load.rate, same[0].load, rates, seconds))
-    if not points:
+        known = [value for result in results if (value := latency(result)) is not None and value > 0]
+        if known:
+            loads.append(same[0].load or f"rate × {same[0].outcome.scenario.load.rate:g}")
+            rates.append([result.throughput for result in results])
+            seconds.append(known)
+    if not loads:
         return None
-    points.sort(key=lambda point: point[:2])
     look, name = group[0].look, group[0].policy
-    across, up = (np.array([[np.mean(p[k]), np.min(p[k]), np.max(p[k])] for p in points]) for k in (3, 4))
-
-    def whiskers(spread: NDArray[np.float64]) -> Figure:
-        middle, low, high = spread.T
-        return {"type": "data", "array": high - middle, "arrayminus": middle - low, "thickness": 1, "width": 3}
-
-    has_seeds = any(len(point[3]) > 1 for point in points)
-    return {
+    across, up = _spread(rates), _spread(seconds)
+    line: Figure = {
         "type": "scatter",
-        "mode": "lines+markers" if len(points) > 1 else "markers",
+        "mode": "lines+markers" if len(loads) > 1 else "markers",
         "name": name,
         "meta": {"policy": name},
-        "x": across[:, 0],
-        "y": up[:, 0],
+        "x": across[0],
+        "y": up[0],
         "xaxis": numbered("x", panel),
         "yaxis": numbered("y", panel),
-        "text": [point[2] or point[1] for point in points],
+        "text": loads,
         "line": {"color": look.colour, "dash": look.dash, "width": 1.8},
         "marker": {"color": look.colour, "symbol": look.symbol, "size": 9},
         "hovertemplate": f"%{{text}}: %{{x:,.0f}} tokens/s, %{{y:.3g}} s<extra>{name}</extra>",
-    } | ({"error_x": whiskers(across), "error_y": whiskers(up)} if has_seeds else {})
+    }
+    if max(map(len, rates)) > 1:
+        line |= {"error_x": _whiskers(*across), "error_y": _whiskers(*up)}
+    return line
+
+
+def _heaviness(same: Sequence[Named]) -> tuple[float, float]:
+    load = same[0].outcome.scenario.load
+    return load.clients or 0, load.rate
+
+
+def _spread(samples: Sequence[Sequence[float]]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean, smallest and largest of each list, float64 [lists] each."""
+    mean, low, high = (np.array([of(values) for values in samples], np.float64) for of in (np.mean, np.min, np.max))
+    return mean, low, high
+
+
+def _whiskers(mean: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> Figure:
+    return {"type": "data", "array": high - mean, "arrayminus": mean - low, "thickness": 1, "width": 3}
 
 
 def _groups(outcomes: Sequence[Named], key: Callable[[Named], str]) -> list[list[Named]]:

@@ -26,7 +26,7 @@ PARTS = {
     "fragmentation": "#c8553d",
     "promised": "#e3b23c",
     "cached": "#b9cddb",
-    "free": "#f1f3f5",
+    "free": "#eaedf0",
 }
 """What KV memory consists of, from the bottom, with its colour."""
 

@@ -105,7 +105,7 @@ def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
             )
             rows.append(f'<tr><th scope="row">{line.name}{unit}</th>{cells}</tr>')
     # As many equally wide columns as there are, no wider than a figure needs.
-    style = f'style="max-width: {300 + 140 * len(outcomes)}px; min-width: {300 + 76 * len(outcomes)}px"'
+    style = f'style="max-width: {280 + 140 * len(outcomes)}px; min-width: {280 + 80 * len(outcomes)}px"'
     opening = f"<table {style}{' hidden' if is_hidden else ''}>"
     return f"{opening}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
