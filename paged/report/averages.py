@@ -12,12 +12,17 @@ Floats = NDArray[np.float64]
 def edges_of(end_s: Floats, seconds: Floats, num_points: int) -> Floats:
     """The bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
 
-    Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long.
+    Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long. Without entries it is
+    the first second, in which nothing ran.
     """
-    bounds = np.unique(np.concatenate([_starts(end_s, seconds), end_s]))
-    if len(bounds) > num_points + 1:
-        return np.linspace(bounds[0], bounds[-1], num_points + 1)
-    return bounds
+    if not len(end_s):
+        return np.array([0.0, 1.0])
+    starts = _starts(end_s, seconds)
+    even = np.linspace(starts[0], end_s[-1], num_points + 1)
+    if len(end_s) > num_points:
+        return even
+    bounds = np.unique(np.concatenate([starts, end_s]))
+    return bounds if len(bounds) <= num_points + 1 else even
 
 
 def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, keeps: bool = False) -> Floats:
@@ -26,6 +31,8 @@ def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, k
     Entry i has values[i] from end_s[i] − seconds[i] until end_s[i], all float64 [entries]. Between two entries nothing runs: the value is 0 there,
     or with `keeps` still that of the entry before.
     """
+    if not len(end_s):
+        return np.zeros(len(edges) - 1)
     starts = _starts(end_s, seconds)
     # The integral over time at every bound: between two bounds it is a straight line, so any interval's share can be read off exactly.
     idle = np.concatenate([[0.0], starts[1:] - end_s[:-1]])

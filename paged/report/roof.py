@@ -25,8 +25,10 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
         roof = named.outcome.scenario.device.roofline()
         if roof is None:
             continue
-        roofs.setdefault((roof.device.name, roof.dtype), roof)
         intensity, reached = points(named.outcome, roof)
+        if not len(intensity):
+            continue
+        roofs.setdefault((roof.device.name, roof.dtype), roof)
         data.append(
             {
                 "type": "scatter",

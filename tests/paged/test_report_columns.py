@@ -132,7 +132,7 @@ def test_steps_of_a_chrome_trace_take_the_virtual_microseconds_of_the_simulation
 def test_requests_of_a_chrome_trace_begin_when_they_arrive_and_every_beginning_has_its_end(traced):
     document, _, _ = traced
     spans = [event for event in document["traceEvents"] if event["ph"] in "be"]
-    assert [(e["name"], e["ph"], e["ts"]) for e in spans if e["id"] == 1] == [
+    assert [(e["name"], e["ph"], e["ts"]) for e in spans if e["id"] == "1"] == [
         ("request 1", "b", 0.5e6),
         ("to first token", "b", 0.5e6),
         ("to first token", "e", 2e6),
@@ -140,7 +140,7 @@ def test_requests_of_a_chrome_trace_begin_when_they_arrive_and_every_beginning_h
         ("writing", "e", 3e6),
         ("request 1", "e", 3e6),
     ]
-    assert {e["id"] for e in spans} == {0, 1}
+    assert {e["id"] for e in spans} == {"0", "1"}
 
 
 def test_memory_counters_of_a_chrome_trace_add_up_to_the_pool(traced):
@@ -168,3 +168,6 @@ def test_a_preemption_is_in_the_chrome_trace_with_its_request_and_kind(tmp_path)
     assert counts.recompute > 0
     assert len(marks) == counts.recompute + counts.swap
     assert {mark["name"] for mark in marks} == {"preempted: recompute"}
+    slices = [event for event in events.events(outcome) if event["ph"] == "X"]
+    assert all(after["ts"] >= before["ts"] + before["dur"] for before, after in pairwise(slices))
+    assert sum(event["args"]["rows"] > 0 for event in slices) == len(slices) < outcome.result.steps

@@ -162,6 +162,15 @@ def test_a_report_of_nothing_is_refused(tmp_path):
         write_html(tmp_path / "none.html", [])
 
 
+def test_a_run_in_which_every_request_was_rejected_is_reported(tmp_path):
+    pytest.importorskip("plotly")
+    on_device = Device(model="llama-2-13b", device="a100-40g")
+    outcome = run(Scenario(load=Load(trace="azure", limit=3), policy="vllm", blocks=1, device=on_device))
+    assert (outcome.result.rejected, outcome.result.steps) == (3, 0)
+    write_html(tmp_path / "none.html", [outcome])
+    assert Page((tmp_path / "none.html").read_text(encoding="utf-8")).open == []
+
+
 def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_works():
     program = (
         "import sys; sys.modules['plotly'] = None\n"
