@@ -120,12 +120,18 @@ def cumulative(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     return known[ranks], (ranks + 1) / max(total, 1)
 
 
-def under_load(outcomes: Sequence[Named]) -> Figure:
-    """Throughput and latency of each load: a line a policy where the load rises, a point where it does not. Seeds are averaged."""
-    panels: list[tuple[str, Figures]] = [
+def under_load(outcomes: Sequence[Named]) -> Figure | None:
+    """Throughput and latency of each load: a line a policy where the load rises, a point where it does not. Seeds are averaged.
+
+    A latency that no outcome has gets no panel.
+    """
+    latencies: list[tuple[str, Figures]] = [
         ("p99 of time to first token", lambda result: result.ttft_s.p99),
         ("p99 of each request's longest gap", lambda result: result.longest_gap_s.p99),
     ]
+    panels = [(title, latency) for title, latency in latencies if any(latency(one.outcome.result) for one in outcomes)]
+    if not panels:
+        return None
     data = [
         trace
         for group in _groups(outcomes, lambda named: named.policy)

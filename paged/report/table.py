@@ -37,7 +37,7 @@ class Line(msgspec.Struct, frozen=True, eq=False):
 
 
 def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
-    """The lines under their headings. Those that are the same nothing for everybody (cost without a price) are left out."""
+    """The lines under their headings. What no outcome has (cost without a price) is left out."""
     groups = [
         ("Throughput", _throughput()),
         ("Latency", _latency()),
@@ -46,10 +46,11 @@ def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
         ("Requests and steps", _counts()),
     ]
     results = [named.outcome.result for named in outcomes]
-    return [
+    told = [
         (heading, [line for line in group if any(line.figure(result) is not None for result in results)])
         for heading, group in groups
     ]
+    return [(heading, group) for heading, group in told if group]
 
 
 def _throughput() -> list[Line]:

@@ -169,6 +169,8 @@ def test_a_run_in_which_every_request_was_rejected_is_reported(tmp_path):
     assert (outcome.result.rejected, outcome.result.steps) == (3, 0)
     write_html(tmp_path / "none.html", [outcome])
     assert Page((tmp_path / "none.html").read_text(encoding="utf-8")).open == []
+    assert under_load(named([outcome])) is None
+    assert "Latency" not in dict(lines(named([outcome])))
 
 
 def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_works():
