@@ -126,10 +126,19 @@ def _counters(outcome: Outcome) -> Iterator[Event]:
     """Memory in KV slots and requests by state, averages or ends of an entry, at the entry's end."""
     result, timeline = outcome.result, outcome.timeline
     slots = result.num_blocks * result.block_size
-    names = ("end_s", "held", "filled", "cached", "rows", "waiting", "away")
-    for end_s, held, filled, cached, rows, waiting, away in zip(*(timeline[name].tolist() for name in names)):
-        cached = min(cached, slots - held)
-        memory = {"tokens": filled, "empty": held - filled, "cached": cached, "free": slots - held - cached}
+    names = ("end_s", "held", "filled", "promised", "cached", "rows", "waiting", "away")
+    columns = (timeline[name].tolist() for name in names)
+    for end_s, held, filled, promised, cached, rows, waiting, away in zip(*columns):
+        # What policies promise may lie on cached blocks, which count as far as they are neither.
+        promised = min(promised, slots - held)
+        cached = min(cached, slots - held - promised)
+        memory = {
+            "tokens": filled,
+            "fragmentation": held - filled,
+            "promised": promised,
+            "cached": cached,
+            "free": slots - held - promised - cached,
+        }
         requests = {"running": rows, "waiting": waiting, "away": away}
         for name, values in (("KV slots", memory), ("requests", requests)):
             yield {"ph": "C", "name": name, "pid": _STEPS, "tid": 0, "ts": _us(end_s), "args": values}
