@@ -1,13 +1,20 @@
 """What is said when a name is wanted whose libraries are not installed.
 
-The memory layer does without torch and transformers; what runs a model needs them, and they come with an extra. Knows which extra
-brings what.
+The memory layer does without torch and transformers; what runs a model needs them, and what draws plots needs plotly. Knows which
+extra brings what.
 """
 
 from importlib import import_module
 from types import ModuleType
 
-_ENGINE = ("torch", "transformers", "tokenizers", "safetensors")
+_EXTRAS = {
+    "torch": "engine",
+    "transformers": "engine",
+    "tokenizers": "engine",
+    "safetensors": "engine",
+    "plotly": "report",
+}
+"""By library, the extra that brings it."""
 
 
 class MissingExtra(ImportError):
@@ -15,13 +22,15 @@ class MissingExtra(ImportError):
 
 
 def import_with_extra(module: str, wanted: str) -> ModuleType:
-    """Import the module, which offers `wanted`. Raises MissingExtra when the `engine` extra is not installed."""
+    """Import the module, which offers `wanted`. Raises MissingExtra when the extra that brings a library of its is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _ENGINE:
+        library = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(library)
+        if extra is None:
             raise
         raise MissingExtra(
-            f"paged.{wanted} needs {error.name}, which is not installed; pip install 'paged[engine]' brings it.",
+            f"paged.{wanted} needs {library}, which is not installed; pip install 'paged[{extra}]' brings it.",
             name=error.name,
         ) from None

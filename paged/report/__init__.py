@@ -1,0 +1,19 @@
+"""What simulations found, for people and for other programs: one HTML file with plots, CSV, Chrome traces.
+
+Knows outcomes and how they are drawn. Nothing is simulated here. Plots need the extra `report`.
+"""
+
+from paged.report.columns import flat, write_csv
+from paged.report.errors import UnwritablePath, writable
+from paged.report.page import write_html
+from paged.report.trace_events import TraceEvents, write_trace_events
+
+__all__ = [
+    "TraceEvents",
+    "UnwritablePath",
+    "flat",
+    "writable",
+    "write_csv",
+    "write_html",
+    "write_trace_events",
+]

@@ -1,0 +1,105 @@
+"""What all plots share: paper, axes, panels beside and above one another.
+
+A plot is a plain dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays in it, so that making one needs no plotly.
+Knows looks. Does not know outcomes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Figure = dict[str, Any]
+
+INK, QUIET, GRID = "#24292f", "#57606a", "#e6e8eb"
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+
+
+def axis(title: str, **more: Any) -> Figure:
+    """An axis; `title` ends with the unit."""
+    return {
+        "title": {"text": title, "font": {"size": 13, "color": QUIET}, "standoff": 8},
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": "#b6bcc2",
+        "showline": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": "#b6bcc2",
+        "exponentformat": "none",
+        "separatethousands": True,
+        "automargin": True,
+    } | more
+
+
+def log_axis(title: str, low: float, high: float, **more: Any) -> Figure:
+    """A logarithmic axis from `low` to `high`, both above 0 or both 0 (nothing is drawn); `title` says that it is one.
+
+    Labelled at powers of ten; up to two and a half of them at 2 and 5, too; below one as plotly likes.
+    """
+    if high <= 0:
+        return axis(title, type="log", **more)
+    span = np.log10(high / low)
+    margin = max(0.04 * span, 0.05)
+    ticks: Figure = {} if span < 0.8 else {"dtick": "D2"} if span < 2.5 else {"dtick": 1}
+    bounds = [float(np.log10(low) - margin), float(np.log10(high) + margin)]
+    return axis(title, type="log", range=bounds, minorloglabels="complete", **(ticks | more))
+
+
+def extent(data: Sequence[Figure], coordinate: str, axis: str | None = None) -> tuple[float, float]:
+    """The smallest and largest value above 0 of these traces' x or y, of those on one axis where it is named; 0 and 0 without any."""
+    values = [trace[coordinate] for trace in data if axis is None or trace[f"{coordinate}axis"] == axis]
+    known = np.concatenate([np.asarray(value, np.float64) for value in values] or [np.empty(0)])
+    known = known[known > 0]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+
+
+def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
+    """Traces on paper, `height` in pixels, as wide as the page."""
+    return {
+        "data": list(data),
+        "layout": {
+            "template": {},
+            "height": height,
+            "autosize": True,
+            "showlegend": False,
+            "margin": {"l": 64, "r": 24, "t": 28, "b": 52},
+            "paper_bgcolor": "#fff",
+            "plot_bgcolor": "#fff",
+            "font": {"family": _FONT, "size": 13, "color": INK},
+            "hoverlabel": {"font": {"family": _FONT, "size": 13}},
+        }
+        | layout,
+    }
+
+
+def beside(count: int, gap: float = 0.08) -> list[tuple[float, float]]:
+    """Horizontal domains of so many panels, from the left."""
+    width = (1 - gap * (count - 1)) / count
+    return [(i * (width + gap), min(1.0, i * (width + gap) + width)) for i in range(count)]
+
+
+def stacked(count: int, gap: float = 0.07) -> list[tuple[float, float]]:
+    """Vertical domains of so many panels, from the top."""
+    return beside(count, gap)[::-1]
+
+
+def numbered(name: str, i: int) -> str:
+    """Plotly's name of the i-th axis, from 0: x, x2, x3; with `xaxis`: xaxis, xaxis2."""
+    return name if i == 0 else f"{name}{i + 1}"
+
+
+def panel_title(text: str, i: int) -> Figure:
+    """A heading at the upper left of panel i."""
+    return {
+        "text": text,
+        "x": 0,
+        "y": 1,
+        "xref": f"{numbered('x', i)} domain",
+        "yref": f"{numbered('y', i)} domain",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 4,
+        "showarrow": False,
+        "font": {"size": 13, "color": INK},
+    }

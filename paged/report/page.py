@@ -1,0 +1,151 @@
+"""The report: one HTML file that asks nobody for anything.
+
+Knows HTML, and in which order things are told. Does not know how a plot is made. Plotly, from the extra `report`, checks the plots and gives
+its script, which is written into the file.
+"""
+
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from paged import InvalidConfig
+from paged.extras import import_with_extra
+from paged.report.comparisons import cost, distributions, preemptions, under_load
+from paged.report.drawing import Figure
+from paged.report.facts import facts, sentence
+from paged.report.naming import Look, Named, by_setting, named
+from paged.report.over_time import memory, occupancy, queues
+from paged.report.roof import roofline
+from paged.report.sections import SECTIONS
+from paged.report.table import lines
+from paged.simulator import Outcome
+
+# A browser that honours it cannot fetch anything, whatever a script in the file should try.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_DASHES = {"solid": "", "dash": "6 3", "dot": "2 2"}
+
+
+def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
+    """A self-contained page about these outcomes: summary, plots, what was simulated.
+
+    Raises MissingExtra without plotly, InvalidConfig without outcomes, and OSError.
+    """
+    plotly = import_with_extra("plotly.offline", "report.write_html")
+    if not outcomes:
+        raise InvalidConfig("a report needs at least one outcome; there is none")
+    settings = by_setting(named(outcomes))
+    every = [one for group in settings.values() for one in group]
+    title = html.escape(f"Simulation of {', '.join(dict.fromkeys(o.result.trace for o in outcomes))}")
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
+        f"<title>{title}</title>",
+        f"<style>{_asset('page.css')}</style></head><body>",
+        f"<h1>{title}</h1><p>{html.escape(sentence(outcomes))}</p>",
+        _facts(outcomes),
+        "<noscript><p>The plots need JavaScript; the table does not.</p></noscript>",
+        _controls(settings, every),
+        _summary(settings),
+        *(_section(*section) for section in SECTIONS),
+        f"<script>{plotly.get_plotlyjs()}</script>",
+        f'<script type="application/json" id="figures">{_figures(settings, every)}</script>',
+        f"<script>{_asset('page.js')}</script>",
+        "</body></html>\n",
+    ]
+    Path(path).write_text("\n".join(parts), encoding="utf-8")
+
+
+def _asset(name: str) -> str:
+    return files("paged.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _facts(outcomes: Sequence[Outcome]) -> str:
+    pairs = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in facts(outcomes))
+    return f"<dl>{''.join(pairs)}</dl>"
+
+
+def _controls(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
+    options = "".join(f"<option>{html.escape(setting or 'all')}</option>" for setting in settings)
+    choice = f'<label{"" if len(settings) > 1 else " hidden"}>Setting <select id="setting">{options}</select></label>'
+    looks = {one.policy: one.look for one in every}
+    buttons = (
+        f'<button type="button" aria-pressed="true" data-policy="{html.escape(policy)}">{_key(look)}{html.escape(policy)}</button>'
+        for policy, look in looks.items()
+    )
+    return f'<div id="controls">{choice}{"".join(buttons)}</div>'
+
+
+def _key(look: Look) -> str:
+    """A piece of a policy's line."""
+    return (
+        f'<svg width="24" height="8" aria-hidden="true"><line x1="0" y1="4" x2="24" y2="4" stroke="{look.colour}" '
+        f'stroke-width="3" stroke-dasharray="{_DASHES[look.dash]}"/></svg>'
+    )
+
+
+def _summary(settings: dict[str, list[Named]]) -> str:
+    tables = "".join(_table(group, is_hidden=i > 0) for i, group in enumerate(settings.values()))
+    return f'<section id="summary"><h2>Summary</h2><div class="scroll">{tables}</div></section>'
+
+
+def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
+    head = "".join(f'<th scope="col">{html.escape(one.label)}</th>' for one in outcomes)
+    rows = []
+    for heading, group in lines(outcomes):
+        rows.append(f'<tr><th class="heading" colspan="{len(outcomes) + 1}">{heading}</th></tr>')
+        for line in group:
+            unit = f" <small>({line.unit})</small>" if line.unit else ""
+            cells = "".join(
+                f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in line.cells(outcomes)
+            )
+            rows.append(f'<tr><th scope="row">{line.name}{unit}</th>{cells}</tr>')
+    # As many equally wide columns as there are, no wider than a figure needs.
+    style = f'style="max-width: {280 + 140 * len(outcomes)}px; min-width: {280 + 80 * len(outcomes)}px"'
+    opening = f"<table {style}{' hidden' if is_hidden else ''}>"
+    return f"{opening}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _section(id: str, heading: str, text: str) -> str:
+    choice = '<label>Policy <select id="outcome"></select></label>' if id == "memory" else ""
+    return f'<section id="{id}"><h2>{heading}</h2><p>{text}</p>{choice}<div class="plot"></div></section>'
+
+
+def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
+    """All plots as JSON, a setting after the other."""
+    under: dict[str, str] = {}
+    for one in every:
+        if one.line not in under:
+            under[one.line] = _json(under_load([other for other in every if other.line == one.line]))
+    documents = []
+    for group in settings.values():
+        plots: dict[str, Figure | None] = {
+            "occupancy": occupancy(group),
+            "queues": queues(group),
+            "preemptions": preemptions(group),
+            "distributions": distributions(group),
+            "roofline": roofline(group),
+            "cost": cost(group),
+        }
+        drawn = [f'"load":{under[group[0].line]}', *(f'"{id}":{_json(plot)}' for id, plot in plots.items())]
+        memories = ",".join(_json(memory(one)) for one in group)
+        labels = _inert(json.dumps([one.label for one in group]))
+        documents.append(f'{{"labels":{labels},"memory":[{memories}],"plots":{{{",".join(drawn)}}}}}')
+    return f"[{','.join(documents)}]"
+
+
+def _json(plot: Figure | None) -> str:
+    if plot is None:
+        return "null"
+    # Checked against plotly's schema, arrays as base64.
+    made: Any = import_with_extra("plotly.graph_objects", "report.write_html").Figure(plot)
+    return _inert(made.to_json())
+
+
+def _inert(text: str) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return text.replace("<", "\\u003c")

@@ -1,0 +1,52 @@
+"""What stands above each plot: a heading, and what one has to know to read it."""
+
+from paged.report.over_time import NUM_LINE_POINTS, NUM_POINTS
+from paged.report.roof import NUM_STEPS
+
+
+def _averaged(num_points: int) -> str:
+    return f"A longer timeline is shown as {num_points:,} averages over equal times, weighted by time; shorter peaks are flattened."
+
+
+SECTIONS = (
+    (
+        "load",
+        "Throughput against latency",
+        "Lower right is better. A line joins the loads of one policy, lightest first; whiskers are the smallest and largest of several seeds.",
+    ),
+    (
+        "memory",
+        "KV memory over time",
+        "Tokens: slots whose K and V are computed. Fragmentation: held, not filled. Promised: kept by the policy for sequences beyond what they hold. "
+        f"Cached: content of nobody, for prefix hits; evicted when needed. {_averaged(NUM_POINTS)}",
+    ),
+    (
+        "occupancy",
+        "Occupancy over time",
+        f"What is used of memory, rows and token budget. {_averaged(NUM_LINE_POINTS)}",
+    ),
+    ("queues", "Queues over time", f"Requests that have arrived and have not ended. {_averaged(NUM_LINE_POINTS)}"),
+    (
+        "preemptions",
+        "Preemptions and waste",
+        "Left: how often a running request gave blocks back; solid by recompute, hatched by swap. Right: tokens computed again (solid), "
+        "swapped out (hatched) and swapped in (crossed), and their share of all computed tokens.",
+    ),
+    (
+        "distributions",
+        "Distributions",
+        "The share of requests that had at most so many seconds. Requests that were rejected, or have no second token, are not in them.",
+    ),
+    (
+        "roofline",
+        "Roofline",
+        f"At most {NUM_STEPS} steps of each policy, evenly picked. Operations and bytes are estimated from a step's tokens, rows and filled slots; "
+        "its time, host overhead included, is the simulation's. Left of the corner the device waits for memory, right of it for arithmetic.",
+    ),
+    (
+        "cost",
+        "Cost",
+        "The price of the whole makespan, idle time included, for each million output tokens.",
+    ),
+)
+"""(id, heading, text) in the order of the page."""

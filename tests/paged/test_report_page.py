@@ -1,0 +1,295 @@
+"""The HTML report: complete, self-contained, and its plots say what the outcomes say."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import msgspec
+import numpy as np
+import pytest
+
+from paged import InvalidConfig
+from paged.report.averages import averaged, edges_of
+from paged.report.comparisons import cumulative, preemptions, under_load
+from paged.report.naming import by_setting, named
+from paged.report.over_time import memory_parts
+from paged.report.page import write_html
+from paged.report.roof import points, roofline
+from paged.report.table import lines
+from paged.simulator import Device, Load, Scenario, run
+
+
+def scenario_of(policy="vllm", rate=20.0, seed=0, **more):
+    load = Load(trace="azure", limit=30, prompts=1 / 16, outputs=1 / 4, rate=rate, seed=seed)
+    return Scenario(load=load, policy=policy, blocks=48, block_size=8, max_tokens_per_step=64, **more)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    on_device = Device(model="llama-2-13b", device="a100-40g")
+    return [
+        run(scenario_of(policy, rate, device=on_device, price_per_hour=2.0))
+        for rate in (10.0, 20.0)
+        for policy in ("vllm", "paged", "static")
+    ]
+
+
+class Page(HTMLParser):
+    """Elements that are not closed, what is loaded from elsewhere, scripts by id, text outside scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.loaded, self.scripts, self.text, self.tags = [], [], [], "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "line"):
+            self.open.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href", "srcset", "action", "data")]
+        if tag == "script":
+            self.scripts.append([dict(attributes), ""])
+
+    def handle_startendtag(self, tag, attributes):
+        self.loaded += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1][1] += data
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def page(outcomes, tmp_path_factory):
+    pytest.importorskip("plotly")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_html(path, outcomes)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_closed_html_that_loads_nothing_and_forbids_to(page):
+    assert page.open == []
+    assert page.loaded == ["data:,"]
+    styles = [tag for tag, _ in page.tags if tag == "style"]
+    assert styles == ["style"]
+    rule = next(
+        a["content"] for tag, a in page.tags if tag == "meta" and "content" in a and "default-src" in a["content"]
+    )
+    assert rule.startswith("default-src 'none';")
+    assert "http" not in rule
+
+
+def test_our_own_script_names_no_host_and_plotlys_button_to_its_cloud_is_off(page):
+    ours = page.scripts[-1][1]
+    assert not re.search(r"https?:|fetch\(|XMLHttpRequest|import\(", ours)
+    assert "showSendToCloud: false" in ours
+
+
+def test_the_page_shows_every_figure_of_every_outcome(page, outcomes):
+    for group in by_setting(named(outcomes)).values():
+        for _, heading_lines in lines(group):
+            for line in heading_lines:
+                for text, _ in line.cells(group):
+                    assert text in page.text
+    for policy in ("vllm", "paged", "static"):
+        assert page.text.count(policy) >= 2
+    for outcome in outcomes:
+        assert f"{outcome.result.throughput:,.1f}" in page.text
+        assert f"{outcome.result.wasted_tokens:,}" in page.text
+
+
+def test_the_page_says_what_was_simulated(page, outcomes):
+    for text in (
+        "azure_conversation.csv",
+        "llama-2-13b",
+        "a100-40g",
+        "48 blocks of 8 tokens",
+        "at most 64 tokens",
+        "virtual seconds",
+    ):
+        assert text in page.text
+    assert outcomes[0].applied
+    assert all(applied in page.text for applied in outcomes[0].applied)
+
+
+def test_the_plots_are_json_with_a_plot_for_each_outcome_of_a_setting(page):
+    figures = json.loads(next(text for attributes, text in page.scripts if attributes.get("id") == "figures"))
+    assert [setting["labels"] for setting in figures] == [["vllm", "paged", "static"]] * 2
+    for setting in figures:
+        assert len(setting["memory"]) == 3
+        assert set(setting["plots"]) == {
+            "load",
+            "occupancy",
+            "queues",
+            "preemptions",
+            "distributions",
+            "roofline",
+            "cost",
+        }
+        assert None not in setting["plots"].values()
+
+
+def test_every_axis_that_has_a_title_names_its_unit(page):
+    figures = json.loads(next(text for attributes, text in page.scripts if attributes.get("id") == "figures"))
+    plots = [plot for setting in figures for plot in (*setting["plots"].values(), *setting["memory"])]
+    titles = {
+        axis["title"]["text"] for plot in plots for name, axis in plot["layout"].items() if re.match(r"[xy]axis", name)
+    }
+    assert {title for title in titles if not re.search(r"\(.*\)|requests|tokens|^$", title)} == set()
+
+
+def test_names_that_are_no_html_are_shown_as_they_are(outcomes, tmp_path):
+    pytest.importorskip("plotly")
+    name = "</script><b>&mine"
+    odd = msgspec.structs.replace(outcomes[0], result=msgspec.structs.replace(outcomes[0].result, policy=name))
+    write_html(tmp_path / "odd.html", [odd])
+    page = Page((tmp_path / "odd.html").read_text(encoding="utf-8"))
+    assert page.open == []
+    assert "b" not in [tag for tag, _ in page.tags]
+    assert name in page.text
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    pytest.importorskip("plotly")
+    with pytest.raises(InvalidConfig, match="at least one outcome"):
+        write_html(tmp_path / "none.html", [])
+
+
+def test_a_run_in_which_every_request_was_rejected_is_reported(tmp_path):
+    pytest.importorskip("plotly")
+    on_device = Device(model="llama-2-13b", device="a100-40g")
+    outcome = run(Scenario(load=Load(trace="azure", limit=3), policy="vllm", blocks=1, device=on_device))
+    assert (outcome.result.rejected, outcome.result.steps) == (3, 0)
+    write_html(tmp_path / "none.html", [outcome])
+    assert Page((tmp_path / "none.html").read_text(encoding="utf-8")).open == []
+    assert under_load(named([outcome])) is None
+    assert "Latency" not in dict(lines(named([outcome])))
+
+
+def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_works():
+    program = (
+        "import sys; sys.modules['plotly'] = None\n"
+        "import paged, paged.report\n"
+        "try: paged.report.write_html('never.html', [])\n"
+        "except paged.MissingExtra as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    expected = "paged.report.write_html needs plotly, which is not installed; pip install 'paged[report]' brings it.\n"
+    assert (result.stdout, result.stderr) == (expected, "")
+
+
+def test_importing_the_report_does_not_import_plotly():
+    program = "import sys, paged.report; print('plotly' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "False\n", result.stderr
+
+
+def test_a_long_timeline_keeps_its_integral_over_time():
+    generator = np.random.default_rng(0)
+    seconds = generator.random(5000)
+    idle = np.where(generator.random(5000) < 0.1, generator.random(5000) * 20, 0)
+    end_s = (seconds + idle).cumsum()
+    values = generator.random(5000) * 1e4
+    edges = edges_of(end_s, seconds, 300)
+    assert len(edges) == 301
+    shown = averaged(edges, end_s, seconds, values)
+    assert np.isclose((shown * np.diff(edges)).sum(), (values * seconds).sum(), rtol=1e-12)
+    # And so does its first half.
+    middle = edges[150]
+    overlap = np.clip(np.minimum(end_s, middle) - (end_s - seconds), 0, None)
+    assert np.isclose((shown[:150] * np.diff(edges)[:150]).sum(), (values * overlap).sum(), rtol=1e-12)
+
+
+def test_a_short_timeline_is_shown_entry_by_entry_with_nothing_between_them_or_what_was_there():
+    end_s, seconds, values = np.array([1.0, 3.0, 10.0]), np.array([1.0, 2.0, 1.0]), np.array([5.0, 7.0, 9.0])
+    edges = edges_of(end_s, seconds, 100)
+    assert edges.tolist() == [0, 1, 3, 9, 10]
+    assert averaged(edges, end_s, seconds, values).tolist() == [5, 7, 0, 9]
+    assert averaged(edges, end_s, seconds, values, keeps=True).tolist() == [5, 7, 7, 9]
+
+
+def test_a_start_that_rounding_moved_away_from_the_end_before_makes_no_interval():
+    end_s = np.array([0.1, 0.1 + 0.2])
+    assert edges_of(end_s, np.array([0.1, 0.2 - 1e-12]), 100).tolist() == [0, 0.1, 0.1 + 0.2]
+
+
+def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(outcomes):
+    for outcome in outcomes:
+        columns = outcome.timeline
+        edges = edges_of(columns["end_s"], columns["seconds"], 50)
+        parts = memory_parts(outcome, edges)
+        assert np.allclose(sum(parts.values()), 48 * 8)
+        assert all((values > -1e-6).all() for values in parts.values())
+        total = (columns["filled"] * columns["seconds"]).sum()
+        assert np.isclose((parts["tokens"] * np.diff(edges)).sum(), total)
+        assert np.isclose(total / outcome.result.busy_s / (48 * 8), outcome.result.memory.of_pool)
+
+
+def test_a_distribution_ends_at_one_and_leaves_out_who_has_no_figure():
+    seconds, shares = cumulative(np.array([3.0, np.nan, 1.0, 0.0, 2.0]))
+    assert seconds.tolist() == [1, 2, 3]
+    assert shares.tolist() == [0.5, 0.75, 1]
+    seconds, shares = cumulative(np.arange(1, 10_001) / 10)
+    assert (len(seconds) < 600) and (seconds[-100:] == np.arange(9901, 10_001) / 10).all()
+    assert np.allclose(shares, seconds / 1000)
+    assert [len(column) for column in cumulative(np.array([np.nan]))] == [0, 0]
+
+
+def test_a_setting_is_what_tells_the_runs_of_one_policy_apart_and_a_policy_has_one_colour(outcomes):
+    groups = by_setting(named(outcomes))
+    assert list(groups) == ["rate × 10", "rate × 20"]
+    first, second = groups.values()
+    assert [one.label for one in first] == ["vllm", "paged", "static"]
+    assert [one.look for one in first] == [one.look for one in second]
+    assert len({one.look.colour for one in first}) == 3
+
+
+def test_a_budget_of_a_policys_own_makes_no_setting_and_a_run_that_is_there_twice_is_numbered(outcomes):
+    other = msgspec.structs.replace(outcomes[1].result, max_tokens_per_step=512)
+    found = named([outcomes[0], msgspec.structs.replace(outcomes[1], result=other), outcomes[0]])
+    assert {one.setting for one in found} == {""}
+    assert [one.label for one in found] == ["vllm", "paged", "vllm (2)"]
+
+
+def test_twenty_policies_look_different():
+    outcome = run(scenario_of())
+    many = [
+        msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, policy=f"p{i}"))
+        for i in range(20)
+    ]
+    assert len({(one.look.colour, one.look.dash) for one in named(many)}) == 20
+
+
+def test_latency_under_load_is_a_line_a_policy_whose_seeds_are_averaged():
+    runs = [run(scenario_of(rate=rate, seed=seed)) for rate in (20.0, 10.0) for seed in (1, 2)]
+    faster = msgspec.structs.replace(runs[0].result, throughput=runs[1].result.throughput + 10)
+    runs[0] = msgspec.structs.replace(runs[0], result=faster)
+    ttft, gap = under_load(named(runs))["data"]
+    assert ttft["text"] == ["rate × 10", "rate × 20"]
+    assert ttft["mode"] == "lines+markers"
+    assert ttft["x"][1] == pytest.approx(runs[1].result.throughput + 5)
+    assert ttft["error_x"]["array"][1] == pytest.approx(5)
+    assert gap["yaxis"] == "y2"
+
+
+def test_bars_have_the_counts_of_the_results(outcomes):
+    bars = [trace for trace in preemptions(named(outcomes[:3]))["data"] if trace["type"] == "bar"]
+    recomputed = {trace["y"][0]: trace["x"][0] for trace in bars if trace["name"] == "recompute"}
+    assert recomputed == {o.result.policy: o.result.preemptions.recompute for o in outcomes[:3]}
+    assert sum(recomputed.values()) > 0
+
+
+def test_no_step_lies_above_the_published_roof_and_a_formula_has_none(outcomes):
+    roof = outcomes[0].scenario.device.roofline()
+    intensity, reached = points(outcomes[0], roof)
+    assert len(intensity) > 10
+    limit = np.minimum(roof.device.peak("bf16"), roof.device.bandwidth * intensity)
+    assert (reached <= limit).all()
+    assert roofline(named([run(scenario_of())])) is None
