@@ -67,6 +67,9 @@ SwapUs = Annotated[float, Option(help="Moving a token's KV between device and ho
 
 Check = Annotated[bool, Option("--check", help=_CHECK_HELP)]
 Jobs = Annotated[int, Option(min=1, help="Processes, where several simulations are asked for.", show_default="all cores")]
+CsvPath = Annotated[Path | None, Option("--csv", help="Also write a table, a row a simulation.", rich_help_panel=_OUT)]
+HtmlPath = Annotated[Path | None, Option("--html", help="Also write a report with plots, one file that loads nothing else.", rich_help_panel=_OUT)]
+EventsPath = Annotated[Path | None, Option("--trace-events", help="Also write steps, memory and requests for Perfetto (one simulation only).", rich_help_panel=_OUT)]
 LogPath = Annotated[Path | None, Option("--log", help="Also write every decision, a JSON line a step (one simulation only).", rich_help_panel=_OUT)]
 Json = Annotated[bool, Option("--json", help="One JSON document on standard output, and nothing else there.")]
 # fmt: on

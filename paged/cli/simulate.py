@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,9 @@ from paged import InvalidConfig
 from paged.cli import options
 from paged.cli.show import print_json
 from paged.cli.summary import print_comparison, print_summary
-from paged.simulator import Device, Load, Outcome, Scenario, Simulation, Step, StepTime, grid, outcome_of, run_all
+from paged.extras import import_with_extra
+from paged.report import TraceEvents, writable, write_csv, write_html, write_trace_events
+from paged.simulator import Device, Load, Outcome, Scenario, Step, StepTime, grid, outcome_of, run_all
 
 _TIME = StepTime()
 _CORES = os.cpu_count() or 1
@@ -53,6 +56,9 @@ def simulate(
     swap_us: options.SwapUs = _TIME.swap_us,
     jobs: options.Jobs = _CORES,
     check: options.Check = False,
+    csv: options.CsvPath = None,
+    html: options.HtmlPath = None,
+    trace_events: options.EventsPath = None,
     log: options.LogPath = None,
     json: options.Json = False,
 ) -> None:
@@ -107,12 +113,23 @@ def simulate(
     # What is wrong with any of them is said before the first one runs.
     for scenario in scenarios:
         scenario.scheduler()
+    for name, path in (("--log", log), ("--trace-events", trace_events)):
+        if path is not None and len(scenarios) > 1:
+            raise InvalidConfig(f"{name} follows one simulation; {len(scenarios)} were asked for")
+    for path in (csv, html, trace_events, log):
+        if path is not None:
+            writable(path)
+    if html is not None:
+        # What it needs is asked for before the simulation, too.
+        import_with_extra("plotly", "report.write_html")
     if len(scenarios) == 1:
-        outcomes = [_watched(scenarios[0], check, log)]
-    elif log is not None:
-        raise InvalidConfig(f"--log follows one simulation; {len(scenarios)} were asked for")
+        outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:
         outcomes = _side_by_side(scenarios, jobs, check)
+    if csv is not None:
+        write_csv(csv, outcomes)
+    if html is not None:
+        write_html(html, outcomes)
     _show(outcomes, json)
 
 
@@ -154,28 +171,25 @@ def _progress() -> Progress | None:
     return Progress(*columns, console=out, transient=True)
 
 
-def _watched(scenario: Scenario, check: bool, log: Path | None) -> Outcome:
+def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
     """One simulation in this process, with a bar of its requests."""
-    simulation = scenario.simulation(check=check)
-    if log is None:
-        _go_through(simulation, lambda _: None)
-    else:
-        with log.open("w", encoding="utf-8") as file:
-            _go_through(simulation, lambda step: file.write(decision(step) + "\n"))
-    return outcome_of(scenario, simulation)
-
-
-def _go_through(simulation: Simulation, see: Callable[[Step], object]) -> None:
-    progress = _progress()
-    if progress is None:
+    simulation, events = scenario.simulation(check=check), TraceEvents()
+    with ExitStack() as stack:
+        watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
+        if log is not None:
+            file = stack.enter_context(log.open("w", encoding="utf-8"))
+            watchers.append(lambda step: file.write(decision(step) + "\n"))
+        progress = _progress()
+        if progress is not None:
+            bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
+            watchers.append(lambda step: progress.advance(bar, len(step.ended)))
         for step in simulation.steps():
-            see(step)
-        return
-    with progress:
-        bar = progress.add_task("requests", total=len(simulation.trace))
-        for step in simulation.steps():
-            see(step)
-            progress.advance(bar, len(step.ended))
+            for see in watchers:
+                see(step)
+    outcome = outcome_of(scenario, simulation)
+    if trace_events is not None:
+        write_trace_events(trace_events, events, outcome)
+    return outcome
 
 
 def decision(step: Step) -> str:

@@ -109,14 +109,18 @@ class Simulation:
                 # Nobody is here: skip to when somebody comes.
                 self.now_s = max(self.now_s, self._next_arrival())
             self._add_arrived()
-            skipped, since = (self._fast_forward(), self.num_skipped) if self._may_skip else (0.0, self.num_skipped)
-            self._add_arrived()
+            before, skipped = self.num_skipped, 0.0
+            if self._may_skip:
+                skipped = self._fast_forward()
+                self._add_arrived()
             batch = self.scheduler.schedule(self.now_s)
             if not batch.is_empty:
                 num_empty = 0
                 step = self._finish_step(batch)
                 if skipped:
-                    step = msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=since)
+                    step = msgspec.structs.replace(
+                        step, seconds=step.seconds + skipped, skipped=self.num_skipped - before
+                    )
                 yield step
                 continue
             # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
