@@ -20,6 +20,7 @@ Each is raised before anything changes and carries the numbers as attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from block_manager import PagedError
 
@@ -82,7 +83,9 @@ class UnknownPolicy(PagedError, ValueError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
         self.known = tuple(known)
-        super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.')
+        near = get_close_matches(name, self.known, 1)
+        hint = f' Did you mean "{near[0]}"?' if near else ""
+        super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.{hint}')
 
 
 class WrongTokens(PagedError, ValueError):

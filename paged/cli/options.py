@@ -57,7 +57,7 @@ HostBlocks = Annotated[int, Option(min=0, help="Host blocks to swap to; 0: a pre
 PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share equal full blocks.", rich_help_panel=_POOL)]
 
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]
-MaxTokensPerStep = Annotated[str, Option(metavar="N|knee[,…]", help="Token budget of a step; knee: where the roofline of model and device has it.", rich_help_panel=_STEP)]
+MaxTokensPerStep = Annotated[str, Option(metavar="N|knee|own[,…]", help="Token budget of a step; knee: where the roofline of model and device has it; own: what each policy's system uses.", rich_help_panel=_STEP)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_STEP)]
 
 WeightsMs = Annotated[float, Option(help="Reading the weights, ms a step.", rich_help_panel=_TIME)]
@@ -94,6 +94,6 @@ def count(text: str) -> int:
     return number
 
 
-def budget(text: str) -> int | None:
-    """A token budget; None for the one at the knee. Raises ValueError."""
-    return None if text == "knee" else count(text)
+def budget(text: str) -> int | Literal["knee", "own"]:
+    """A token budget. Raises ValueError."""
+    return text if text in ("knee", "own") else count(text)  # type: ignore[return-value]

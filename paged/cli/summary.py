@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from paged.cli.show import figures, table
-from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
+from paged.simulator import UNBOUNDED, Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:
@@ -38,7 +38,7 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
     lines = [
         ("requests", f"{result.requests:,}: {result.finished:,} finished, {result.rejected:,} rejected"),
         ("pool", pool),
-        ("steps", f"{result.steps:,} of at most {result.max_tokens_per_step:,} tokens"),
+        ("steps", f"{result.steps:,}, token budget {_budget(result)}"),
         (
             "virtual time",
             f"{result.makespan_s:,.1f} s, {result.busy_s / result.makespan_s if result.makespan_s else 0:.0%} of it busy",
@@ -79,6 +79,10 @@ def _percentiles(seconds: Percentiles) -> str:
     if seconds.p50 is None or seconds.p90 is None or seconds.p99 is None:
         return "none"
     return f"p50 {_time(seconds.p50)}, p90 {_time(seconds.p90)}, p99 {_time(seconds.p99)}"
+
+
+def _budget(result: SimulationResult) -> str:
+    return "none" if result.max_tokens_per_step == UNBOUNDED else f"{result.max_tokens_per_step:,}"
 
 
 def _shares(spread: Spread) -> str:
@@ -124,7 +128,7 @@ _VARIED: tuple[tuple[str, Callable[[Sequence[Outcome]], bool], Callable[[Outcome
     (
         "budget",
         _varies(lambda outcome: outcome.result.max_tokens_per_step),
-        lambda outcome: f"{outcome.result.max_tokens_per_step:,}",
+        lambda outcome: _budget(outcome.result),
     ),
 )
 """Columns that are shown only where the simulations differ in them."""

@@ -64,7 +64,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
     requests: int
     finished: int
     rejected: int
-    """Requests that the pool could never have held."""
+    """Requests that the pool could never have held, and those that were longer than the context and left out for it."""
     steps: int
     skipped_steps: int
     """Of them, taken at once with others, because nothing was to be decided."""

@@ -9,12 +9,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import BlockManager, InvalidConfig, Policy, Scheduler
+from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
 from paged.hardware import CostModel, Roofline, device_named, model_named
 from paged.simulator.result import SimulationResult
 from paged.simulator.simulation import Simulation
 from paged.simulator.step_time import StepTime
 from paged.traces import Trace, open_trace
+
+Budget = int | Literal["knee", "own"]
+UNBOUNDED = 2**30
+"""The token budget of a policy that has none."""
+MOST_AT_ONCE = 8192
+"""Tokens of a step for whose activations memory is kept."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +109,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A simulation.
 
     blocks               device blocks; None: what the device has left beside the model
-    max_tokens_per_step  token budget; None: at the roofline's knee
+    max_tokens_per_step  token budget; "knee": at the roofline's knee; "own": the policy's own default, at the knee where it has none. A
+                         policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
     """
 
     load: Load
@@ -113,19 +120,33 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     host_blocks: int = 0
     prefix_caching: bool = True
-    max_tokens_per_step: int | None = 2048
+    max_tokens_per_step: Budget = 2048
     max_sequences: int = 256
     price_per_hour: float | None = None
 
     def budget(self) -> int:
-        """Tokens a step. Raises InvalidConfig where there is no roofline to take it from."""
-        if self.max_tokens_per_step is not None:
-            return self.max_tokens_per_step
+        """Tokens a step. Raises UnknownPolicy, and InvalidConfig where there is no roofline to take it from."""
+        policy, asked = self._policy(), self.max_tokens_per_step
+        if not policy.chunked and policy.default_budget is None:
+            return UNBOUNDED
+        if asked == "own" and policy.default_budget is not None:
+            return policy.default_budget
+        if not isinstance(asked, str):
+            return asked
         roofline = self.device.roofline()
         if roofline is None:
-            raise InvalidConfig("the token budget at the roofline's knee needs a model and a device")
+            raise InvalidConfig(
+                f'the token budget "{asked}" of {policy.name} is at the knee, which needs a model and a device'
+            )
         # A whole number of blocks: a chunk that ends inside one shares it with nobody.
         return max(1, round(roofline.knee_tokens / self.block_size)) * self.block_size
+
+    def _policy(self) -> Policy:
+        if isinstance(self.policy, Policy):
+            return self.policy
+        if self.policy not in POLICIES:
+            raise UnknownPolicy(self.policy, POLICIES)
+        return POLICIES[self.policy]
 
     def num_blocks(self) -> int:
         """Device blocks. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
@@ -137,7 +158,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return roofline.num_blocks(
             self.block_size,
             self.device.memory_share,
-            max_tokens_per_step=self.budget(),
+            max_tokens_per_step=min(self.budget(), MOST_AT_ONCE),
             max_sequences=self.max_sequences,
         )
 

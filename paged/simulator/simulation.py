@@ -314,6 +314,7 @@ class Simulation:
         stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
         makespan = self.latencies.last_token_s
         mean = dict(self.timeline.weighted())
+        too_long = sum(applied.counts.get("rejected", 0) for applied in self.trace.applied)
         moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
         wall = time.perf_counter() - self._started
         slots = manager.num_blocks * manager.block_size
@@ -329,9 +330,9 @@ class Simulation:
             max_tokens_per_step=limits.max_tokens_per_step,
             max_sequences=limits.max_sequences,
             prefix_caching=manager.prefix_caching,
-            requests=self._num_added,
+            requests=self._num_added + too_long,
             finished=counts["finished"],
-            rejected=counts["rejected"],
+            rejected=counts["rejected"] + too_long,
             steps=self.num_steps,
             skipped_steps=self.num_skipped,
             makespan_s=makespan,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from paged import InvalidConfig, Policy
-from paged.simulator.scenario import Outcome, Scenario, run
+from paged.simulator.scenario import Budget, Outcome, Scenario, run
 
 Progress = Callable[[int, int], None]
 
@@ -36,7 +36,7 @@ def grid(
     policies: Sequence[str | Policy] = (),
     blocks: Sequence[int | None] = (),
     rates: Sequence[float] = (),
-    budgets: Sequence[int | None] = (),
+    budgets: Sequence[Budget] = (),
     seeds: int = 1,
 ) -> list[Scenario]:
     """Every combination, seeds innermost; what is not varied is the base's. Raises InvalidConfig for fewer than one seed."""

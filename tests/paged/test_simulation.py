@@ -232,3 +232,8 @@ def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
 def test_a_closed_loop_without_clients_and_a_price_that_is_none_are_refused(trace_of, options):
     with pytest.raises(InvalidConfig, match=next(iter(options))):
         Simulation(trace_of("0,5,3,,"), scheduler_of(), **options)
+
+
+def test_requests_that_are_too_long_count_as_rejected(trace_of):
+    result = simulate(trace_of("0,5,3,,", "0,50,3,,").fitted(20, how="reject"), scheduler_of(), SECOND_A_STEP)
+    assert (result.requests, result.finished, result.rejected) == (2, 1, 1)
