@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from paged.cli.show import figures, table
-from paged.simulator import UNBOUNDED, Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
+from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:
@@ -53,7 +53,8 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
         ("while requests wait", _shares(result.memory_while_waiting)),
         (
             "occupancy",
-            f"{result.row_occupancy:.1%} of {result.max_sequences:,} sequences, {result.token_occupancy:.1%} of the token budget",
+            f"{result.row_occupancy:.1%} of {result.max_sequences:,} sequences"
+            + ("" if result.token_occupancy is None else f", {result.token_occupancy:.1%} of the token budget"),
         ),
         (
             "prefix hits",
@@ -82,7 +83,7 @@ def _percentiles(seconds: Percentiles) -> str:
 
 
 def _budget(result: SimulationResult) -> str:
-    return "none" if result.max_tokens_per_step == UNBOUNDED else f"{result.max_tokens_per_step:,}"
+    return "none" if result.max_tokens_per_step is None else f"{result.max_tokens_per_step:,}"
 
 
 def _shares(spread: Spread) -> str:

@@ -86,7 +86,8 @@ def _memory(outcome: Outcome) -> str:
 
 def _step(outcome: Outcome) -> str:
     result = outcome.result
-    return f"at most {result.max_tokens_per_step:,} tokens and {result.max_sequences:,} sequences"
+    budget = "any number of" if result.max_tokens_per_step is None else f"at most {result.max_tokens_per_step:,}"
+    return f"{budget} tokens, at most {result.max_sequences:,} sequences"
 
 
 def _price(outcome: Outcome) -> str:

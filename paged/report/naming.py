@@ -82,6 +82,7 @@ def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
 def _varying(outcome: Outcome) -> dict[str, str]:
     """All that a study may vary beside the policy, as text."""
     scenario, load, device = outcome.scenario, outcome.scenario.load, outcome.scenario.device
+    budget = outcome.result.max_tokens_per_step
     return {
         "trace": outcome.result.trace,
         "half": f"{load.half} half" if load.half else "all",
@@ -102,7 +103,7 @@ def _varying(outcome: Outcome) -> dict[str, str]:
         "block_size": f"block size {scenario.block_size}",
         "host_blocks": f"{scenario.host_blocks:,} host blocks",
         "caching": "prefix cache" if scenario.prefix_caching else "no prefix cache",
-        "budget": f"budget {outcome.result.max_tokens_per_step:,}",
+        "budget": "no budget" if budget is None else f"budget {budget:,}",
         "rows": f"{scenario.max_sequences:,} rows",
         "price": "no price" if scenario.price_per_hour is None else f"{scenario.price_per_hour:g} an hour",
         "seed": f"seed {load.seed}",

@@ -96,7 +96,8 @@ def occupancy(outcomes: Sequence[Named]) -> Figure:
 
     def tokens(outcome: Outcome) -> Floats:
         computed = outcome.timeline["tokens"] / outcome.timeline["steps"]
-        return 100 * computed / outcome.result.max_tokens_per_step
+        budget = outcome.result.max_tokens_per_step
+        return np.full(len(computed), np.nan) if budget is None else 100 * computed / budget
 
     panels: list[tuple[str, Callable[[Outcome], Floats]]] = [
         ("KV slots of blocks that sequences hold, of the pool", held),

@@ -4,14 +4,13 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 """
 
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
-from paged.simulator.scenario import UNBOUNDED, Device, Load, Outcome, Scenario, outcome_of, run
+from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.timeline import Timeline
 
 __all__ = [
-    "UNBOUNDED",
     "Device",
     "Interval",
     "Load",

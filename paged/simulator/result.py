@@ -57,7 +57,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     num_blocks: int
     block_size: int
     host_blocks: int
-    max_tokens_per_step: int
+    max_tokens_per_step: int | None
+    """None: no bound."""
     max_sequences: int
     prefix_caching: bool
 
@@ -99,8 +100,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     """Blocks that sequences hold ÷ all blocks, weighted by step time."""
     row_occupancy: float
     """Sequences in flight ÷ max_sequences, weighted by step time."""
-    token_occupancy: float
-    """Tokens computed ÷ what the budgets of all steps allow."""
+    token_occupancy: float | None
+    """Tokens computed ÷ what the budgets of all steps allow; None without a bound."""
     hit_tokens: int
     prefix_hit_rate: float
     """Prompt tokens found in the prefix cache when their request was first let in, of all such prompt tokens."""

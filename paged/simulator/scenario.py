@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
 from paged.hardware import CostModel, Roofline, device_named, model_named
 from paged.simulator.result import SimulationResult
-from paged.simulator.simulation import Simulation
+from paged.simulator.simulation import UNBOUNDED, Simulation
 from paged.simulator.step_time import StepTime
 from paged.traces import Trace, open_trace
 
 Budget = int | Literal["knee", "own"]
-UNBOUNDED = 2**30
-"""The token budget of a policy that has none."""
 MOST_AT_ONCE = 8192
 """Tokens of a step for whose activations memory is kept."""
 

@@ -20,6 +20,8 @@ from paged.simulator.timeline import Entry, Timeline
 from paged.traces import Trace
 
 MAX_MESSAGES = 10
+UNBOUNDED = 2**30
+"""The token budget of a scheduler that is to have none."""
 STOP = 2**31 - 1
 """The token by which a request ends that declared more than it writes."""
 MOST_AT_ONCE = 512
@@ -312,6 +314,7 @@ class Simulation:
         """The figures so far; after the last step, those of the whole simulation."""
         scheduler, manager = self.scheduler, self.scheduler.manager
         stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
+        budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
         makespan = self.latencies.last_token_s
         mean = dict(self.timeline.weighted())
         too_long = sum(applied.counts.get("rejected", 0) for applied in self.trace.applied)
@@ -327,7 +330,7 @@ class Simulation:
             num_blocks=manager.num_blocks,
             block_size=manager.block_size,
             host_blocks=manager.num_host_blocks,
-            max_tokens_per_step=limits.max_tokens_per_step,
+            max_tokens_per_step=budget,
             max_sequences=limits.max_sequences,
             prefix_caching=manager.prefix_caching,
             requests=self._num_added + too_long,
@@ -352,7 +355,7 @@ class Simulation:
             peak_block_usage=self._peak_usage,
             mean_block_usage=mean["held"] / slots,
             row_occupancy=mean["rows"] / limits.max_sequences,
-            token_occupancy=stats.computed_tokens / max(1, stats.steps * limits.max_tokens_per_step),
+            token_occupancy=None if budget is None else stats.computed_tokens / max(1, stats.steps * budget),
             hit_tokens=stats.hit_tokens,
             prefix_hit_rate=stats.hit_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
             computed_tokens=stats.computed_tokens,

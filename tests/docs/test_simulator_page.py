@@ -1,0 +1,34 @@
+"""The page about the simulator: its Python runs, its commands' options exist, and the figures that it explains are there."""
+
+import re
+
+import pytest
+
+from paged.simulator import SimulationResult
+
+
+@pytest.fixture(scope="module")
+def page(repository):
+    return (repository / "docs" / "simulator.md").read_text()
+
+
+def test_the_python_of_the_page_runs(page, capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(program, "simulator.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["paged", "vllm"]
+
+
+def test_every_option_of_the_page_is_one_of_the_command(page, run_python):
+    shown = run_python("-m", "paged", "simulate", "--help", env={"COLUMNS": "200", "PATH": ""}).stdout
+    options = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert len(options) > 10
+    assert {option for option in options if option not in shown} == set()
+
+
+def test_the_figures_of_the_page_are_those_of_a_result(page):
+    table = page.partition("## What the figures mean")[2].partition("## What comes out")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    names = [name.partition(".")[0] for cell in cells for name in re.findall(r"`([a-z_.0-9]+)`", cell)]
+    assert len(names) > 12
+    assert set(names) <= set(SimulationResult.__struct_fields__)
