@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from paged import POLICIES, InvalidRequest, NeverFits
+from paged import POLICIES, InvalidRequest, NeverFits, Policy
 
-LEFT = msgspec.structs.replace(POLICIES["static"], name="left", padding="left")
+FIELDS = ("batching", "reservation", "composition", "chunked")
+LEFT = Policy(name="left", padding="left", **{field: getattr(POLICIES["static"], field) for field in FIELDS})
 
 
 def drawn(scheduler, id):
