@@ -7,6 +7,7 @@ eviction take them. Knows runs and the host pool. Does not know why a node is th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,20 @@ from block_manager.free_list import Blocks
 from block_manager.pool import Pool
 from block_manager.runs import Run
 
+if TYPE_CHECKING:
+    from block_manager.events import EventLog
+
 
 class HostResidence:
     """Finds, notes and forgets the host blocks of nodes."""
 
-    def __init__(self, host: Pool, note: Callable[[Run], None], trim: Callable[[Run], None]) -> None:
+    def __init__(self, host: Pool, trim: Callable[[Run], None]) -> None:
         self._host = host
         # By host block, the place of its node in its run, -1 where it carries none.
         self._offset = np.full(host.num_blocks, -1, np.int64)
-        # Called with a run that won or lost nodes here; and with one that lost some, which may have been their last residence.
-        self._note = note
+        # Told what nodes come and go, while somebody wants to know.
+        self.log: EventLog | None = None
+        # Called with a run that lost nodes here, which may have been their last residence.
         self._trim = trim
         host.forget = self._forget
 
@@ -37,7 +42,8 @@ class HostResidence:
         self._offset[blocks] = offsets
         if run.retained:
             self._host.set_levels(blocks, run.levels_of(offsets))
-        self._note(run)
+        if self.log is not None:
+            self._tell(self.log.came, run, offsets)
 
     def offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
@@ -71,6 +77,15 @@ class HostResidence:
         assert run.host is not None, "it had host blocks"
         run.host[offsets] = -1
         run.num_host -= len(offsets)
-        self._note(run)
+        if self.log is not None:
+            self._tell(self.log.left, run, offsets)
         if run.row < 0:
             self._trim(run)
+
+    def _tell(self, tell: Callable[[Run, str, int, int], None], run: Run, offsets: NDArray[np.int64]) -> None:
+        first, last = int(offsets.min()), int(offsets.max())
+        if last - first + 1 == len(offsets):
+            tell(run, "host", first, last + 1)
+            return
+        for at in offsets.tolist():
+            tell(run, "host", at, at + 1)

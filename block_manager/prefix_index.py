@@ -11,7 +11,7 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
 from block_manager.runs import Path, Run
 from block_manager.tables import Rows, Tables
+
+if TYPE_CHECKING:
+    from block_manager.events import EventLog
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
@@ -41,7 +44,7 @@ class PrefixIndex:
         self._tables = tables
         self._device = device
         self._block_size = tables.block_size
-        self._block_bytes = 4 * tables.block_size
+        self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
         # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
@@ -52,9 +55,9 @@ class PrefixIndex:
         # Of the nodes that left the device, the steps since their run began, in all.
         self.lifetime_steps = 0
         self._next_run = 0
-        # Runs whose nodes came to a tier or left it, while somebody wants to know; an open run's are not in it as they are computed.
-        self.changed: set[Run] | None = None
-        self.host = HostResidence(host, self._note, self._trim)
+        # Told which nodes come to a tier and leave it, while somebody wants to know; those of an open run are not as they are computed.
+        self.log: EventLog | None = None
+        self.host = HostResidence(host, self._trim)
         # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
         self.leave: Callable[[Run, int], None] | None = None
         # Called with a run that was retained while it was open, and is closed now.
@@ -78,7 +81,8 @@ class PrefixIndex:
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
         self.is_lazy[row] = True
-        self._note(path.open)
+        if self.log is not None:
+            self.log.opened(path.open, 0)
 
     def _ensure_rows(self, row: int) -> None:
         if row >= len(self.is_lazy):
@@ -111,7 +115,8 @@ class PrefixIndex:
         run.blocks = blocks
         run.length = run.num_device = length
         run.row = -1
-        self._note(run)
+        if self.log is not None:
+            self.log.closed(run, row, length)
         if run.num_host:
             run.host_places(length)
 
@@ -134,7 +139,7 @@ class PrefixIndex:
         """
         run, at = (path.run, path.at) if path is not None else (None, -1)
         first = path.published if path is not None else 0
-        size, runs = self._block_bytes, self.runs
+        size, runs = self.block_bytes, self.runs
         segments: list[tuple[Run, int, int]] = []
         block, first_pending = 0, -1
         while block < limit:
@@ -169,7 +174,7 @@ class PrefixIndex:
             at = match.segments[-1][1] + match.segments[-1][2] - 1
         else:
             run, at = (path.run, path.at) if path is not None else (None, -1)
-        size, block = self._block_bytes, match.num_blocks
+        size, block = self.block_bytes, match.num_blocks
         segments: list[tuple[Run, int, int]] = []
         while block < limit:
             if run is not None and run.num_host and run.host is not None:
@@ -294,7 +299,8 @@ class PrefixIndex:
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
-        self._note(run)
+        if self.log is not None:
+            self.log.closed(run, row, 0)
         self._unlink(run)
 
     def close_run(self, row: int, length: int | None = None) -> None:
@@ -331,7 +337,8 @@ class PrefixIndex:
         self._device.carry(blocks, run)
         if run.retained:
             self._device.set_levels(blocks, run.levels_of(np.arange(at, stop)))
-        self._note(run)
+        if self.log is not None:
+            self.log.came(run, "device", at, stop)
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -355,11 +362,11 @@ class PrefixIndex:
             if run.digests:
                 digest = run.digests[-1]
             elif run.parent is None:
-                digest = namespace_digest(run.key[: -self._block_bytes])
+                digest = namespace_digest(run.key[: -self.block_bytes])
             else:
                 digest = self.digests(run.parent, run.at + 1)[run.at]
             known = len(run.digests)
-            extend_chain(run.digests, digest, self._run_bytes(run, known, count - known), self._block_bytes)
+            extend_chain(run.digests, digest, self._run_bytes(run, known, count - known), self.block_bytes)
         return run.digests[:count]
 
     def run_tokens(self, run: Run, length: int) -> bytes:
@@ -428,7 +435,8 @@ class PrefixIndex:
         run = Run(self._next_run, key, parent, at, row, self.batch)
         self._next_run += 1
         self.runs[key] = run
-        self._note(run)
+        if self.log is not None:
+            self.log.opened(run, path.published)
         path.open, path.guard = run, -1
         self._set_lazy(row, True)
         if parent is None:
@@ -451,10 +459,10 @@ class PrefixIndex:
         del self.runs[run.key]
         # An evicted block names its last run until it carries another: that must not keep the content alive.
         run.blocks = None
-        if self.changed is None:
-            run.tokens = b""
         parent, at = run.parent, run.at
-        run.parent = None
+        if self.log is None:
+            run.tokens = b""
+            run.parent = None
         if parent is None or parent.children is None:
             return
         parent.children[at] -= 1
@@ -466,10 +474,6 @@ class PrefixIndex:
                 self._trim(parent)
             elif self.paths[parent.row].guard == at + 1:
                 self._drop_guard(parent.row, self.paths[parent.row])
-
-    def _note(self, run: Run) -> None:
-        if self.changed is not None:
-            self.changed.add(run)
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
@@ -489,9 +493,9 @@ class PrefixIndex:
         run.length = length
         if run.digests is not None:
             del run.digests[length:]
-        if 2 * length * self._block_bytes < len(run.tokens) and self.changed is None:
+        if 2 * length * self.block_bytes < len(run.tokens) and self.log is None:
             assert run.blocks is not None
-            run.tokens = run.tokens[: length * self._block_bytes]
+            run.tokens = run.tokens[: length * self.block_bytes]
             run.blocks = run.blocks[:, :length].copy()
             if run.host is not None:
                 run.host = run.host[:length].copy() if run.num_host else None
@@ -511,8 +515,9 @@ class PrefixIndex:
         self.lifetime_steps += (run.num_device - count) * (self.batch - run.born)
         if self.leave is not None:
             self.leave(run, count)
+        if self.log is not None:
+            self.log.left(run, "device", count, run.num_device)
         run.num_device = count
-        self._note(run)
         self._trim(run)
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
@@ -523,7 +528,7 @@ class PrefixIndex:
         return self._tables.blocks[0, run.row, start : start + count].astype(np.int64)
 
     def _run_bytes(self, run: Run, offset: int, count: int) -> bytes:
-        size = self._block_bytes
+        size = self.block_bytes
         if run.row < 0:
             return run.tokens[offset * size : (offset + count) * size]
         start = (self.paths[run.row].published + offset) * self._block_size
@@ -531,7 +536,7 @@ class PrefixIndex:
 
     def _common(self, run: Run, offset: int, data: bytes, block: int, count: int) -> int:
         """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
-        size = self._block_bytes
+        size = self.block_bytes
         mine = self._run_bytes(run, offset, count)
         if data.startswith(mine, block * size):
             return count
