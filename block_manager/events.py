@@ -16,14 +16,16 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.free_list import Stretch
 from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
 from block_manager.tables import Tables
 
 _NEVER = 2**62
-# Nodes of a run, from one to before another, that came to a tier (or left it, where the third entry is False).
-Record = tuple[Run, str, bool, int, int]
-# The same of many open runs on the device: object [n], and int64 [n] where each stretch starts and where it stops.
+# Nodes that came to a tier together (or left it, where the third entry is False).
+Record = tuple[list[Stretch], str, bool]
+# Open runs that grew, object [n] of each and the block of its row that is its first node, and int64 [n]: at how many tokens of the row
+# its next node was due, and how many it has.
 _Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -60,12 +62,14 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-# A stretch of nodes of a run in a tier: from `start` to `stop` - 1.
-_Stretch = tuple[Run, str, int, int]
+# The tier and the stretch of an event.
+_Stretch = tuple[str, Run, int, int]
 
 
 class Events(Sequence[Event]):
     """Events in the order in which they are to be applied. They are made when the first of them is read."""
+
+    __slots__ = ("_grown", "_index", "_made", "_records", "_was_cleared")
 
     def __init__(self, index: PrefixIndex, was_cleared: bool, records: list[Record], grown: _Grown | None) -> None:
         self._index = index
@@ -99,12 +103,10 @@ class Events(Sequence[Event]):
     def _all(self) -> list[Event]:
         if self._made is None:
             if self._grown is not None:
-                runs, starts, stops = (column.tolist() for column in self._grown)
-                self._records += [
-                    (run, "device", True, start, stop)
-                    for run, start, stop in zip(runs, starts, stops, strict=True)
-                    if stop > start
-                ]
+                size = self._index.block_bytes // 4
+                rows = zip(*(column.tolist() for column in self._grown), strict=True)
+                grown = [(run, due // size - 1 - first, now // size - first) for (run, first), due, now in rows]
+                self._records.append((grown, "device", True))
             removed, stored = _net(self._records)
             events: list[Event] = [Cleared()] if self._was_cleared else []
             events += [self._removed(*stretch) for stretch in removed]
@@ -112,10 +114,10 @@ class Events(Sequence[Event]):
             self._made, self._records, self._grown = events, [], None
         return self._made
 
-    def _removed(self, run: Run, tier: str, start: int, stop: int) -> Removed:
+    def _removed(self, tier: str, run: Run, start: int, stop: int) -> Removed:
         return Removed(tier, tuple(self._index.digests(run, stop)[start:][::-1]))
 
-    def _stored(self, run: Run, tier: str, start: int, stop: int) -> Stored:
+    def _stored(self, tier: str, run: Run, start: int, stop: int) -> Stored:
         index, size = self._index, self._index.block_bytes
         hashes = index.digests(run, stop)
         if start:
@@ -137,16 +139,15 @@ class EventLog:
         self._tables = tables
         self._records: list[Record] = []
         self._was_cleared = False
-        # By row that has an open run: the tokens that it has when the run's next node is due to be told, the block that is its first
-        # node, and the run.
+        # By row that has an open run: the tokens that it has when the run's next node is due to be told; and the run, and the block that
+        # is its first node.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
-        self._first = np.zeros(tables.num_rows, np.int64)
-        self._run: NDArray[np.object_] = np.empty(tables.num_rows, object)
+        self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         index.log = index.host.log = self
         for run in index.runs.values():
-            self._records += self._held(run)
             if run.row >= 0:
                 self.opened(run, index.paths[run.row].published)
+            self._records += self._held(run)
 
     def opened(self, run: Run, first: int) -> None:
         """The run is open at its row, whose block `first` is to be its first node."""
@@ -154,23 +155,22 @@ class EventLog:
         if row >= len(self._due):
             self._ensure_rows()
         self._due[row] = (first + 1) * self._tables.block_size
-        self._first[row] = first
-        self._run[row] = run
+        self._open[row] = run, first
 
     def closed(self, run: Run, row: int, length: int) -> None:
         """The run, which was open at `row`, has these nodes on the device, and the row computes no more of them."""
         told = self._num_told(row)
         self._due[row] = _NEVER
         if length > told:
-            self._records.append((run, "device", True, told, length))
+            self._records.append(([(run, told, length)], "device", True))
 
-    def came(self, run: Run, tier: str, start: int, stop: int) -> None:
-        """Nodes `start` to `stop` - 1 of a run reside in a tier from now on."""
-        self._records.append((run, tier, True, start, stop))
+    def came(self, nodes: list[Stretch], tier: str) -> None:
+        """These nodes reside in a tier from now on. The list belongs to the log."""
+        self._records.append((nodes, tier, True))
 
-    def left(self, run: Run, tier: str, start: int, stop: int) -> None:
-        """Nodes `start` to `stop` - 1 of a run reside in a tier no more."""
-        self._records.append((run, tier, False, start, stop))
+    def left(self, nodes: list[Stretch], tier: str) -> None:
+        """These nodes reside in a tier no more. The list belongs to the log."""
+        self._records.append((nodes, tier, False))
 
     def clear(self) -> None:
         """All content is forgotten; whatever was not told yet never will be."""
@@ -188,27 +188,25 @@ class EventLog:
         """What a reader that starts now has to apply before it goes on with `take`: all that has been told and still holds."""
         records = [record for run in self._index.runs.values() for record in self._held(run)]
         # What was not told yet is taken back.
-        records += [(run, tier, not has_come, start, stop) for run, tier, has_come, start, stop in self._records]
+        records += [(nodes, tier, not has_come) for nodes, tier, has_come in self._records]
         return Events(self._index, False, records, None)
 
     def _held(self, run: Run) -> list[Record]:
         """Where the nodes of a run reside, without those of an open one that are still to be told."""
         length = run.num_device if run.row < 0 else self._num_told(run.row)
-        found: list[Record] = [(run, "device", True, 0, length)] if length else []
+        found: list[Record] = [([(run, 0, length)], "device", True)]
         if run.num_host and run.host is not None:
-            found += [(run, "host", True, start, stop) for start, stop in stretches(run.host >= 0)]
+            found.append(([(run, start, stop) for start, stop in _stretches(run.host >= 0)], "host", True))
         return found
 
     def _num_told(self, row: int) -> int:
         """Nodes of the row's open run that were told."""
-        due = self._due.item(row) if row < len(self._due) else _NEVER
-        return 0 if due == _NEVER else due // self._tables.block_size - 1 - self._first.item(row)
+        return self._due.item(row) // self._tables.block_size - 1 - int(self._open[row][1])
 
     def _ensure_rows(self) -> None:
         more = self._tables.num_rows - len(self._due)
         self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
-        self._first = np.concatenate([self._first, np.zeros(more, np.int64)])
-        self._run = np.concatenate([self._run, np.empty(more, object)])
+        self._open = np.concatenate([self._open, np.empty(more, object)])
 
     def _take_grown(self) -> _Grown | None:
         """Nodes of open runs that were not told yet: rows compute them without a word."""
@@ -218,39 +216,41 @@ class EventLog:
         rows = (tables.num_computed >= self._due).nonzero()[0]
         if not len(rows):
             return None
-        full = tables.num_computed[rows] // size
-        first = self._first[rows]
-        for i in self._index.attentive(rows).tolist():
-            # A guarded run ends where another one hangs off it.
-            full[i] = first[i] + self._index.confirmed_length(self._run[rows[i]])
-        starts = self._due[rows] // size - 1 - first
-        self._due[rows] = (full + 1) * size
-        return self._run[rows], starts, full - first
+        due, now, grown = self._due[rows], tables.num_computed[rows], self._open[rows]
+        if self._index.num_attentive:
+            for i in self._index.attentive(rows).tolist():
+                # A guarded run ends where another one hangs off it.
+                run, first = grown[i]
+                now[i] = (first + self._index.confirmed_length(run)) * size
+        self._due[rows] = now - now % size + size
+        return grown, due, now
 
 
 def _net(records: list[Record]) -> tuple[list[_Stretch], list[_Stretch]]:
     """What records add up to: what left a tier, children first, and what came to one, parents first."""
-    of_run: dict[tuple[int, str], list[Record]] = {}
-    for record in records:
-        of_run.setdefault((record[0].id, record[1]), []).append(record)
+    of_run: dict[tuple[int, str], list[tuple[bool, Run, int, int]]] = {}
+    for nodes, tier, has_come in records:
+        for run, start, stop in nodes:
+            of_run.setdefault((run.id, tier), []).append((has_come, run, start, stop))
     removed: list[_Stretch] = []
     stored: list[_Stretch] = []
     # A child's id is higher than its parent's.
     for key in sorted(of_run):
-        changes = of_run[key]
-        run, tier, has_come, start, stop = changes[0]
+        tier, changes = key[1], of_run[key]
+        has_come, run, start, stop = changes[0]
         if len(changes) == 1:
-            (stored if has_come else removed).append((run, tier, start, stop))
+            if stop > start:
+                (stored if has_come else removed).append((tier, run, start, stop))
             continue
-        net = np.zeros(max(change[4] for change in changes), np.int8)
-        for _, _, has_come, start, stop in changes:
+        net = np.zeros(max(change[3] for change in changes), np.int8)
+        for has_come, _, start, stop in changes:
             net[start:stop] += 1 if has_come else -1
-        stored += [(run, tier, start, stop) for start, stop in stretches(net > 0)]
-        removed += [(run, tier, start, stop) for start, stop in stretches(net < 0)]
+        stored += [(tier, run, start, stop) for start, stop in _stretches(net > 0)]
+        removed += [(tier, run, start, stop) for start, stop in _stretches(net < 0)]
     return removed[::-1], stored
 
 
-def stretches(places: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _stretches(places: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """(start, stop) of each stretch of True."""
     if places.all():
         return [(0, len(places))] if len(places) else []

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.content_key import extend_chain, namespace_digest, node_prefix
-from block_manager.free_list import Blocks
+from block_manager.free_list import Blocks, Stretch, Taken
 from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
 from block_manager.runs import Path, Run
@@ -58,12 +58,11 @@ class PrefixIndex:
         # Told which nodes come to a tier and leave it, while somebody wants to know; those of an open run are not as they are computed.
         self.log: EventLog | None = None
         self.host = HostResidence(host, self._trim)
-        # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
-        self.leave: Callable[[Run, int], None] | None = None
+        # Called with nodes of closed runs that are about to leave the device, the last one of each first, and with their blocks.
+        self.leave: Callable[[list[Stretch], Blocks], None] | None = None
         # Called with a run that was retained while it was open, and is closed now.
         self.closed: Callable[[Run], None] | None = None
         device.forget = self._forget_device
-        device.forget_last = self._keep_first
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         """A path at the root for a row that was just opened."""
@@ -338,7 +337,7 @@ class PrefixIndex:
         if run.retained:
             self._device.set_levels(blocks, run.levels_of(np.arange(at, stop)))
         if self.log is not None:
-            self.log.came(run, "device", at, stop)
+            self.log.came([(run, at, stop)], "device")
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -460,6 +459,7 @@ class PrefixIndex:
         # An evicted block names its last run until it carries another: that must not keep the content alive.
         run.blocks = None
         parent, at = run.parent, run.at
+        # Events that were not read yet name its tokens, and hashes begin with its parents.
         if self.log is None:
             run.tokens = b""
             run.parent = None
@@ -485,6 +485,8 @@ class PrefixIndex:
         if length == run.length:
             return
         if run.num_host and run.host is not None:
+            if run.host.item(run.length - 1) >= 0:
+                return
             length = max(length, int((run.host >= 0).nonzero()[0][-1]) + 1)
         if run.children:
             length = max(length, max(run.children) + 1)
@@ -500,25 +502,36 @@ class PrefixIndex:
             if run.host is not None:
                 run.host = run.host[:length].copy() if run.num_host else None
 
-    def _forget_device(self, blocks: Blocks) -> None:
+    def _forget_device(self, blocks: Blocks, taken: list[Taken]) -> None:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
+        leaving: list[Stretch] = []
+        for part, nodes, _ in taken:
+            leaving += self._stretches_of(part, leaving) if nodes is None else nodes
+        if self.leave is not None:
+            self.leave(leaving, blocks)
+        if self.log is not None:
+            self.log.left(leaving, "device")
+            self._device.run[blocks] = None
+        for run, first, stop in leaving:
+            # Not before: while one leaves, what becomes of the host may be the end of another.
+            self.lifetime_steps += (stop - first) * (self.batch - run.born)
+            run.num_device = first
+            self._trim(run)
+
+    def _stretches_of(self, blocks: Blocks, leaving: list[Stretch]) -> list[Stretch]:
+        """The nodes in these blocks, which are evicted in this order and after those that are leaving."""
+        stops = {run: first for run, first, _ in leaving}
+        found: list[Stretch] = []
         runs = self._device.run[blocks].tolist()
         last, count = len(runs) - 1, 0
         for i, run in enumerate(runs):
             count += 1
             if i == last or runs[i + 1] is not run:
-                self._keep_first(run, run.num_device - count)
+                stop = stops.get(run, run.num_device)
+                stops[run] = stop - count
+                found.append((run, stop - count, stop))
                 count = 0
-
-    def _keep_first(self, run: Run, count: int) -> None:
-        """All nodes of the run, which is closed, but the first `count` are on the device no more."""
-        self.lifetime_steps += (run.num_device - count) * (self.batch - run.born)
-        if self.leave is not None:
-            self.leave(run, count)
-        if self.log is not None:
-            self.log.left(run, "device", count, run.num_device)
-        run.num_device = count
-        self._trim(run)
+        return found
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
         if run.row < 0:

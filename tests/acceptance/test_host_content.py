@@ -29,7 +29,7 @@ def test_what_is_evicted_goes_to_the_host_in_the_call_that_needs_its_blocks(make
     manager = make_manager(3, 4, host_blocks=6, host_caching=True)
     serve(manager, A)
     moves = serve(manager, B)
-    assert moves.device_to_host[:, 0].tolist() == [0, 1, 2]
+    assert sorted(moves.device_to_host[:, 0].tolist()) == [0, 1, 2]
     assert len(set(moves.device_to_host[:, 1].tolist())) == 3
     assert (manager.num_cached, manager.host_cached) == (3, 3)
 
