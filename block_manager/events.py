@@ -201,7 +201,8 @@ class EventLog:
 
     def _num_told(self, row: int) -> int:
         """Nodes of the row's open run that were told."""
-        return self._due.item(row) // self._tables.block_size - 1 - int(self._open[row][1])
+        first: int = self._open[row][1]
+        return self._due.item(row) // self._tables.block_size - 1 - first
 
     def _ensure_rows(self) -> None:
         more = self._tables.num_rows - len(self._due)

@@ -199,6 +199,9 @@ class CachedQueue:
 
 def _split(nodes: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch]]:
     """The `count` nodes that are evicted first, fewer than there are, and the others."""
+    if len(nodes) == 1:
+        run, first, stop = nodes[0]
+        return [(run, stop - count, stop)], [(run, first, stop - count)]
     for i, (run, first, stop) in enumerate(nodes):
         if count < stop - first:
             if not count:

@@ -487,7 +487,7 @@ class PrefixIndex:
         if run.num_host and run.host is not None:
             if run.host.item(run.length - 1) >= 0:
                 return
-            length = max(length, int((run.host >= 0).nonzero()[0][-1]) + 1)
+            length = max(length, run.length - int((run.host[run.length - 1 :: -1] >= 0).argmax()))
         if run.children:
             length = max(length, max(run.children) + 1)
         if length >= run.length:
@@ -505,8 +505,9 @@ class PrefixIndex:
     def _forget_device(self, blocks: Blocks, taken: list[Taken]) -> None:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
         leaving: list[Stretch] = []
+        stops: dict[Run, int] = {}
         for part, nodes, _ in taken:
-            leaving += self._stretches_of(part, leaving) if nodes is None else nodes
+            leaving += self._nodes_in(part, stops) if nodes is None else nodes
         if self.leave is not None:
             self.leave(leaving, blocks)
         if self.log is not None:
@@ -518,9 +519,8 @@ class PrefixIndex:
             run.num_device = first
             self._trim(run)
 
-    def _stretches_of(self, blocks: Blocks, leaving: list[Stretch]) -> list[Stretch]:
-        """The nodes in these blocks, which are evicted in this order and after those that are leaving."""
-        stops = {run: first for run, first, _ in leaving}
+    def _nodes_in(self, blocks: Blocks, stops: dict[Run, int]) -> list[Stretch]:
+        """The nodes in these blocks, which are evicted in this order; `stops`: by run, the first of those that leave before them."""
         found: list[Stretch] = []
         runs = self._device.run[blocks].tolist()
         last, count = len(runs) - 1, 0

@@ -154,3 +154,24 @@ def test_a_pool_of_other_blocks_is_refused(make_manager):
         other = type("Other", (Tensors,), {name: value})()
         with pytest.raises(InvalidConfig, match=sentence):
             manager.must_fit(other)
+
+
+def test_of_several_prompts_that_leave_together_the_host_keeps_those_that_left_first(make_manager, serve):
+    manager = make_manager(6, 4, host_blocks=4, host_caching=True)
+    serve(manager, A)
+    serve(manager, B)
+    moves = serve(manager, range(200, 224))
+    assert (len(moves.device_to_host), manager.host_cached) == (4, 4)
+    # A left whole, and of B the block at its end, which without those before it nobody can use.
+    assert manager.lookup([*A, 1]).host_tokens == 12
+    assert manager.lookup([*B, 1]).host_tokens == 0
+    assert manager.check() == []
+
+
+def test_a_prompt_that_leaves_the_host_in_parts_loses_its_end_first(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=3, host_caching=True)
+    serve(manager, A)
+    serve(manager, B)
+    serve(manager, [1, 2, 3, 4])
+    assert manager.lookup([*A, 1]).host_tokens == 8
+    assert manager.check() == []
