@@ -115,20 +115,20 @@ class Events(Sequence[Event]):
         return self._made
 
     def _removed(self, tier: str, run: Run, start: int, stop: int) -> Removed:
-        return Removed(tier, tuple(self._index.digests(run, stop)[start:][::-1]))
+        return Removed(tier, tuple(self._index.digests(run, stop, start)[::-1]))
 
     def _stored(self, tier: str, run: Run, start: int, stop: int) -> Stored:
-        index, size = self._index, self._index.block_bytes
-        hashes = index.digests(run, stop)
+        index = self._index
+        hashes = tuple(index.digests(run, stop, start))
         if start:
-            parent: bytes | None = hashes[start - 1]
+            parent: bytes | None = index.digests(run, start, start - 1)[0]
         else:
-            parent = None if run.parent is None else index.digests(run.parent, run.at + 1)[run.at]
+            parent = None if run.parent is None else index.digests(run.parent, run.at + 1, run.at)[0]
         top = run
         while top.parent is not None:
             top = top.parent
-        tokens = np.frombuffer(index.run_tokens(run, stop)[start * size :], np.int32)
-        return Stored(tier, tuple(hashes[start:]), parent, tokens, top.key[:-size])
+        tokens = np.frombuffer(index.run_tokens(run, stop, start), np.int32)
+        return Stored(tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
 
 class EventLog:

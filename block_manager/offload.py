@@ -44,7 +44,7 @@ class Offload:
         # Closed while copies of an earlier batch are still to run: theirs come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
-        self._out: list[tuple[Blocks, Blocks]] = []
+        self._out: list[Pairs] = []
         self._in: list[tuple[Blocks, Blocks]] = []
         # Host blocks in the order in which they are released, and the nodes in them where they were whole stretches of runs.
         self._busy: list[tuple[Blocks, list[Stretch] | None]] = []
@@ -104,7 +104,8 @@ class Offload:
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Host blocks that are held are copied to device blocks, both int64 [n]."""
-        self._in.append((sources, blocks))
+        # Copied for the reason why `_copy_out` makes pairs at once.
+        self._in.append((sources, blocks.copy()))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
@@ -115,7 +116,8 @@ class Offload:
         """All copies that were planned since the last call; they run together, and before anything that is planned later."""
         if not self._busy:
             return NO_MOVES
-        moves = Moves(_pairs(self._out), _pairs(self._in))
+        out = self._out
+        moves = Moves(NO_PAIRS if not out else out[0] if len(out) == 1 else np.concatenate(out), _pairs(self._in))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks, stretches in busy:
             if stretches is None:
@@ -132,7 +134,8 @@ class Offload:
         if room < len(sources):
             stretches, sources = _first_of(stretches, room), sources[:room]
         blocks = self._residence.draw_for(stretches, room)
-        self._out.append((sources, blocks))
+        # As they are now: what is evicted may come in the run's own array, which changes when the run comes back.
+        self._out.append(_pairs([(sources, blocks)]))
         self._busy.append((blocks, stretches))
         self.offloaded_blocks += room
 

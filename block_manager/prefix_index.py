@@ -353,24 +353,24 @@ class PrefixIndex:
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 
-    def digests(self, run: Run, count: int) -> list[bytes]:
-        """Chained SHA-256 of the first `count` nodes of a run, each computed once while the run lives."""
+    def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
+        """Chained SHA-256 of the nodes of a run from `start` to `stop` - 1, each computed once while the run lives."""
         if run.digests is None:
             run.digests = []
-        if len(run.digests) < count:
-            if run.digests:
-                digest = run.digests[-1]
-            elif run.parent is None:
-                digest = namespace_digest(run.key[: -self.block_bytes])
-            else:
-                digest = self.digests(run.parent, run.at + 1)[run.at]
-            known = len(run.digests)
-            extend_chain(run.digests, digest, self._run_bytes(run, known, count - known), self.block_bytes)
-        return run.digests[:count]
+        known = len(run.digests)
+        if known < stop:
+            digest = run.digests[-1] if known else self._digest_before(run)
+            extend_chain(run.digests, digest, self._run_bytes(run, known, stop - known), self.block_bytes)
+        return run.digests[start:stop]
 
-    def run_tokens(self, run: Run, length: int) -> bytes:
-        """The token ids of a run's first `length` nodes, as bytes."""
-        return self._run_bytes(run, 0, length)
+    def _digest_before(self, run: Run) -> bytes:
+        if run.parent is None:
+            return namespace_digest(run.key[: -self.block_bytes])
+        return self.digests(run.parent, run.at + 1, run.at)[0]
+
+    def run_tokens(self, run: Run, stop: int, start: int = 0) -> bytes:
+        """The token ids of a run's nodes from `start` to `stop` - 1, as bytes."""
+        return self._run_bytes(run, start, stop - start)
 
     def confirmed_length(self, run: Run) -> int:
         """Nodes of the run that are computed and confirmed."""

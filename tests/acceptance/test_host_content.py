@@ -175,3 +175,33 @@ def test_a_prompt_that_leaves_the_host_in_parts_loses_its_end_first(make_manager
     serve(manager, [1, 2, 3, 4])
     assert manager.lookup([*A, 1]).host_tokens == 8
     assert manager.check() == []
+
+
+def test_what_left_in_a_call_and_comes_back_in_the_next_is_copied_from_where_it_was(make_manager, serve):
+    manager = make_manager(6, 4, host_blocks=12, host_caching=True)
+    of_a, of_b, of_c = ([first + at for at in range(12)] for first in (100, 200, 300))
+    for tokens in (of_b, of_a, of_c):
+        serve(manager, tokens)
+    # A is what is evicted for B, and comes back while neither copy has run.
+    before = [manager.lookup([*tokens, 1]).blocks.tolist() for tokens in (of_a, of_c)]
+    rows = [manager.add([*tokens, 1]) for tokens in (of_b, of_a)]
+    moves = manager.take_moves()
+    assert sorted(moves.device_to_host[:, 0].tolist()) == sorted(before[0] + before[1])
+    assert moves.host_to_device[:, 1].tolist() == [block for row in rows for block in manager.table(row).tolist()]
+    manager.free(rows)
+
+
+def test_what_comes_back_without_an_eviction_changes_no_copy_that_was_planned_before(make_manager, serve, compute):
+    manager = make_manager(9, 4, host_blocks=12, host_caching=True)
+    of_a, of_b, of_c = ([first + at for at in range(12)] for first in (100, 200, 300))
+    for tokens in (of_b, of_a, of_c):
+        serve(manager, tokens)
+    private = manager.add([7] * 12, writes=False)
+    compute(manager, private)
+    loaded = manager.add([*of_b, 1])
+    # A went to make room for B, and comes back into blocks that held nothing.
+    manager.free([private])
+    again = manager.add([*of_a, 1])
+    targets = manager.take_moves().host_to_device[:, 1].tolist()
+    assert targets == [*manager.table(loaded).tolist(), *manager.table(again).tolist()]
+    manager.free([loaded, again])

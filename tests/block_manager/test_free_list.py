@@ -89,9 +89,7 @@ def test_a_segment_can_be_evicted_in_parts(desk):
 def test_a_part_of_a_segment_takes_the_last_nodes_of_its_first_stretches(desk):
     run, other = Run(0, b"", None, -1, -1, 1), Run(1, b"", None, -1, -1, 1)
     desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), [(run, 4, 6), (other, 0, 3)])
-    taken = [
-        (blocks.tolist(), nodes) for count in (1, 2, 2) for blocks, nodes, _ in desk.free_list.take_cached(count)
-    ]
+    taken = [(blocks.tolist(), nodes) for count in (1, 2, 2) for blocks, nodes, _ in desk.free_list.take_cached(count)]
     assert taken == [([5], [(run, 5, 6)]), ([4, 3], [(run, 4, 5), (other, 2, 3)]), ([2, 1], [(other, 0, 2)])]
 
 
