@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 Blocks = NDArray[np.int64]
 # Nodes of a run: from one to before another.
 Stretch = tuple["Run", int, int]
-# Number, blocks in the order of their eviction, and when they were put there; where it is known, the nodes in them, stretch by stretch
-# and the last node of each first.
-Segment = tuple[int, Blocks, list[Stretch] | None, int]
-# Blocks in the order of their eviction, the nodes in them as in a segment, and when they were put there.
+# Number, blocks in the order of their eviction, the nodes in them, and when they were put there. The nodes stretch by stretch and the last
+# one of each first; or the run whose first nodes they are, last one first, as nearly all are on the device: a list would weigh more than
+# a block's content; None where they are not known.
+Segment = tuple[int, Blocks, "Run | list[Stretch] | None", int]
+# Blocks in the order of their eviction, the nodes in them where they are known, and when they were put there.
 Taken = tuple[Blocks, list[Stretch] | None, int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
@@ -83,9 +84,9 @@ class FreeList:
         self._stack[self.num_plain] = block
         self.num_plain += 1
 
-    def put_cached(self, blocks: Blocks, nodes: list[Stretch] | None = None, level: int = 0) -> None:
+    def put_cached(self, blocks: Blocks, nodes: Run | list[Stretch] | None = None, level: int = 0) -> None:
         """Add blocks with content, the first to be evicted first; `nodes` says which they hold, if they are few stretches. Nobody changes
-        either from now on, as far as it is cached here."""
+        the array and the list from now on, as far as it is cached here."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
@@ -113,7 +114,12 @@ class FreeList:
 
     def segments(self) -> list[tuple[Blocks, list[Stretch]]]:
         """The segments whose nodes are known: blocks in the order of their eviction, and the nodes."""
-        return [(blocks, nodes) for queue in self._queues for blocks, nodes in queue.live() if nodes is not None]
+        return [
+            (blocks, _stretches(nodes, 0, len(blocks)))
+            for queue in self._queues
+            for blocks, nodes in queue.live()
+            if nodes is not None
+        ]
 
 
 class CachedQueue:
@@ -156,25 +162,28 @@ class CachedQueue:
             if self._num_entries != self.num_cached:
                 blocks, nodes = self._live(number, blocks, nodes)
                 num_live = len(blocks)
+            left = 0
             if num_live > wanted:
-                rest = None
-                if nodes is not None:
+                left, rest = num_live - wanted, nodes
+                if isinstance(nodes, list):
                     nodes, rest = _split(nodes, wanted)
                 self._swept.appendleft((number, blocks[wanted:], rest, when))
-                self._num_entries += num_live - wanted
+                self._num_entries += left
                 blocks, num_live = blocks[:wanted], wanted
             if num_live:
-                taken.append((blocks, nodes, when))
+                taken.append((blocks, None if nodes is None else _stretches(nodes, left, num_live), when))
             self._num_entries -= num_entries
             self.num_cached -= num_live
             wanted -= num_live
         return taken
 
-    def live(self) -> list[tuple[Blocks, list[Stretch] | None]]:
+    def live(self) -> list[tuple[Blocks, Run | list[Stretch] | None]]:
         """What has not left, segment by segment: blocks, and the nodes in them where it is known."""
         return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
 
-    def _live(self, number: int, blocks: Blocks, nodes: list[Stretch] | None) -> tuple[Blocks, list[Stretch] | None]:
+    def _live(
+        self, number: int, blocks: Blocks, nodes: Run | list[Stretch] | None
+    ) -> tuple[Blocks, Run | list[Stretch] | None]:
         """What of a segment has not left; where some has, the nodes in the rest are not known."""
         if self._num_entries == self.num_cached:
             return blocks, nodes
@@ -199,9 +208,6 @@ class CachedQueue:
 
 def _split(nodes: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch]]:
     """The `count` nodes that are evicted first, fewer than there are, and the others."""
-    if len(nodes) == 1:
-        run, first, stop = nodes[0]
-        return [(run, stop - count, stop)], [(run, first, stop - count)]
     for i, (run, first, stop) in enumerate(nodes):
         if count < stop - first:
             if not count:
@@ -209,3 +215,8 @@ def _split(nodes: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretc
             return [*nodes[:i], (run, stop - count, stop)], [(run, first, stop - count), *nodes[i + 1 :]]
         count -= stop - first
     return nodes, []
+
+
+def _stretches(nodes: Run | list[Stretch], left: int, count: int) -> list[Stretch]:
+    """`count` nodes as stretches; of a run, those that follow its first `left`."""
+    return nodes if isinstance(nodes, list) else [(nodes, left, left + count)]

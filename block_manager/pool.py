@@ -216,7 +216,7 @@ class Pool:
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False
         self.run[blocks] = run
-        self.free_list.put_cached(blocks[::-1], [(run, 0, count)])
+        self.free_list.put_cached(blocks[::-1], run)
         return True
 
     def carry(self, blocks: Blocks, run: Run) -> None:

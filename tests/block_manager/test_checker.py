@@ -194,8 +194,8 @@ def name_one_block_for_two_nodes(manager):
 def evict_as_another_run(manager):
     segments = manager._device.free_list._lowest._segments
     number, blocks, nodes, when = segments.pop()
-    assert nodes == [(runs_of(manager)[3], 0, 1)]
-    segments.append((number, blocks, [(runs_of(manager)[0], 0, 1)], when))
+    assert nodes is runs_of(manager)[3]
+    segments.append((number, blocks, runs_of(manager)[0], when))
 
 
 def promise_and_do_not_draw(manager):

@@ -93,6 +93,13 @@ def test_a_part_of_a_segment_takes_the_last_nodes_of_its_first_stretches(desk):
     assert taken == [([5], [(run, 5, 6)]), ([4, 3], [(run, 4, 5), (other, 2, 3)]), ([2, 1], [(other, 0, 2)])]
 
 
+def test_a_part_of_a_segment_takes_the_last_of_a_runs_first_nodes(desk):
+    run = Run(0, b"", None, -1, -1, 1)
+    desk.free_list.put_cached(np.array([3, 2, 1]), run)
+    taken = [(blocks.tolist(), nodes) for count in (1, 2) for blocks, nodes, _ in desk.free_list.take_cached(count)]
+    assert taken == [([3], [(run, 2, 3)]), ([2, 1], [(run, 0, 2)])]
+
+
 def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
     desk.free_list.put_cached(np.array([2, 1, 0]), [(Run(0, b"", None, -1, -1, 1), 0, 3)])
     desk.hit([0])
