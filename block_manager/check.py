@@ -39,7 +39,7 @@ def violations_of(
     found += _table_lengths(tables, tiers)
     if index is not None:
         found += _tree(tables, device, host, index)
-        found += _paths(tables, device, index)
+        found += _paths(tables, tiers, index)
     return found
 
 
@@ -147,13 +147,19 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
             found.append(f"4: run {run.id} counts {run.num_host} nodes on the host; {len(places)} of {run.length} are.")
         for offset in places.tolist():
             block = run.host_block(offset)
-            if host.run[block] is not run or index.host.offsets(np.array([block])) != [offset]:
+            if host.run[block] is not run:
                 found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
         if run.row < 0:
             found += _closed_run(device, run, resident) + _levels(device, host, run)
-    for blocks, run in device.free_list.whole_runs():
-        if run.blocks is None or run.blocks[0, : run.num_device].tolist() != blocks.tolist():
-            found.append(f"4: blocks {blocks.tolist()} are to be evicted as run {run.id}, and are not its nodes.")
+    for pool in (device, host):
+        for blocks, nodes in pool.free_list.segments():
+            of_nodes = [
+                block for run, first, stop in nodes for block in _blocks_of(pool is host, run)[first:stop][::-1]
+            ]
+            if of_nodes != blocks.tolist():
+                found.append(
+                    f"4: {pool.tier} blocks {blocks.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
+                )
     for run in index.runs.values():
         if (run.children or {}) != children.get(run.id, {}):
             found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run.id)}.")
@@ -162,6 +168,12 @@ def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[
         if carrying != expected:
             found.append(f"4: {carrying} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
     return found
+
+
+def _blocks_of(is_on_host: bool, run: Run) -> list[int]:
+    if is_on_host:
+        return [] if run.host is None else run.host.tolist()
+    return [] if run.blocks is None else run.blocks[0, : run.num_device].tolist()
 
 
 def _levels(device: Pool, host: Pool, run: Run) -> list[str]:
@@ -200,7 +212,7 @@ def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
     return found
 
 
-def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
+def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
     found: list[str] = []
     size = tables.block_size
     attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
@@ -220,7 +232,7 @@ def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
             )
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             found.append(f"4: row {row} extends a run that cannot be found.")
-        column = 0
+        column, tail = 0, tiers.tails.get(row, np.empty(0, np.int64)).tolist()
         for run, offset, count in path.segments(0):
             theirs = index.run_tokens(run, offset + count)[offset * 4 * size :]
             if theirs != tables.tokens[row, column * size : (column + count) * size].tobytes():
@@ -229,5 +241,11 @@ def _paths(tables: Tables, device: Pool, index: PrefixIndex) -> list[str]:
             for i in range(on_device):
                 if index.device_block(run, offset + i) != tables.blocks[0, row, column + i]:
                     found.append(f"5: row {row} holds another block at column {column + i} than the node it stands on.")
+            pins = tail[max(0, column - int(tables.num_blocks[row])) :]
+            for i, pinned in zip(range(on_device, count), pins, strict=False):
+                if run.host_block(offset + i) != pinned:
+                    found.append(
+                        f"5: row {row} pins host block {pinned} at column {column + i}, which is not its node's."
+                    )
             column += count
     return found

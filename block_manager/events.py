@@ -2,9 +2,9 @@
 
     take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   Stored(host, [x])
 
-Nothing is written down while nobody asks, and after that only which runs changed: the events are the difference between what was told
-and what is, so that what came and went in between is not in them. Taking them costs little; hashes are computed when they are read.
-Knows runs and what a reader has been told. Does not know when or why content moved.
+Nothing is written down while nobody asks, and after that one record for nodes of a run that came to a tier or left it together. What
+came and went between two calls is not in the events; that, their order and the hashes are found when they are read, so that taking them
+costs little. Knows runs and which nodes of open ones were told. Does not know when or why content moves.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.content_key import extend_chain, namespace_digest
+from block_manager.free_list import Stretch
 from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
 from block_manager.tables import Tables
 
 _NEVER = 2**62
+# Nodes that came to a tier together (or left it, where the third entry is False).
+Record = tuple[list[Stretch], str, bool]
+# Open runs that grew, object [n] of each and the block of its row that is its first node, and int64 [n]: at how many tokens of the row
+# its next node was due, and how many it has.
+_Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,38 +62,20 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-class _Told:
-    """What readers know of one run: how many nodes the device was told to have, and which ones the host.
-
-    While the run is open at `row`, where its first node is block `first`, the former is kept by row: see EventLog.
-    """
-
-    __slots__ = ("at", "device", "digests", "first", "host", "parent", "row", "run", "top_key")
-
-    def __init__(self, run: Run, parent: _Told | None) -> None:
-        self.run = run
-        self.parent = parent
-        # The run forgets these when it dies.
-        self.at = run.at
-        self.top_key: bytes = run.key if parent is None else parent.top_key
-        self.row = self.first = -1
-        self.device = 0
-        self.host: NDArray[np.bool_] | None = None
-        self.digests: list[bytes] = []
-
-
-# A stretch of nodes of a run in a tier: from `start` to `stop` - 1.
-_Record = tuple[_Told, str, int, int]
+# The tier and the stretch of an event.
+_Stretch = tuple[str, Run, int, int]
 
 
 class Events(Sequence[Event]):
     """Events in the order in which they are to be applied. They are made when the first of them is read."""
 
-    def __init__(self, log: EventLog, was_cleared: bool, removed: list[_Record], stored: list[_Record]) -> None:
-        self._log = log
+    __slots__ = ("_grown", "_index", "_made", "_records", "_was_cleared")
+
+    def __init__(self, index: PrefixIndex, was_cleared: bool, records: list[Record], grown: _Grown | None) -> None:
+        self._index = index
         self._was_cleared = was_cleared
-        self._removed = removed
-        self._stored = stored
+        self._records = records
+        self._grown = grown
         self._made: list[Event] | None = None
 
     @overload
@@ -99,7 +86,7 @@ class Events(Sequence[Event]):
         return self._all()[index]
 
     def __len__(self) -> int:
-        return self._was_cleared + len(self._removed) + len(self._stored)
+        return len(self._all())
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._all())
@@ -115,189 +102,153 @@ class Events(Sequence[Event]):
 
     def _all(self) -> list[Event]:
         if self._made is None:
+            if self._grown is not None:
+                size = self._index.block_bytes // 4
+                rows = zip(*(column.tolist() for column in self._grown), strict=True)
+                grown = [(run, due // size - 1 - first, now // size - first) for (run, first), due, now in rows]
+                self._records.append((grown, "device", True))
+            removed, stored = _net(self._records)
             events: list[Event] = [Cleared()] if self._was_cleared else []
-            events += [
-                Removed(tier, tuple(self._log.hashes(told, stop)[start:stop][::-1]))
-                for told, tier, start, stop in self._removed
-            ]
-            events += [self._log.stored(*record) for record in self._stored]
-            self._made = events
+            events += [self._removed(*stretch) for stretch in removed]
+            events += [self._stored(*stretch) for stretch in stored]
+            self._made, self._records, self._grown = events, [], None
         return self._made
+
+    def _removed(self, tier: str, run: Run, start: int, stop: int) -> Removed:
+        return Removed(tier, tuple(self._index.digests(run, stop, start)[::-1]))
+
+    def _stored(self, tier: str, run: Run, start: int, stop: int) -> Stored:
+        index = self._index
+        hashes = tuple(index.digests(run, stop, start))
+        if start:
+            parent: bytes | None = index.digests(run, start, start - 1)[0]
+        else:
+            parent = None if run.parent is None else index.digests(run.parent, run.at + 1, run.at)[0]
+        top = run
+        while top.parent is not None:
+            top = top.parent
+        tokens = np.frombuffer(index.run_tokens(run, stop, start), np.int32)
+        return Stored(tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
 
 class EventLog:
-    """What happened since the last `take`, and what all that was taken adds up to."""
+    """What happened since the last `take`. The index tells it everything but what rows compute at the end of their open runs."""
 
     def __init__(self, index: PrefixIndex, tables: Tables) -> None:
         self._index = index
         self._tables = tables
-        self._block_bytes = 4 * tables.block_size
-        self._told: dict[int, _Told] = {}
+        self._records: list[Record] = []
         self._was_cleared = False
-        # By row, while its open run has been told: the tokens that it has when the run's next node is due, and what was told.
+        # By row that has an open run: the tokens that it has when the run's next node is due to be told; and the run, and the block that
+        # is its first node.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
-        self._told_of_row: NDArray[np.object_] = np.empty(tables.num_rows, object)
-        index.changed = set(index.runs.values())
+        self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
+        index.log = index.host.log = self
+        for run in index.runs.values():
+            if run.row >= 0:
+                self.opened(run, index.paths[run.row].published)
+            self._records += self._held(run)
+
+    def opened(self, run: Run, first: int) -> None:
+        """The run is open at its row, whose block `first` is to be its first node."""
+        row = run.row
+        if row >= len(self._due):
+            self._ensure_rows()
+        self._due[row] = (first + 1) * self._tables.block_size
+        self._open[row] = run, first
+
+    def closed(self, run: Run, row: int, length: int) -> None:
+        """The run, which was open at `row`, has these nodes on the device, and the row computes no more of them."""
+        told = self._num_told(row)
+        self._due[row] = _NEVER
+        if length > told:
+            self._records.append(([(run, told, length)], "device", True))
+
+    def came(self, nodes: list[Stretch], tier: str) -> None:
+        """These nodes reside in a tier from now on. The list belongs to the log."""
+        self._records.append((nodes, tier, True))
+
+    def left(self, nodes: list[Stretch], tier: str) -> None:
+        """These nodes reside in a tier no more. The list belongs to the log."""
+        self._records.append((nodes, tier, False))
 
     def clear(self) -> None:
         """All content is forgotten; whatever was not told yet never will be."""
-        self._told.clear()
         self._due[:] = _NEVER
-        self._index.changed = set()
+        self._records = []
         self._was_cleared = True
 
     def take(self) -> Events:
         """What happened since the last call. A reader that applies all of it from the beginning knows what each tier holds."""
-        index, tables = self._index, self._tables
-        if len(self._due) < tables.num_rows:
-            more = tables.num_rows - len(self._due)
-            self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
-            self._told_of_row = np.concatenate([self._told_of_row, np.empty(more, object)])
-        changed, index.changed = index.changed or set(), set()
-        removed: list[_Record] = []
-        stored: list[_Record] = []
-        # Runs that were closed first: what was told of them is kept by rows, which others may have by now.
-        for run in sorted([run for run in changed if run.row < 0], key=_by_id):
-            self._closed(run, removed, stored)
-        for run in sorted([run for run in changed if run.row >= 0], key=_by_id):
-            self._opened(run, removed, stored)
-        self._grown(stored)
-        # Parents first: a child's id is higher.
-        stored.sort(key=_by_run)
-        removed.sort(key=_by_run, reverse=True)
         was_cleared, self._was_cleared = self._was_cleared, False
-        return Events(self, was_cleared, removed, stored)
+        records, self._records = self._records, []
+        return Events(self._index, was_cleared, records, self._take_grown())
 
     def snapshot(self) -> Events:
         """What a reader that starts now has to apply before it goes on with `take`: all that has been told and still holds."""
-        stored: list[_Record] = []
-        for told in self._told.values():
-            if told.row >= 0:
-                told.device = self._num_told(told)
-            if told.device:
-                stored.append((told, "device", 0, told.device))
-            if told.host is not None:
-                stored += [(told, "host", start, stop) for start, stop in _stretches(told.host)]
-        stored.sort(key=_by_run)
-        return Events(self, False, [], stored)
+        records = [record for run in self._index.runs.values() for record in self._held(run)]
+        # What was not told yet is taken back.
+        records += [(nodes, tier, not has_come) for nodes, tier, has_come in self._records]
+        return Events(self._index, False, records, None)
 
-    def hashes(self, told: _Told, count: int) -> list[bytes]:
-        """Chained SHA-256 of the first `count` nodes of a run or more, each computed once."""
-        digests = told.digests
-        if len(digests) < count:
-            if digests:
-                digest = digests[-1]
-            elif told.parent is not None:
-                digest = self.hashes(told.parent, told.at + 1)[told.at]
-            else:
-                digest = namespace_digest(self._namespace(told))
-            known = len(digests) * self._block_bytes
-            extend_chain(digests, digest, self._index.run_tokens(told.run, count)[known:], self._block_bytes)
-        return digests
+    def _held(self, run: Run) -> list[Record]:
+        """Where the nodes of a run reside, without those of an open one that are still to be told."""
+        length = run.num_device if run.row < 0 else self._num_told(run.row)
+        found: list[Record] = [([(run, 0, length)], "device", True)]
+        if run.num_host and run.host is not None:
+            found.append(([(run, start, stop) for start, stop in _stretches(run.host >= 0)], "host", True))
+        return found
 
-    def stored(self, told: _Told, tier: str, start: int, stop: int) -> Stored:
-        """The event of a record."""
-        hashes, size = self.hashes(told, stop), self._block_bytes
-        if start:
-            parent: bytes | None = hashes[start - 1]
-        else:
-            parent = None if told.parent is None else self.hashes(told.parent, told.at + 1)[told.at]
-        data = self._index.run_tokens(told.run, stop)
-        tokens = np.frombuffer(data[start * size : stop * size], np.int32)
-        return Stored(tier, tuple(hashes[start:stop]), parent, tokens, self._namespace(told))
+    def _num_told(self, row: int) -> int:
+        """Nodes of the row's open run that were told."""
+        first: int = self._open[row][1]
+        return self._due.item(row) // self._tables.block_size - 1 - first
 
-    def _namespace(self, told: _Told) -> bytes:
-        return told.top_key[: -self._block_bytes]
+    def _ensure_rows(self) -> None:
+        more = self._tables.num_rows - len(self._due)
+        self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
+        self._open = np.concatenate([self._open, np.empty(more, object)])
 
-    def _of(self, run: Run) -> _Told:
-        told = self._told.get(run.id)
-        if told is None:
-            parent = None if run.parent is None else self._of(run.parent)
-            told = self._told[run.id] = _Told(run, parent)
-        return told
-
-    def _num_told(self, told: _Told) -> int:
-        """Nodes of an open run that were told."""
-        return int(self._due[told.row]) // self._tables.block_size - 1 - told.first
-
-    def _closed(self, run: Run, removed: list[_Record], stored: list[_Record]) -> None:
-        told, now = self._told.get(run.id), run.num_device
-        if told is None:
-            if not now and not run.num_host:
-                return
-            told = self._of(run)
-        elif told.row >= 0:
-            told.device = self._num_told(told)
-            self._due[told.row] = _NEVER
-            told.row = -1
-        before, told.device = told.device, now
-        if now > before:
-            stored.append((told, "device", before, now))
-        elif now < before:
-            removed.append((told, "device", now, before))
-        if run.num_host or told.host is not None:
-            self._on_host(told, removed, stored)
-        if not now and told.host is None:
-            del self._told[run.id]
-
-    def _opened(self, run: Run, removed: list[_Record], stored: list[_Record]) -> None:
-        """An open run that is new, or whose nodes others have swapped out."""
-        told = self._of(run)
-        if told.row < 0:
-            told.row, told.first = run.row, self._index.paths[run.row].published
-            self._told_of_row[run.row] = told
-            self._due[run.row] = (told.first + 1) * self._tables.block_size
-        if run.num_host or told.host is not None:
-            self._on_host(told, removed, stored)
-
-    def _grown(self, stored: list[_Record]) -> None:
-        """Open runs that have nodes which were not told: rows compute them without a word."""
+    def _take_grown(self) -> _Grown | None:
+        """Nodes of open runs that were not told yet: rows compute them without a word."""
         tables, size = self._tables, self._tables.block_size
+        if len(self._due) < tables.num_rows:
+            self._ensure_rows()
         rows = (tables.num_computed >= self._due).nonzero()[0]
         if not len(rows):
-            return
-        full = tables.num_computed[rows] // size
-        is_lazy = self._index.is_lazy[rows]
-        starts = self._due[rows] // size - 1
-        for i in (~is_lazy).nonzero()[0].tolist():
-            # A guarded run ends where another one hangs off it.
-            run = self._told_of_row[rows[i]].run
-            full[i] = self._index.paths[run.row].published + self._index.confirmed_length(run)
-        self._due[rows] = (full + 1) * size
-        for told, start, stop in zip(self._told_of_row[rows].tolist(), starts.tolist(), full.tolist(), strict=True):
+            return None
+        due, now, grown = self._due[rows], tables.num_computed[rows], self._open[rows]
+        if self._index.num_attentive:
+            for i in self._index.attentive(rows).tolist():
+                # A guarded run ends where another one hangs off it.
+                run, first = grown[i]
+                now[i] = (first + self._index.confirmed_length(run)) * size
+        self._due[rows] = now - now % size + size
+        return grown, due, now
+
+
+def _net(records: list[Record]) -> tuple[list[_Stretch], list[_Stretch]]:
+    """What records add up to: what left a tier, children first, and what came to one, parents first."""
+    of_run: dict[tuple[int, str], list[tuple[bool, Run, int, int]]] = {}
+    for nodes, tier, has_come in records:
+        for run, start, stop in nodes:
+            of_run.setdefault((run.id, tier), []).append((has_come, run, start, stop))
+    removed: list[_Stretch] = []
+    stored: list[_Stretch] = []
+    # A child's id is higher than its parent's.
+    for key in sorted(of_run):
+        tier, changes = key[1], of_run[key]
+        has_come, run, start, stop = changes[0]
+        if len(changes) == 1:
             if stop > start:
-                stored.append((told, "device", start - told.first, stop - told.first))
-
-    def _on_host(self, told: _Told, removed: list[_Record], stored: list[_Record]) -> None:
-        host, before = told.run.host, told.host
-        after = None if host is None or not told.run.num_host else host >= 0
-        told.host = after
-        if before is None or after is None:
-            whole = after if before is None else before
-            records = stored if before is None else removed
-            if whole is not None:
-                records += [(told, "host", start, stop) for start, stop in _stretches(whole)]
-            return
-        if len(before) != len(after):
-            length = max(len(after), len(before))
-            after, before = _padded(after, length), _padded(before, length)
-        places = (after != before).nonzero()[0]
-        if not len(places):
-            return
-        start, stop = places.item(0), places.item(-1) + 1
-        if stop - start == len(places) and (after[start:stop].all() or not after[start:stop].any()):
-            (stored if after[start] else removed).append((told, "host", start, stop))
-            return
-        stored += [(told, "host", start, stop) for start, stop in _stretches(after & ~before)]
-        removed += [(told, "host", start, stop) for start, stop in _stretches(before & ~after)]
-
-
-def _by_id(run: Run) -> int:
-    return run.id
-
-
-def _by_run(record: _Record) -> int:
-    return record[0].run.id
+                (stored if has_come else removed).append((tier, run, start, stop))
+            continue
+        net = np.zeros(max(change[3] for change in changes), np.int8)
+        for has_come, _, start, stop in changes:
+            net[start:stop] += 1 if has_come else -1
+        stored += [(tier, run, start, stop) for start, stop in _stretches(net > 0)]
+        removed += [(tier, run, start, stop) for start, stop in _stretches(net < 0)]
+    return removed[::-1], stored
 
 
 def _stretches(places: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -306,11 +257,3 @@ def _stretches(places: NDArray[np.bool_]) -> list[tuple[int, int]]:
         return [(0, len(places))] if len(places) else []
     edges = np.diff(places, prepend=False, append=False).nonzero()[0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _padded(places: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
-    if len(places) == length:
-        return places
-    padded = np.zeros(length, np.bool_)
-    padded[: len(places)] = places
-    return padded

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from block_manager.runs import Run
 
 Blocks = NDArray[np.int64]
-# Number, blocks in the order of their eviction, None, when; or number, blocks of the first nodes of a run in their order, which are
-# evicted from the end, that run, and when they were put there.
-Segment = tuple[int, Blocks, "Run | None", int]
-# Blocks in the order of their eviction, that run, how many of its nodes are left, and when they were put there.
-Taken = tuple[Blocks, "Run | None", int, int]
+# Nodes of a run: from one to before another.
+Stretch = tuple["Run", int, int]
+# Number, blocks in the order of their eviction, the nodes in them, and when they were put there. The nodes stretch by stretch and the last
+# one of each first; or the run whose first nodes they are, last one first, as nearly all are on the device: a list would weigh more than
+# a block's content; None where they are not known.
+Segment = tuple[int, Blocks, "Run | list[Stretch] | None", int]
+# Blocks in the order of their eviction, the nodes in them where they are known, and when they were put there.
+Taken = tuple[Blocks, list[Stretch] | None, int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
@@ -81,16 +84,16 @@ class FreeList:
         self._stack[self.num_plain] = block
         self.num_plain += 1
 
-    def put_cached(self, blocks: Blocks, run: Run | None = None, level: int = 0) -> None:
-        """Add blocks with content, the first to be evicted first; or, with `run`, the blocks of all its nodes, the last to be evicted
-        first. Nobody changes the array from now on, as far as it is cached here."""
+    def put_cached(self, blocks: Blocks, nodes: Run | list[Stretch] | None = None, level: int = 0) -> None:
+        """Add blocks with content, the first to be evicted first; `nodes` says which they hold, if they are few stretches. Nobody changes
+        the array and the list from now on, as far as it is cached here."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
         self.num_cached += len(blocks)
         while level >= len(self._queues):
             self._queues.append(CachedQueue(self._state))
-        self._queues[level].put((number, blocks, run, self.now))
+        self._queues[level].put((number, blocks, nodes, self.now))
 
     def plain(self) -> Blocks:
         """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
@@ -102,19 +105,21 @@ class FreeList:
 
     def cached_by_level(self) -> list[Blocks]:
         """`cached`, a level each."""
-        return [
-            np.concatenate([_NO_BLOCKS, *(b if run is None else b[::-1] for b, run in queue.live())])
-            for queue in self._queues
-        ]
+        return [np.concatenate([_NO_BLOCKS, *(blocks for blocks, _ in queue.live())]) for queue in self._queues]
 
     @property
     def num_cached_by_level(self) -> int:
         """What the queues count, together; for the checker."""
         return sum(queue.num_cached for queue in self._queues)
 
-    def whole_runs(self) -> list[tuple[Blocks, Run]]:
-        """Segments that are the first nodes of a run and nothing else, as (blocks in the order of the nodes, run)."""
-        return [(blocks, run) for queue in self._queues for blocks, run in queue.live() if run is not None]
+    def segments(self) -> list[tuple[Blocks, list[Stretch]]]:
+        """The segments whose nodes are known: blocks in the order of their eviction, and the nodes."""
+        return [
+            (blocks, _stretches(nodes, 0, len(blocks)))
+            for queue in self._queues
+            for blocks, nodes in queue.live()
+            if nodes is not None
+        ]
 
 
 class CachedQueue:
@@ -152,32 +157,40 @@ class CachedQueue:
         while wanted:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, run, when = self._swept.popleft()
+            number, blocks, nodes, when = self._swept.popleft()
             num_entries = num_live = len(blocks)
             if self._num_entries != self.num_cached:
-                blocks, run = self._live(number, blocks, run)
+                blocks, nodes = self._live(number, blocks, nodes)
                 num_live = len(blocks)
-            left = max(0, num_live - wanted)
-            if left:
-                self._swept.appendleft((number, blocks[wanted:] if run is None else blocks[:left], run, when))
-            taken.append((blocks[: num_live - left] if run is None else blocks[left:][::-1], run, left, when))
-            self._num_entries -= num_entries - left
-            self.num_cached -= num_live - left
-            wanted -= num_live - left
+            left = 0
+            if num_live > wanted:
+                left, rest = num_live - wanted, nodes
+                if isinstance(nodes, list):
+                    nodes, rest = _split(nodes, wanted)
+                self._swept.appendleft((number, blocks[wanted:], rest, when))
+                self._num_entries += left
+                blocks, num_live = blocks[:wanted], wanted
+            if num_live:
+                taken.append((blocks, None if nodes is None else _stretches(nodes, left, num_live), when))
+            self._num_entries -= num_entries
+            self.num_cached -= num_live
+            wanted -= num_live
         return taken
 
-    def live(self) -> list[tuple[Blocks, Run | None]]:
-        """What has not left, segment by segment: blocks, and the run of which they are the first nodes, if they are."""
+    def live(self) -> list[tuple[Blocks, Run | list[Stretch] | None]]:
+        """What has not left, segment by segment: blocks, and the nodes in them where it is known."""
         return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
 
-    def _live(self, number: int, blocks: Blocks, run: Run | None) -> tuple[Blocks, Run | None]:
-        """What of a segment has not left; where some has, what is left of its run cannot be told from how many there are."""
+    def _live(
+        self, number: int, blocks: Blocks, nodes: Run | list[Stretch] | None
+    ) -> tuple[Blocks, Run | list[Stretch] | None]:
+        """What of a segment has not left; where some has, the nodes in the rest are not known."""
         if self._num_entries == self.num_cached:
-            return blocks, run
+            return blocks, nodes
         is_live = self._state[blocks] == -number
         if is_live.all():
-            return blocks, run
-        return blocks[is_live] if run is None else blocks[is_live][::-1], None
+            return blocks, nodes
+        return blocks[is_live], None
 
     def _sweep(self, work: int) -> None:
         """Look at about `work` entries that have not been looked at this round, and forget the stale ones among them."""
@@ -185,9 +198,25 @@ class CachedQueue:
             if not self._segments:
                 # Everything has been looked at once: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, run, when = self._segments.popleft()
-            live, run = self._live(number, blocks, run)
+            number, blocks, nodes, when = self._segments.popleft()
+            live, nodes = self._live(number, blocks, nodes)
             self._num_entries += len(live) - len(blocks)
             work -= len(blocks)
             if len(live):
-                self._swept.append((number, live, run, when))
+                self._swept.append((number, live, nodes, when))
+
+
+def _split(nodes: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch]]:
+    """The `count` nodes that are evicted first, fewer than there are, and the others."""
+    for i, (run, first, stop) in enumerate(nodes):
+        if count < stop - first:
+            if not count:
+                return nodes[:i], nodes[i:]
+            return [*nodes[:i], (run, stop - count, stop)], [(run, first, stop - count), *nodes[i + 1 :]]
+        count -= stop - first
+    return nodes, []
+
+
+def _stretches(nodes: Run | list[Stretch], left: int, count: int) -> list[Stretch]:
+    """`count` nodes as stretches; of a run, those that follow its first `left`."""
+    return nodes if isinstance(nodes, list) else [(nodes, left, left + count)]

@@ -1,4 +1,4 @@
-"""Which nodes reside in which host blocks: a column by host block, and an array by run.
+"""Which nodes reside in which host blocks: an array by run.
 
 On the device the nodes of a run go last one first, so how many are left says it all; on the host they come and go as swap and
 eviction take them. Knows runs and the host pool. Does not know why a node is there, nor who copies it.
@@ -7,70 +7,96 @@ eviction take them. Knows runs and the host pool. Does not know why a node is th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from block_manager.free_list import Blocks
+from block_manager.free_list import Blocks, Stretch, Taken
 from block_manager.pool import Pool
 from block_manager.runs import Run
+
+if TYPE_CHECKING:
+    from block_manager.events import EventLog
 
 
 class HostResidence:
     """Finds, notes and forgets the host blocks of nodes."""
 
-    def __init__(self, host: Pool, note: Callable[[Run], None], trim: Callable[[Run], None]) -> None:
+    def __init__(self, host: Pool, trim: Callable[[Run], None]) -> None:
         self._host = host
-        # By host block, the place of its node in its run, -1 where it carries none.
-        self._offset = np.full(host.num_blocks, -1, np.int64)
-        # Called with a run that won or lost nodes here; and with one that lost some, which may have been their last residence.
-        self._note = note
+        # Told what nodes come and go, while somebody wants to know.
+        self.log: EventLog | None = None
+        # Called with a run that lost nodes here, which may have been their last residence.
         self._trim = trim
         host.forget = self._forget
 
-    def put(self, run: Run, offsets: NDArray[np.int64], blocks: Blocks) -> None:
-        """Nodes `offsets` of a run, rising, which have no host block, reside in these used ones from now on; both int64 [n]."""
-        places = run.host_places(max(run.length, int(offsets[-1]) + 1))
-        places[offsets] = blocks
-        run.num_host += len(blocks)
-        self._host.carry(blocks, run)
-        self._offset[blocks] = offsets
-        if run.retained:
-            self._host.set_levels(blocks, run.levels_of(offsets))
-        self._note(run)
+    def draw_for(self, nodes: list[Stretch], count: int) -> Blocks:
+        """These `count` nodes, which have no host block, get one each, int64 [count], stretch by stretch and the last node of each first;
+        there is room."""
+        host = self._host
+        blocks = host.draw_for_nodes(count)
+        end = 0
+        for run, first, stop in nodes:
+            start, end = end, end + stop - first
+            mine = blocks[start:end]
+            host.run[mine] = run
+            if stop - first == run.length:
+                run.host = mine[::-1].copy()
+            else:
+                run.host_places(max(run.length, stop))[first:stop] = mine[::-1]
+            run.num_host += stop - first
+            if run.retained:
+                host.set_levels(mine, run.levels_of(np.arange(first, stop))[::-1])
+        if self.log is not None:
+            self.log.came(nodes, "host")
+        return blocks
 
     def offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
-        found: list[int] = self._offset[blocks].tolist()
+        places: dict[Run, dict[int, int]] = {}
+        found: list[int] = []
+        runs, is_node = self._host.run[blocks].tolist(), self._host.has_content(blocks).tolist()
+        for block, run, has_run in zip(blocks.tolist(), runs, is_node, strict=True):
+            if has_run and run not in places:
+                places[run] = {there: at for at, there in enumerate(run.host.tolist())}
+            found.append(places[run][block] if has_run else -1)
         return found
 
     def clear(self) -> None:
         """No host block carries a node; the caller has seen that none is used."""
         self._host.forget_all()
-        self._offset[:] = -1
 
-    def _forget(self, blocks: Blocks) -> None:
+    def _forget(self, blocks: Blocks, taken: list[Taken]) -> None:
         """These blocks, evicted oldest first, hold their nodes no more."""
-        if not len(blocks):
-            # All that stood in a segment had left it.
-            return
-        runs, offsets = self._host.run[blocks].tolist(), self._offset[blocks]
-        self._offset[blocks] = -1
-        if runs[0] is runs[-1]:
-            # Blocks of one path, which goes through each run once; most are of one run.
-            self._lose(runs[0], offsets)
-            return
-        last, first = len(runs) - 1, 0
-        for i, run in enumerate(runs):
-            if i == last or runs[i + 1] is not run:
-                self._lose(run, offsets[first : i + 1])
-                first = i + 1
+        for part, nodes, _ in taken:
+            lost = self._nodes_in(part) if nodes is None else nodes
+            if self.log is not None:
+                self.log.left(lost, "host")
+            for run, first, stop in lost:
+                run.num_host -= stop - first
+                if run.num_host:
+                    run.host[first:stop] = -1  # type: ignore[index] # it had host blocks
+                else:
+                    run.host = None
+                if run.row < 0:
+                    self._trim(run)
+        if self.log is not None:
+            self._host.run[blocks] = None
 
-    def _lose(self, run: Run, offsets: NDArray[np.int64]) -> None:
-        """These nodes of a run are on the host no more."""
-        assert run.host is not None, "it had host blocks"
-        run.host[offsets] = -1
-        run.num_host -= len(offsets)
-        self._note(run)
-        if run.row < 0:
-            self._trim(run)
+    def _nodes_in(self, blocks: Blocks) -> list[Stretch]:
+        """The nodes in these blocks, in their order."""
+        found: list[Stretch] = []
+        runs = self._host.run[blocks].tolist()
+        last, start = len(runs) - 1, 0
+        for i, run in enumerate(runs):
+            if i < last and runs[i + 1] is run:
+                continue
+            mine, start = blocks[start : i + 1], i + 1
+            stop = int((run.host == mine[0]).argmax()) + 1
+            first = stop - len(mine)
+            if first >= 0 and run.host[first:stop].tobytes() == mine[::-1].tobytes():
+                found.append((run, first, stop))
+            else:
+                places = [int((run.host == block).argmax()) for block in mine.tolist()]
+                found += [(run, at, at + 1) for at in places]
+        return found

@@ -50,7 +50,7 @@ def hashes(index: PrefixIndex, row: int) -> list[bytes]:
         segments.append((path.open, 0, length))
     found: list[bytes] = []
     for run, offset, count in segments:
-        found.extend(index.digests(run, offset + count)[offset:])
+        found.extend(index.digests(run, offset + count, offset))
     return found
 
 

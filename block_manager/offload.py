@@ -12,15 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from block_manager.free_list import Blocks
+from block_manager.free_list import Blocks, Stretch
 from block_manager.host_residence import HostResidence
 from block_manager.moves import NO_MOVES, NO_PAIRS, Moves, Pairs
 from block_manager.pool import Pool
 from block_manager.runs import Run
 
 Segment = tuple[Run, int, int]
+
+# A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
+_STRETCHES = 64
+# What the places of nodes look like that have no host block: comparing bytes costs a fifth of a numpy reduction.
+_PATTERN = 1024
+_NOWHERE = np.full(_PATTERN, -1, np.int64).tobytes()
 
 
 def _always(start: int, stop: int) -> bool:
@@ -39,37 +44,51 @@ class Offload:
         # Closed while copies of an earlier batch are still to run: theirs come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
-        self._out: list[tuple[Blocks, Blocks]] = []
+        self._out: list[Pairs] = []
         self._in: list[tuple[Blocks, Blocks]] = []
-        self._busy: list[Blocks] = []
+        # Host blocks in the order in which they are released, and the nodes in them where they were whole stretches of runs.
+        self._busy: list[tuple[Blocks, list[Stretch] | None]] = []
 
-    def leave(self, run: Run, first: int) -> None:
-        """The nodes of a closed run from `first` on are about to leave the device, last one first: those that the host has not yet
-        are copied there, as far as it has blocks for them, and the others count as used just now."""
-        stop = run.num_device
-        assert run.blocks is not None, "a closed run keeps its blocks"
-        sources = run.blocks[0, first:stop]
+    def leave(self, leaving: list[Stretch], sources: Blocks) -> None:
+        """Nodes of closed runs are about to leave these device blocks, stretch by stretch and the last node of each first: those that
+        the host has not yet are copied there, as far as it has blocks for them, and the others count as used just now."""
         if self._in:
             self._forget_loads(sources)
         if not self.is_open:
             return
-        there = np.empty(0, np.int64) if run.num_host == 0 or run.host is None else run.host[first:stop]
-        num_there = int(np.count_nonzero(there >= 0))
-        if num_there == 0:
-            self._copy_out(run, np.arange(first, stop), sources)
-        elif num_there == stop - first:
+        new: list[Stretch] = []
+        start = stop = 0
+        for run, first, last in leaving:
+            if run.num_host and run.host is not None and _is_any_there(run.host[first:last]):
+                # What goes before it may take host blocks of its nodes.
+                self._copy_out(new, sources[start:stop])
+                start, stop = stop, stop + last - first
+                self._leave_again(run, first, last, sources[start:stop])
+                new, start = [], stop
+            else:
+                new.append((run, first, last))
+                stop += last - first
+                if len(new) == _STRETCHES:
+                    self._copy_out(new, sources[start:stop])
+                    new, start = [], stop
+        self._copy_out(new, sources[start:stop])
+
+    def _leave_again(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+        """`leave` of nodes of which the host had some."""
+        there = np.empty(0, np.int64) if run.host is None else run.host[first:stop][::-1].copy()
+        if len(there) and there.min() >= 0:
             self._host.hold(there)
-            self._busy.append(there[::-1].copy())
-        else:
-            # Room for one may be made by forgetting another one of them, so one by one.
-            for at in range(stop - 1, first - 1, -1):
-                assert run.host is not None
-                block = run.host[at : at + 1].copy()
-                if block[0] >= 0:
-                    self._host.hold(block)
-                    self._busy.append(block)
-                else:
-                    self._copy_out(run, np.array([at]), run.blocks[0, at : at + 1])
+            self._busy.append((there, [(run, first, stop)]))
+            return
+        # Room for one may be made by forgetting another one of them, so one by one.
+        for at in range(stop - 1, first - 1, -1):
+            block = run.host_block(at)
+            if block >= 0:
+                held = np.array([block])
+                self._host.hold(held)
+                self._busy.append((held, [(run, at, at + 1)]))
+            else:
+                self._copy_out([(run, at, at + 1)], sources[stop - 1 - at : stop - at])
 
     def hold_sources(self, segments: list[Segment]) -> Blocks:
         """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
@@ -81,37 +100,43 @@ class Offload:
 
     def keep_until_taken(self, blocks: Blocks) -> None:
         """Whoever held these host blocks, in order, holds them until the moves are taken: copies read them."""
-        self._busy.append(blocks[::-1])
+        self._busy.append((blocks[::-1], None))
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Host blocks that are held are copied to device blocks, both int64 [n]."""
-        self._in.append((sources, blocks))
+        # Copied for the reason why `_copy_out` makes pairs at once.
+        self._in.append((sources, blocks.copy()))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
         """Host blocks that copies which nobody has taken yet hold, one entry a reference, int64 [n]; for the checker."""
-        return np.concatenate([np.empty(0, np.int64), *self._busy])
+        return np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in self._busy)])
 
     def take_moves(self) -> Moves:
         """All copies that were planned since the last call; they run together, and before anything that is planned later."""
         if not self._busy:
             return NO_MOVES
-        moves = Moves(_pairs(self._out), _pairs(self._in))
+        out = self._out
+        moves = Moves(NO_PAIRS if not out else out[0] if len(out) == 1 else np.concatenate(out), _pairs(self._in))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
-        for blocks in busy:
-            self._host.release(blocks)
+        for blocks, stretches in busy:
+            if stretches is None:
+                self._host.release(blocks)
+            else:
+                self._host.release_nodes(blocks, stretches)
         return moves
 
-    def _copy_out(self, run: Run, offsets: NDArray[np.int64], sources: Blocks) -> None:
-        room = min(len(offsets), self._host.num_available)
+    def _copy_out(self, stretches: list[Stretch], sources: Blocks) -> None:
+        """Nodes that the host has not go there from these device blocks, as far as there is room."""
+        room = min(len(sources), self._host.num_available)
         if not room:
             return
-        # They leave last one first, so the last ones find room.
-        offsets, sources = offsets[len(offsets) - room :], sources[len(sources) - room :]
-        blocks = self._host.draw(room)
-        self._residence.put(run, offsets, blocks)
-        self._out.append((sources.copy(), blocks))
-        self._busy.append(blocks[::-1].copy())
+        if room < len(sources):
+            stretches, sources = _first_of(stretches, room), sources[:room]
+        blocks = self._residence.draw_for(stretches, room)
+        # As they are now: what is evicted may come in the run's own array, which changes when the run comes back.
+        self._out.append(_pairs([(sources, blocks)]))
+        self._busy.append((blocks, stretches))
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
@@ -122,6 +147,23 @@ class Offload:
             self.loaded_blocks -= len(targets) - int(np.count_nonzero(stays))
             kept.append((sources[stays], targets[stays]))
         self._in = kept
+
+
+def _is_any_there(places: Blocks) -> bool:
+    if len(places) > _PATTERN:
+        return bool((places >= 0).any())
+    looks = places.tobytes()
+    return looks != _NOWHERE[: len(looks)]
+
+
+def _first_of(stretches: list[Stretch], room: int) -> list[Stretch]:
+    """So many nodes of these, those that leave first: of each stretch the last ones."""
+    found: list[Stretch] = []
+    for run, first, stop in stretches:
+        if room > 0:
+            found.append((run, max(first, stop - room), stop))
+        room -= stop - first
+    return found
 
 
 def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:

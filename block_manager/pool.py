@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.errors import OutOfBlocks
-from block_manager.free_list import Blocks, FreeList
+from block_manager.free_list import Blocks, FreeList, Stretch, Taken
 
 if TYPE_CHECKING:
     from block_manager.runs import Run
@@ -34,7 +34,7 @@ class Pool:
     [num_blocks], the run of its node, where there is one.
     """
 
-    def __init__(self, num_blocks: int, tier: str, forget: Callable[[Blocks], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, tier: str) -> None:
         self.num_blocks = num_blocks
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
@@ -44,10 +44,8 @@ class Pool:
         self.free_list = FreeList(self.state)
         # Blocks evicted so far, and the sum of the steps that each had been unused for.
         self.num_evicted = self.idle_steps = 0
-        # Called with evicted blocks, oldest first, before they are handed out: their nodes lose this residence.
-        self.forget = forget
-        # Called instead, where they are the last nodes that a whole run still had here, with it and how many are left.
-        self.forget_last: Callable[[Run, int], None] | None = None
+        # Called with evicted blocks, oldest first, and with the same in parts, before they are handed out: their nodes lose this residence.
+        self.forget: Callable[[Blocks, list[Taken]], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -97,25 +95,33 @@ class Pool:
 
         Raises OutOfBlocks, taking none.
         """
+        blocks = self._take(count)
+        self.state[blocks] = 1
+        return blocks
+
+    def draw_for_nodes(self, count: int) -> Blocks:
+        """`draw` of blocks that carry nodes at once; the caller says in `run` whose."""
+        blocks = self._take(count)
+        self.state[blocks] = _CONTENT + 1
+        return blocks
+
+    def _take(self, count: int) -> Blocks:
         free_list = self.free_list
         num_plain = free_list.num_plain
         if count <= num_plain:
-            blocks = free_list.take_plain(count)
-        else:
-            self.require(count)
-            parts = [free_list.take_plain(num_plain)] if num_plain else []
-            self.num_evicted += count - num_plain
-            for evicted, run, num_left, when in free_list.take_cached(count - num_plain):
-                self.idle_steps += len(evicted) * (free_list.now - when)
-                if run is not None and self.forget_last is not None:
-                    self.forget_last(run, num_left)
-                elif self.forget is not None:
-                    self.forget(evicted)
-                parts.append(evicted)
-            blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            if self.level is not None:
-                self.level[blocks] = 0
-        self.state[blocks] = 1
+            return free_list.take_plain(count)
+        self.require(count)
+        self.num_evicted += count - num_plain
+        parts = [free_list.take_plain(num_plain)] if num_plain else []
+        taken = free_list.take_cached(count - num_plain)
+        for evicted, _, when in taken:
+            self.idle_steps += len(evicted) * (free_list.now - when)
+            parts.append(evicted)
+        blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self.forget is not None:
+            self.forget(blocks[num_plain:], taken)
+        if self.level is not None:
+            self.level[blocks] = 0
         return blocks
 
     def hold(self, blocks: Blocks) -> None:
@@ -162,6 +168,15 @@ class Pool:
         if len(cached):
             self._put_cached(cached)
 
+    def release_nodes(self, blocks: Blocks, nodes: list[Stretch]) -> None:
+        """`release` of the blocks that carry these nodes, stretch by stretch and the last node of each first."""
+        held = self.state[blocks]
+        looks = held.tobytes()
+        if self.level is None and looks == _SOLE_WITH_CONTENT[: len(looks)]:
+            self.free_list.put_cached(blocks, nodes)
+        else:
+            self.release(blocks)
+
     def _put_cached(self, blocks: Blocks) -> None:
         if self.level is None:
             self.free_list.put_cached(blocks)
@@ -201,7 +216,7 @@ class Pool:
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False
         self.run[blocks] = run
-        self.free_list.put_cached(blocks, run)
+        self.free_list.put_cached(blocks[::-1], run)
         return True
 
     def carry(self, blocks: Blocks, run: Run) -> None:

@@ -11,17 +11,20 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.content_key import extend_chain, namespace_digest, node_prefix
-from block_manager.free_list import Blocks
+from block_manager.free_list import Blocks, Stretch, Taken
 from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
 from block_manager.runs import Path, Run
 from block_manager.tables import Rows, Tables
+
+if TYPE_CHECKING:
+    from block_manager.events import EventLog
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
@@ -41,7 +44,7 @@ class PrefixIndex:
         self._tables = tables
         self._device = device
         self._block_size = tables.block_size
-        self._block_bytes = 4 * tables.block_size
+        self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
         # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
@@ -52,15 +55,14 @@ class PrefixIndex:
         # Of the nodes that left the device, the steps since their run began, in all.
         self.lifetime_steps = 0
         self._next_run = 0
-        # Runs whose nodes came to a tier or left it, while somebody wants to know; an open run's are not in it as they are computed.
-        self.changed: set[Run] | None = None
-        self.host = HostResidence(host, self._note, self._trim)
-        # Called with a closed run of which all nodes but the first few are about to leave the device, and how many those are.
-        self.leave: Callable[[Run, int], None] | None = None
+        # Told which nodes come to a tier and leave it, while somebody wants to know; those of an open run are not as they are computed.
+        self.log: EventLog | None = None
+        self.host = HostResidence(host, self._trim)
+        # Called with nodes of closed runs that are about to leave the device, the last one of each first, and with their blocks.
+        self.leave: Callable[[list[Stretch], Blocks], None] | None = None
         # Called with a run that was retained while it was open, and is closed now.
         self.closed: Callable[[Run], None] | None = None
         device.forget = self._forget_device
-        device.forget_last = self._keep_first
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         """A path at the root for a row that was just opened."""
@@ -78,7 +80,8 @@ class PrefixIndex:
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
         self.is_lazy[row] = True
-        self._note(path.open)
+        if self.log is not None:
+            self.log.opened(path.open, 0)
 
     def _ensure_rows(self, row: int) -> None:
         if row >= len(self.is_lazy):
@@ -111,7 +114,8 @@ class PrefixIndex:
         run.blocks = blocks
         run.length = run.num_device = length
         run.row = -1
-        self._note(run)
+        if self.log is not None:
+            self.log.closed(run, row, length)
         if run.num_host:
             run.host_places(length)
 
@@ -134,7 +138,7 @@ class PrefixIndex:
         """
         run, at = (path.run, path.at) if path is not None else (None, -1)
         first = path.published if path is not None else 0
-        size, runs = self._block_bytes, self.runs
+        size, runs = self.block_bytes, self.runs
         segments: list[tuple[Run, int, int]] = []
         block, first_pending = 0, -1
         while block < limit:
@@ -169,7 +173,7 @@ class PrefixIndex:
             at = match.segments[-1][1] + match.segments[-1][2] - 1
         else:
             run, at = (path.run, path.at) if path is not None else (None, -1)
-        size, block = self._block_bytes, match.num_blocks
+        size, block = self.block_bytes, match.num_blocks
         segments: list[tuple[Run, int, int]] = []
         while block < limit:
             if run is not None and run.num_host and run.host is not None:
@@ -294,7 +298,8 @@ class PrefixIndex:
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
-        self._note(run)
+        if self.log is not None:
+            self.log.closed(run, row, 0)
         self._unlink(run)
 
     def close_run(self, row: int, length: int | None = None) -> None:
@@ -331,7 +336,8 @@ class PrefixIndex:
         self._device.carry(blocks, run)
         if run.retained:
             self._device.set_levels(blocks, run.levels_of(np.arange(at, stop)))
-        self._note(run)
+        if self.log is not None:
+            self.log.came([(run, at, stop)], "device")
 
     def device_block(self, run: Run, at: int) -> int:
         """The device block of a node, -1 where it has none."""
@@ -347,24 +353,24 @@ class PrefixIndex:
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 
-    def digests(self, run: Run, count: int) -> list[bytes]:
-        """Chained SHA-256 of the first `count` nodes of a run, each computed once while the run lives."""
+    def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
+        """Chained SHA-256 of the nodes of a run from `start` to `stop` - 1, each computed once while the run lives."""
         if run.digests is None:
             run.digests = []
-        if len(run.digests) < count:
-            if run.digests:
-                digest = run.digests[-1]
-            elif run.parent is None:
-                digest = namespace_digest(run.key[: -self._block_bytes])
-            else:
-                digest = self.digests(run.parent, run.at + 1)[run.at]
-            known = len(run.digests)
-            extend_chain(run.digests, digest, self._run_bytes(run, known, count - known), self._block_bytes)
-        return run.digests[:count]
+        known = len(run.digests)
+        if known < stop:
+            digest = run.digests[-1] if known else self._digest_before(run)
+            extend_chain(run.digests, digest, self._run_bytes(run, known, stop - known), self.block_bytes)
+        return run.digests[start:stop]
 
-    def run_tokens(self, run: Run, length: int) -> bytes:
-        """The token ids of a run's first `length` nodes, as bytes."""
-        return self._run_bytes(run, 0, length)
+    def _digest_before(self, run: Run) -> bytes:
+        if run.parent is None:
+            return namespace_digest(run.key[: -self.block_bytes])
+        return self.digests(run.parent, run.at + 1, run.at)[0]
+
+    def run_tokens(self, run: Run, stop: int, start: int = 0) -> bytes:
+        """The token ids of a run's nodes from `start` to `stop` - 1, as bytes."""
+        return self._run_bytes(run, start, stop - start)
 
     def confirmed_length(self, run: Run) -> int:
         """Nodes of the run that are computed and confirmed."""
@@ -428,7 +434,8 @@ class PrefixIndex:
         run = Run(self._next_run, key, parent, at, row, self.batch)
         self._next_run += 1
         self.runs[key] = run
-        self._note(run)
+        if self.log is not None:
+            self.log.opened(run, path.published)
         path.open, path.guard = run, -1
         self._set_lazy(row, True)
         if parent is None:
@@ -451,10 +458,11 @@ class PrefixIndex:
         del self.runs[run.key]
         # An evicted block names its last run until it carries another: that must not keep the content alive.
         run.blocks = None
-        if self.changed is None:
-            run.tokens = b""
         parent, at = run.parent, run.at
-        run.parent = None
+        # Events that were not read yet name its tokens, and hashes begin with its parents.
+        if self.log is None:
+            run.tokens = b""
+            run.parent = None
         if parent is None or parent.children is None:
             return
         parent.children[at] -= 1
@@ -467,10 +475,6 @@ class PrefixIndex:
             elif self.paths[parent.row].guard == at + 1:
                 self._drop_guard(parent.row, self.paths[parent.row])
 
-    def _note(self, run: Run) -> None:
-        if self.changed is not None:
-            self.changed.add(run)
-
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
         length = run.num_device
@@ -481,7 +485,9 @@ class PrefixIndex:
         if length == run.length:
             return
         if run.num_host and run.host is not None:
-            length = max(length, int((run.host >= 0).nonzero()[0][-1]) + 1)
+            if run.host.item(run.length - 1) >= 0:
+                return
+            length = max(length, run.length - int((run.host[run.length - 1 :: -1] >= 0).argmax()))
         if run.children:
             length = max(length, max(run.children) + 1)
         if length >= run.length:
@@ -489,31 +495,43 @@ class PrefixIndex:
         run.length = length
         if run.digests is not None:
             del run.digests[length:]
-        if 2 * length * self._block_bytes < len(run.tokens) and self.changed is None:
+        if 2 * length * self.block_bytes < len(run.tokens) and self.log is None:
             assert run.blocks is not None
-            run.tokens = run.tokens[: length * self._block_bytes]
+            run.tokens = run.tokens[: length * self.block_bytes]
             run.blocks = run.blocks[:, :length].copy()
             if run.host is not None:
                 run.host = run.host[:length].copy() if run.num_host else None
 
-    def _forget_device(self, blocks: Blocks) -> None:
+    def _forget_device(self, blocks: Blocks, taken: list[Taken]) -> None:
         """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
+        leaving: list[Stretch] = []
+        stops: dict[Run, int] = {}
+        for part, nodes, _ in taken:
+            leaving += self._nodes_in(part, stops) if nodes is None else nodes
+        if self.leave is not None:
+            self.leave(leaving, blocks)
+        if self.log is not None:
+            self.log.left(leaving, "device")
+            self._device.run[blocks] = None
+        for run, first, stop in leaving:
+            # Not before: while one leaves, what becomes of the host may be the end of another.
+            self.lifetime_steps += (stop - first) * (self.batch - run.born)
+            run.num_device = first
+            self._trim(run)
+
+    def _nodes_in(self, blocks: Blocks, stops: dict[Run, int]) -> list[Stretch]:
+        """The nodes in these blocks, which are evicted in this order; `stops`: by run, the first of those that leave before them."""
+        found: list[Stretch] = []
         runs = self._device.run[blocks].tolist()
         last, count = len(runs) - 1, 0
         for i, run in enumerate(runs):
             count += 1
             if i == last or runs[i + 1] is not run:
-                self._keep_first(run, run.num_device - count)
+                stop = stops.get(run, run.num_device)
+                stops[run] = stop - count
+                found.append((run, stop - count, stop))
                 count = 0
-
-    def _keep_first(self, run: Run, count: int) -> None:
-        """All nodes of the run, which is closed, but the first `count` are on the device no more."""
-        self.lifetime_steps += (run.num_device - count) * (self.batch - run.born)
-        if self.leave is not None:
-            self.leave(run, count)
-        run.num_device = count
-        self._note(run)
-        self._trim(run)
+        return found
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
         if run.row < 0:
@@ -523,7 +541,7 @@ class PrefixIndex:
         return self._tables.blocks[0, run.row, start : start + count].astype(np.int64)
 
     def _run_bytes(self, run: Run, offset: int, count: int) -> bytes:
-        size = self._block_bytes
+        size = self.block_bytes
         if run.row < 0:
             return run.tokens[offset * size : (offset + count) * size]
         start = (self.paths[run.row].published + offset) * self._block_size
@@ -531,7 +549,7 @@ class PrefixIndex:
 
     def _common(self, run: Run, offset: int, data: bytes, block: int, count: int) -> int:
         """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
-        size = self._block_bytes
+        size = self.block_bytes
         mine = self._run_bytes(run, offset, count)
         if data.startswith(mine, block * size):
             return count

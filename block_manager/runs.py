@@ -85,7 +85,8 @@ class Run:
         """`host` with entries for at least so many nodes: an open run, whose nodes others may swap out, still grows."""
         have = self.host
         if have is None or len(have) < length:
-            self.host = np.full(length, -1, np.int64)
+            self.host = np.empty(length, np.int64)
+            self.host.fill(-1)
             if have is not None:
                 self.host[: len(have)] = have
             return self.host

@@ -147,8 +147,7 @@ class Tiers:
                 if block >= 0:
                     host.hold(np.array([block], np.int64))
                 else:
-                    block = int(host.draw(1)[0])
-                    index.host.put(run, np.array([at]), np.array([block]))
+                    block = int(index.host.draw_for([(run, at, at + 1)], 1)[0])
                     pairs.append((int(self._tables.blocks[0, row, column]), block))
                 tail.append(block)
                 column += 1

@@ -108,6 +108,21 @@ def test_what_came_and_went_in_between_is_not_told(make_manager, serve):
     assert [event.tokens.tolist() for event in manager.take_events()] == [A]
 
 
+def test_events_that_are_read_late_say_what_they_said_when_they_were_taken(make_manager, serve):
+    readers = []
+    for reads_at_once in (True, False):
+        manager = make_manager(6, 4, host_blocks=2, host_caching=True)
+        taken = []
+        for tokens in (A, [*A, *B], B, [*B, *A], [7] * 9):
+            serve(manager, tokens)
+            taken.append(manager.take_events())
+            if reads_at_once:
+                len(taken[-1])
+        readers.append([[(type(event), event.tier, event.hashes) for event in events] for events in taken])
+    assert readers[0] == readers[1]
+    assert sum(map(len, readers[0])) > 8
+
+
 def test_a_reset_is_told(make_manager, serve):
     manager = make_manager(4, 4)
     serve(manager, A)

@@ -193,8 +193,8 @@ def name_one_block_for_two_nodes(manager):
 
 def evict_as_another_run(manager):
     segments = manager._device.free_list._lowest._segments
-    number, blocks, run, when = segments.pop()
-    assert run is runs_of(manager)[3]
+    number, blocks, nodes, when = segments.pop()
+    assert nodes is runs_of(manager)[3]
     segments.append((number, blocks, runs_of(manager)[0], when))
 
 
@@ -269,7 +269,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (change_the_key_of_a_run, "4: run 3 is found under another key than its own."),
     (drop_the_parent_of_a_run, "5: run 1 hangs off run 0, which is gone."),
     (close_the_path_of_an_open_run, "4: run 1 is open for row 1, which does not extend it."),
-    (swap_two_host_blocks, "4: host block 1 does not know that it holds node 2:0."),
+    (swap_two_host_blocks, "5: row 2 pins host block 0 at column 0, which is not its node's."),
     (miscount_the_children, "5: run 0 counts children {1: 2}; there are {1: 1}."),
     (forget_the_children, "5: run 0 counts children None; there are {1: 1}."),
     (mark_a_plain_block_as_carrying, "4: 6 device blocks carry a node; 5 nodes say that they reside there."),
@@ -279,7 +279,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
     (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
     (name_one_block_for_two_nodes, "4: block 0 holds node 0:1 and one of run 0, too."),
-    (evict_as_another_run, "4: blocks [6] are to be evicted as run 0, and are not its nodes."),
+    (evict_as_another_run, "4: device blocks [6] are to be evicted as nodes whose blocks are [0]."),
     (promise_and_do_not_draw, "6: 1 blocks are promised to rows and not drawn."),
     (evict_a_parent_before_its_child, "5: run 1 is on the device and its parent node is not."),
     (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
