@@ -136,6 +136,8 @@ _WITHOUT_LIMITS = {
     "max_waiting": None,
     "async_moves": False,
     "watermark": None,
+    "preemption": None,
+    "max_preemptions": None,
     "host_caching": False,
     "event_stride": 0,
     "least_load": 0,
@@ -309,6 +311,7 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
     "visit": lambda rig, tokens, others: (
         (tokens, others[: rig.naive.device.available * rig.world.block_size] or [0]) if tokens else None
     ),
+    "retain": lambda rig, tokens, namespace=None, priority=1, lasts=None: (tokens, namespace, max(1, priority), lasts),
     "misuse": _misused,
 }
 _OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
