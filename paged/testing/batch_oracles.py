@@ -194,7 +194,7 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         return []
     if policy.composition == "apart":
         return []
-    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.intersection(rig.live):
+    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.keys() & rig.live:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
     if not set(statuses.values()) <= {"waiting", "running"}:

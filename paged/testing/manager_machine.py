@@ -76,6 +76,36 @@ class ManagerMachine(RigMachine):
             row = self.rig.add(prompt, None)
             self.rig.allocate([row], [self.rig.left(row)])
 
+    @rule(tokens=prompts(), salt=st.integers(0, 2), forks=st.booleans(), num_ended=st.integers(0, 2))
+    def arrive_in_three_batches(self, tokens: list[int], salt: int, forks: bool, num_ended: int) -> None:
+        """A prompt; in the next batch one that goes on after it, and computes its beginning again; and when the first has been
+        computed, the same twice: one row computes the rest once more, and one shares that. So the second batch ends with content that
+        others are still computing together; its row may be forked then, and goes on."""
+        if self.rig.idle_rows:
+            self.rig.free(self.rig.idle_rows)
+        if self.rig.batches[0][1] or self.rig.naive.device.available < 5:
+            return
+        size, namespace = self.rig.world.block_size, ("after", salt)
+        prompt = (tokens * 2 * size)[: 2 * size]
+        self.serve(prompt[:size], namespace, "start")
+        self.rig.seal()
+        self.serve(prompt, namespace, "start")
+        row = self.rig.batches[-1][1][-1]
+        self.rig.seal()
+        self.rig.confirm()
+        self.serve(prompt, namespace, "start")
+        self.serve([*prompt, tokens[0]], namespace, "start")
+        self.rig.seal()
+        self.rig.confirm()
+        if forks and self.capabilities.fork:
+            self.rig.fork(row)
+        if num_ended:
+            self.rig.confirm()
+        if num_ended > 1:
+            self.rig.append(row, tokens[:1])
+            self.rig.allocate([row], [1])
+            self.rig.confirm()
+
     @where(lambda self: self.rig.idle_rows)
     @rule(pick=picks, tokens=tails())
     def append(self, pick: int, tokens: list[int]) -> None:

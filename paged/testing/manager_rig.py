@@ -222,11 +222,12 @@ class ManagerRig:
         self._leave(0)
         for row in rows:
             self._fail_on(self._misplaced(row, self.naive.rows[row].computed + self.naive.rows[row].scheduled))
-        switched = self.naive.switched
+        switched, shared = self.naive.switched, self.naive.switched_shared
         self.manager.confirm(rows)
-        self.naive.confirm(rows)
+        self.naive.confirm(rows, self._is_shown)
         self._forget_sharers(number)
         self.events["switch"] += self.naive.switched > switched
+        self.events["switch of several tables"] += self.naive.switched_shared > shared
         self._compare()
 
     def cancel(self) -> None:
@@ -261,6 +262,7 @@ class ManagerRig:
         state = self.naive.rows[row]
         holds_nodes_only = len(state.table) * self.world.block_size == state.computed
         won = self.manager.extend_hit(row)
+        self.naive.catch_up(state, self._is_shown)
         if won or not (state.has_computed or not holds_nodes_only):
             expected = self.naive.extend_hit(state)
             self._content_moves()
@@ -474,6 +476,10 @@ class ManagerRig:
             return None
         self._fail_on([] if nodes else ["content that is not there could be kept"])
         return kept
+
+    def _is_shown(self, node: Node) -> bool:
+        """Whether the manager has confirmed content, where it may leave it to a row that is still computing it."""
+        return self._path(node) in self.manager.cached_contents()
 
     def _leader(self, node: Node, candidates: list[Block]) -> Block:
         """Which of several rows that compute the same content the manager shows to others; the first, if it shows none."""

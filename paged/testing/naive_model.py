@@ -45,6 +45,8 @@ class Row:
     has_computed: bool = False
     """Whether it owes its blocks to more than lookups."""
     unconfirmed: tuple[int, int] | None = None
+    behind: int | None = None
+    """The first column of which the computed content is no node yet, if there is one: see `NaiveManager.confirm`."""
     """(batch, column): from this column on it shares blocks that the batch is still computing."""
 
 
@@ -142,7 +144,7 @@ class NaiveManager:
         self.rows: dict[int, Row] = {}
         self.batch = 1
         self.pending: dict[Node, tuple[Row, Block]] = {}
-        self.switched = 0
+        self.switched = self.switched_shared = 0
         # Copies of content that the call under way makes, (source, destination), and the host blocks that they touch.
         self.offloaded: list[tuple[Block, Block]] = []
         self.loaded: list[tuple[Block, Block]] = []
@@ -356,10 +358,15 @@ class NaiveManager:
         self.forget_dead()
         rows = [self.rows[number] for number in numbers if self.rows[number].writes]
         computing: dict[Node, list[Block]] = {}
+        lives = self._living_nodes()
+        for row in list(rows):
+            if row.behind is not None and self.node(row.namespace, row.tokens, row.behind + 1) in lives:
+                rows.remove(row)
+            else:
+                self.catch_up(row)
         for row in rows:
             for node, block in self._computing(row):
                 computing.setdefault(node, []).append(block)
-        lives = self._living_nodes()
         for row in rows:
             for node, block in self._computing(row):
                 candidates = computing[node]
@@ -367,24 +374,32 @@ class NaiveManager:
                     break
                 self.pending[node] = (row, block)
 
-    def confirm(self, numbers: Sequence[int]) -> None:
-        """What is in flight was computed: full blocks become nodes, and a duplicate gives way to the block that is there."""
+    def confirm(self, numbers: Sequence[int], is_shown: Callable[[Node], bool] = lambda node: True) -> None:
+        """What is in flight was computed: full blocks become nodes, and a duplicate gives way to the block that is there.
+
+        Content that a later batch has pending, and that others share there already, has two blocks to choose from: `is_shown` says
+        whether the manager has made a node of the confirmed one. If not, its row tries again later.
+        """
         for node, (row, block) in self.pending.items():
             if row.batch and row in [self.rows[number] for number in numbers] and node not in self.device.resident:
                 self.device.resident[node], block.node = block, node
         for number in numbers:
             row = self.rows[number]
-            first = row.computed // self.block_size
+            first = row.computed // self.block_size if row.behind is None else row.behind
             row.computed += row.scheduled
             row.has_computed = True
             self._withdraw(row)
-            for column in range(first, row.computed // self.block_size):
-                self._publish(row, column)
+            self._publish_all(row, first, is_shown)
         for row in self.rows.values():
             still_computing = row.unconfirmed is not None and any(
                 r.batch == row.unconfirmed[0] for r in self.rows.values()
             )
             row.unconfirmed = row.unconfirmed if still_computing else None
+
+    def catch_up(self, row: Row, is_shown: Callable[[Node], bool] = lambda node: True) -> None:
+        """What the row computed, and could not make nodes of, is looked at again."""
+        if row.behind is not None:
+            self._publish_all(row, row.behind, is_shown)
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """What is in flight was not computed. Rows that share it fall back to what is confirmed, their own blocks behind included."""
@@ -413,6 +428,7 @@ class NaiveManager:
         self._shrink(row, num_blocks)
         row.reserved = min(row.reserved, num_blocks)
         row.computed = min(row.computed, num_blocks * self.block_size)
+        row.behind = None if row.behind is None or row.behind >= num_blocks else row.behind
 
     def free(self, numbers: Sequence[int]) -> None:
         """Rows end, each giving its blocks back tail first."""
@@ -429,6 +445,7 @@ class NaiveManager:
         self.rows[child] = Row(list(row.tokens), row.namespace, table, row.computed)
         self.rows[child].reads, self.rows[child].writes = row.reads, row.writes
         self.rows[child].unconfirmed, self.rows[child].has_computed = row.unconfirmed, row.has_computed
+        self.rows[child].behind = row.behind
 
     def swap_out(self, numbers: Sequence[int], keep: int) -> list[tuple[Block, Block]]:
         """Blocks from column `keep` on go to the host, nodes that are there already only pinned.
@@ -538,15 +555,38 @@ class NaiveManager:
         self.pending = {node: entry for node, entry in self.pending.items() if entry[0] is not row}
         row.scheduled = row.batch = 0
 
-    def _publish(self, row: Row, column: int) -> None:
+    def _publish_all(self, row: Row, first: int, is_shown: Callable[[Node], bool] = lambda node: True) -> None:
+        """The row's computed blocks from column `first` on become nodes, up to one that the manager does not show yet."""
+        row.behind = None
         if not (self.prefix_caching and row.writes):
             return
+        for column in range(first, row.computed // self.block_size):
+            node = self.node(row.namespace, row.tokens, column + 1)
+            other, pending = self.pending.get(node, (row, row.table[column]))
+            if other is not row and node not in self.device.resident:
+                if pending.refs > 1 and not is_shown(node):
+                    row.behind = column
+                    return
+                self._give_way(other, node)
+            self._publish(row, column)
+
+    def _give_way(self, row: Row, node: Node) -> None:
+        """The row's content from this node on is pending no more."""
+        namespace, tokens = node
+        self.pending = {
+            (n, t): entry
+            for (n, t), entry in self.pending.items()
+            if entry[0] is not row or n != namespace or t[: len(tokens)] != tokens
+        }
+
+    def _publish(self, row: Row, column: int) -> None:
         node, block = self.node(row.namespace, row.tokens, column + 1), row.table[column]
         there = self.device.resident.setdefault(node, block)
         if there is block:
             block.node = node
             return
         self.switched += 1
+        self.switched_shared += block.refs > 1
         for other in self.rows.values():
             if block in other.table:
                 self.device.hold(there)

@@ -37,6 +37,8 @@ def random_world(chance: random.Random) -> World:
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
         watermark=chance.choice([None, None, 0.2, 0.4]),
+        preemption=chance.choice([None, None, "swap"]),
+        max_preemptions=chance.choice([None, None, 1, 2]),
     )
 
 

@@ -60,12 +60,17 @@ class SchedulerMachine(RigMachine):
         self.add(replace(wish, prompt=wish.prompt + more), again=False)
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
-    @rule(wish=wishes(), steps=st.integers(4, 16))
-    def crowd(self, wish: Wish, steps: int) -> None:
-        """Three short prompts that grow until they are in each other's way."""
-        for salt in (None, "a", "b"):
-            self.add(replace(wish, share=0.2, output=1.0, num_sequences=1, num_computed=0, salt=salt), again=False)
-        self.serve(steps, ())
+    @rule(wish=wishes(), steps=st.integers(4, 16), counts=COUNTS, is_patient=st.booleans())
+    def crowd(self, wish: Wish, steps: int, counts: tuple[int, ...], is_patient: bool) -> None:
+        """Three short prompts that grow until they are in each other's way. The last one may be a group, of which a sequence waits."""
+        wish = replace(wish, share=0.2, output=1.0, num_computed=0)
+        for salt in (None, "a"):
+            self.add(replace(wish, num_sequences=1, salt=salt), again=False)
+        self.add(replace(wish, salt="b"), again=False)
+        if is_patient:
+            self.serve(steps, counts)
+        else:
+            self.go_on(steps, counts)
 
     @where(lambda self: len(self.rig.flights) < 3)
     @rule()
@@ -86,6 +91,15 @@ class SchedulerMachine(RigMachine):
         for _ in range(steps):
             if self.rig.has_work:
                 self.rig.step(counts)
+
+    @where(lambda self: self.rig.has_work)
+    @rule(steps=st.integers(2, 12), counts=COUNTS)
+    def go_on(self, steps: int, counts: tuple[int, ...]) -> None:
+        """Steps of an engine that waits for nobody: transfers and loads stay outstanding, and what samples nothing in the first
+        step gets no tokens while the others go on."""
+        for number in range(steps):
+            if self.rig.has_work:
+                self.rig.step(() if number else counts, is_patient=False)
 
     @where(lambda self: self.rig.flights)
     @rule(pick=picks)
@@ -110,15 +124,21 @@ class SchedulerMachine(RigMachine):
         self.rig.cancel(moved)
 
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
-    @rule(steps=st.integers(1, 4), pick=picks)
-    def take_back_copies(self, steps: int, pick: int) -> None:
-        """The first of the next steps that copies anything fails before it has, and whoever it was for may be gone by then."""
+    @rule(wish=wishes(), steps=st.integers(1, 8), num_gone=st.integers(0, 2), pick=picks)
+    def take_back_copies(self, wish: Wish, steps: int, num_gone: int, pick: int) -> None:
+        """The first of the next steps that copies anything fails before it has. Whoever it was for may be gone by then, and somebody
+        else's prompt, which nothing is known of, takes the room."""
         for _ in range(steps):
             batch = self.rig.schedule()
             if len(batch.moves):
                 self.rig.cancel(False)
-                if pick % 2 and self.rig.live:
+                for _ in range(min(num_gone, len(self.rig.live))):
                     self.rig.abort(self.rig.live[pick % len(self.rig.live)])
+                if num_gone:
+                    self.add(
+                        replace(wish, share=1.0, num_sequences=1, num_computed=0, priority=-1, salt="b"), again=False
+                    )
+                self.go_on(2, ())
                 break
             self.rig.update(())
 

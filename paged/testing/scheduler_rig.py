@@ -73,8 +73,8 @@ class SchedulerRig:
         self.statuses: dict[str, str] = {}
         self.figures = Figures()
         self.past: set[str] = set()
-        # Requests that were preempted: some policies reserve more for them.
-        self.preempted: set[str] = set()
+        # How often each request was preempted: some policies reserve more for those that were.
+        self.preempted: Counter[str] = Counter()
         self.num_added = 0
         self.carries_moves = False
         self.has_failed = False
@@ -158,12 +158,14 @@ class SchedulerRig:
         """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding."""
         self._note("schedule")
         before = batch_oracles.observe(self)
+        evicted = self._num_evicted()
         with self._blaming():
             batch = self.scheduler.schedule(now=self.now)
         self._record(batch)
+        self._note_pressure(batch, evicted)
         for id, kind in batch.preempted:
             self.events[f"preempted by {kind}"] += 1
-            self.preempted.add(id)
+            self.preempted[id] += 1
             self._forget_progress(id)
         self.figures.scheduled(batch)
         self._fail_on(batch_oracles.violations(self, before, batch))
@@ -359,16 +361,11 @@ class SchedulerRig:
         self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
         self._fail_on(life_oracles.at_rest(self))
 
-    def step(self, counts: Sequence[int] = ()) -> None:
-        """One whole step of a patient engine: all transfers reported, all starving sequences fed, one batch begun and ended."""
-        while self.transfers:
-            self.moved()
-        for id in list(self.loads):
-            self.loaded(id, self.loads[id].num_tokens)
-        for id in self.live:
-            for number, sequence in enumerate(self.books[id].sequences):
-                if sequence.starves and sequence.reason is None and not self.in_flight(id):
-                    self.append(id, [0], number)
+    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True) -> None:
+        """One whole step: one batch begun and ended. Before it a patient engine has all transfers reported and all starving sequences
+        fed; the other one lets them wait."""
+        if is_patient:
+            self._wait_for_all()
         if self.flights:
             self.update(counts)
             return
@@ -380,6 +377,16 @@ class SchedulerRig:
             self._check()
         else:
             self.update(counts)
+
+    def _wait_for_all(self) -> None:
+        while self.transfers:
+            self.moved()
+        for id in list(self.loads):
+            self.loaded(id, self.loads[id].num_tokens)
+        for id in self.live:
+            for number, sequence in enumerate(self.books[id].sequences):
+                if sequence.starves and sequence.reason is None and not self.in_flight(id):
+                    self.append(id, [0], number)
 
     def root(self, namespace: object) -> bytes:
         """How the manager spells a request's namespace in `cached_contents`, learned from a manager of one block."""
@@ -473,6 +480,26 @@ class SchedulerRig:
         for sequence in range(len(self.books[id].sequences)):
             self.computed.pop((id, sequence), None)
 
+    def _num_evicted(self) -> int:
+        """Blocks of content that have left the device, where that is asked for: while copies wait, and the host would take it."""
+        return self.manager.stats().evicted_blocks if self.carries_moves and self.world.keeps_content_on_host else 0
+
+    def _note_pressure(self, batch: Any, evicted: int) -> None:
+        """Count what goes on at once in a step that is short of memory; `evicted`: `_num_evicted` before it."""
+        events, policy = self.events, getattr(self.scheduler, "policy", None)
+        events["evicted while copies wait"] += self._num_evicted() > evicted
+        if self.transfers:
+            events["preempted during a transfer"] += len(batch.preempted) > 0
+            events["returned during a transfer"] += any(self.preempted[id] for id in batch.admitted)
+        waits = {id for id in self.live if any(s.starves and s.reason is None for s in self.books[id].sequences)}
+        events["preempted while it waits"] += any(id in waits for id, _ in batch.preempted)
+        computes = {id for id, _ in batch_oracles.keys_of(batch)}
+        events["recomputed while it waits in part"] += any(self.preempted[id] for id in waits & computes)
+        bound = None if policy is None else policy.max_preemptions
+        if bound is not None:
+            running = [id for id in self.live if self.preempted[id] >= bound and self.scheduler.status(id) == "running"]
+            events["several at their last preemption"] += len(running) > 1
+
     def _record(self, batch: Any) -> None:
         columns = (batch.rows, batch.num_tokens, batch.token_ids, batch.slot_mapping, batch.table_blocks)
         moves = (batch.moves.device_to_host, batch.moves.host_to_device, batch.moves.device_to_device)
@@ -503,7 +530,7 @@ class SchedulerRig:
         for id in [id for id in self.books if self._is_settled(id)]:
             self._forget_progress(id)
             self.figures.forget(id)
-            self.preempted.discard(id)
+            self.preempted.pop(id, None)
             del self.books[id], self.statuses[id]
             self.past.add(id)
 

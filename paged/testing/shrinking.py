@@ -136,6 +136,8 @@ _WITHOUT_LIMITS = {
     "max_waiting": None,
     "async_moves": False,
     "watermark": None,
+    "preemption": None,
+    "max_preemptions": None,
     "host_caching": False,
     "event_stride": 0,
     "least_load": 0,

@@ -31,6 +31,10 @@ class World(MemoryWorld):
     event_stride: int = 0
     watermark: float | None = None
     """Share of the pool that admission leaves available; None: as the policy says, which is no block of a pool this small."""
+    preemption: str | None = None
+    """What becomes of blocks that are given up; None: as the policy says, for which blocks this small are hardly worth a copy."""
+    max_preemptions: int | None = None
+    """After how many a request gets its worst case reserved; None: as the policy says, which is more than most requests here suffer."""
 
     @property
     def longest(self) -> int:
@@ -82,7 +86,9 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "async_moves": world.async_moves,
     }
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
-    policy = POLICIES[world.policy]
-    if world.watermark is not None:
-        policy = msgspec.structs.replace(policy, watermark=world.watermark)
-    return build(manager_in(world), policy=policy, **limits)
+    wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}
+    if world.policy in RESERVES:
+        # Nobody is preempted who reserved all, and such policies say so themselves.
+        wishes["preemption"] = wishes["max_preemptions"] = None
+    changes = {name: wish for name, wish in wishes.items() if wish is not None}
+    return build(manager_in(world), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits)
