@@ -8,20 +8,20 @@ r"""Put your own engine's KV-cache manager in front of the kit: a home-grown all
 nothing of paged. `OurManager` is all that the kit needs beside it. The kit draws pools of a few blocks of 1, 2 or 4 tokens and
 calls it in any order, beside a model in plain lists; what it finds is made short. Here it says, after two seconds:
 
-    content that should be gone: (b'None', b'\x00\x00\x00\x00\x00\x00\x00\x00')
+    content that should be gone: (b'None', b'\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00')
 
     The program:
-    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=2))
-    rig.add([0, 0], None)
-    rig.allocate([0], [2])
+    rig = ManagerRig(ManagerWorld(num_blocks=1, block_size=4))
+    rig.add([0, 0, 0, 0], None)
+    rig.allocate([0], [4])
     rig.confirm()
     rig.free([0])
-    rig.add([0, 1, 0], None)
-    rig.allocate([0], [3])
+    rig.add([0], None)
+    rig.allocate([0], [1])
     rig.confirm()
 
-A sequence [0, 0] computes a block, ends, and leaves the block idle. Another one then needs both blocks of the pool, so that content
-has to go. The allocator still finds it: the next prompt that begins with [0, 0] would be given the KV of [0, 1]. The program can
+A sequence of four zeros computes a block, ends, and leaves the block idle. Another one then needs the only block of the pool, so that
+content has to go. The allocator still finds it: the next prompt that begins with four zeros would be given the KV of another. The program can
 be pasted into a test with `rig = ManagerRig(..., OurManager)`. `MendedAllocator` has the line that was missing.
 """
 
