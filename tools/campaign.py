@@ -40,8 +40,8 @@ def run_round(name: str, examples: int) -> tuple[str, int, float, str]:
         build = StandInEngine
 
     machine, steps = {
-        "manager": (ManagerMachine, 50),
-        "scheduler": (SchedulerMachine, 50),
+        "manager": (ManagerMachine, 30),
+        "scheduler": (SchedulerMachine, 30),
         "engine": (EngineMachine, 15),
         "stand-in engine": (StandInMachine, 20),
     }[name]

@@ -66,6 +66,8 @@ class _Held:
             self._look(name, promise, answer, arguments)
             return answer
 
+        # From now on it is found without a question.
+        self.__dict__[name] = call
         return call
 
     def _look(self, name: str, promise: Promise, answer: Any, arguments: tuple[Any, ...] | None = None) -> None:

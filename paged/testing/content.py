@@ -31,10 +31,15 @@ class Contents:
         self._token: list[int] = []
         self._checksum: list[int] = []
         self._root: list[object] = []
+        self._roots: dict[tuple[type, str], int] = {}
 
     def root(self, namespace: object) -> int:
         """The empty prefix of a namespace. Roots are never what a slot holds."""
-        return self._intern(("root", typed(namespace)), POISON, POISON, typed(namespace))
+        key = type(namespace), repr(namespace)
+        if key not in self._roots:
+            spelled = typed(namespace)
+            self._roots[key] = self._intern(("root", spelled), POISON, POISON, spelled)
+        return self._roots[key]
 
     def extend(self, prefix: int, token: int) -> int:
         """The content of the slot that `token` gets after `prefix`."""

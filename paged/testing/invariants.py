@@ -60,11 +60,12 @@ def references(manager: Any, *, may_hold: bool = False) -> list[str]:
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
-    beyond = manager.ref_counts - named
+    ref_counts = manager.ref_counts
+    beyond = ref_counts - named
     if (beyond < 0).any() or (not may_hold and beyond.any()):
         wrong = (beyond != 0).nonzero()[0].tolist()
         found.append(
-            f"2: blocks {wrong} have ref counts {manager.ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
+            f"2: blocks {wrong} have ref counts {ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
         )
     return found
 
@@ -84,12 +85,19 @@ def used_means_referenced(manager: Any) -> list[str]:
 def table_lengths(manager: Any) -> list[str]:
     """6: a table covers all that is computed or in flight, unless the rest of the row lies on the host."""
     found = []
+    size, tokens, computed, scheduled = (
+        manager.block_size,
+        manager.num_tokens,
+        manager.num_computed,
+        manager.num_scheduled,
+    )
     for row in manager.live_rows.tolist():
-        needed = -(-int(manager.num_computed[row] + manager.num_scheduled[row]) // manager.block_size)
+        end = int(computed[row] + scheduled[row])
+        needed = -(-end // size)
         held = len(manager.table(row)) + manager.num_host_tail(row)
         if held < needed:
             found.append(f"6: row {row} has {held} blocks for {needed} blocks of tokens")
-        if manager.num_computed[row] + manager.num_scheduled[row] > manager.num_tokens[row]:
+        if end > tokens[row]:
             found.append(f"6: row {row} computes more tokens than it knows")
     return found
 

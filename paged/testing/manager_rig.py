@@ -19,7 +19,7 @@ from paged.testing.conformance import held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.memory_world import MemoryWorld, manager_in
-from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom, Row
+from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom
 from paged.testing.protocol import capabilities_of
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation
@@ -520,8 +520,7 @@ class ManagerRig:
         self.naive.forget_dead()
         found = invariants.memory(self.manager, may_hold=bool(self.naive.pins))
         found += self._tallies()
-        for number in self.rows:
-            found += self._row_differences(number, self.naive.rows[number])
+        found += self._row_differences()
         found += [f"check(): {violation}" for violation in self.manager.check()]
         if not found:
             found += self._content_differences()
@@ -544,21 +543,26 @@ class ManagerRig:
         self.naive.device.evicted = 0
         return found
 
-    def _row_differences(self, number: int, row: Row) -> list[str]:
-        manager, table = self.manager, self.manager.table(number).tolist()
-        shown = tuple(
-            int(column[number]) for column in (manager.num_tokens, manager.num_computed, manager.num_scheduled)
-        )
-        expected = (len(row.tokens), row.computed, row.scheduled)
-        found = [f"row {number}: tokens, computed, scheduled {shown}, expected {expected}"] if shown != expected else []
-        if len(table) != len(row.table):
-            return [*found, f"row {number}: {len(table)} blocks, expected {len(row.table)}"]
-        for column, (id, block) in enumerate(zip(table, row.table, strict=True)):
-            if self.ids.setdefault(block, id) != id:
-                found.append(f"row {number}: block {id} at column {column}, expected {self.ids[block]}")
-            refs = int(manager.ref_counts[id])
-            if refs != block.refs:
-                found.append(f"block {id}: ref count {refs}, expected {block.refs}")
+    def _row_differences(self) -> list[str]:
+        """How long each row is, which blocks it has and who else holds them."""
+        manager, found = self.manager, []
+        # Asked once: a subject may make them anew each time.
+        columns, ref_counts = (manager.num_tokens, manager.num_computed, manager.num_scheduled), manager.ref_counts
+        for number in self.rows:
+            row, table = self.naive.rows[number], manager.table(number).tolist()
+            shown = tuple(int(column[number]) for column in columns)
+            expected = (len(row.tokens), row.computed, row.scheduled)
+            if shown != expected:
+                found.append(f"row {number}: tokens, computed, scheduled {shown}, expected {expected}")
+            if len(table) != len(row.table):
+                found.append(f"row {number}: {len(table)} blocks, expected {len(row.table)}")
+                continue
+            for column, (id, block) in enumerate(zip(table, row.table, strict=True)):
+                if self.ids.setdefault(block, id) != id:
+                    found.append(f"row {number}: block {id} at column {column}, expected {self.ids[block]}")
+                refs = int(ref_counts[id])
+                if refs != block.refs:
+                    found.append(f"block {id}: ref count {refs}, expected {block.refs}")
         return found
 
     def _content_differences(self) -> list[str]:

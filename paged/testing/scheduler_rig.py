@@ -78,6 +78,8 @@ class SchedulerRig:
         self.num_added = 0
         self.carries_moves = False
         self.has_failed = False
+        # Within `step`, which begins and ends a batch.
+        self._is_between = False
         self.now = 0.0
         self.calls: list[Call] = []
         self.decisions: list[Any] = []
@@ -369,7 +371,9 @@ class SchedulerRig:
         if self.flights:
             self.update(counts)
             return
+        self._is_between = True
         batch = self.schedule()
+        self._is_between = False
         if batch.is_empty:
             with self._blaming():
                 outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
@@ -513,6 +517,10 @@ class SchedulerRig:
 
     def _check(self) -> None:
         with self._blaming(Violation):
+            if self._is_between:
+                # Half of a whole step, after which everything is looked at.
+                self._fail_on(life_oracles.states(self))
+                return
             found = life_oracles.violations(self)
             found += [violation for id in self.books for violation in self._received(id)]
             found += self.events_read.look()
