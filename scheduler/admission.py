@@ -23,10 +23,13 @@ from scheduler.reservations import (
 from scheduler.state import State, Step
 from scheduler.status import Status
 
+NUM_PASSING = 4
+"""Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""
+
 
 def let_in(state: State, step: Step) -> None:
     """Return and admit as budget, seats and memory allow; nobody overtakes one who does not fit."""
-    state.is_shut = False
+    was_shut, state.is_shut = state.is_shut, False
     if step.is_short or not step.may_move:
         # Memory was short a moment ago: whoever came in now would be the next victim.
         return
@@ -50,6 +53,10 @@ def let_in(state: State, step: Step) -> None:
         else:
             _shut(state, step)
         return
+    foresight = state.foresight
+    if foresight is not None and not foresight.looks_now(was_shut):
+        state.is_shut = True
+        return
     while state.waiting.num and step.budget > 0:
         if _admit_plain_ones(state, step):
             _shut(state, step)
@@ -58,9 +65,13 @@ def let_in(state: State, step: Step) -> None:
             return
         request = state.waiting.head()
         state.manager.draw_promised()
-        if not _has_seats(state, step, request) or not _fits(state, step, request):
-            _shut(state, step, request)
-            return
+        if not _may_enter(state, step, request):
+            passing = _one_behind(state, step, request)
+            if passing is None:
+                _shut(state, step, request)
+                return
+            request.passed += 1
+            request = passing
         admit(state, step, request)
 
 
@@ -69,11 +80,28 @@ def _shut(state: State, step: Step, request: RequestState | None = None) -> None
     with."""
     if step.preempted or step.moves:
         return
+    if state.foresight is not None:
+        state.foresight.nobody_fits()
     if request is not None and state.manager.prefix_caching:
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         if state.manager.may_be_found(tokens, request.root):
             return
     state.is_shut = True
+
+
+def _may_enter(state: State, step: Step, request: RequestState) -> bool:
+    """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later."""
+    if not _has_seats(state, step, request) or not _fits(state, step, request):
+        return False
+    return state.foresight is None or state.foresight.fits(request)
+
+
+def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | None:
+    """The first of the next that may enter before the head of the queue, which may not; None if it has been passed often enough."""
+    if head.passed >= state.policy.max_passes:
+        return None
+    behind = state.waiting.behind(NUM_PASSING)
+    return next((request for request in behind if _may_enter(state, step, request)), None)
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:

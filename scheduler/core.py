@@ -193,7 +193,7 @@ class Scheduler:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
         state.waiting.add(new)
-        if state.waiting.head() is new:
+        if state.foresight is not None or state.waiting.head() is new:
             state.is_shut = False
 
     def schedule(self, now: float = 0.0) -> Batch:
@@ -392,6 +392,9 @@ class Scheduler:
         if row >= 0:
             state.columns.max_total[row] = request.max_total[sequence]
             state.columns.min_total[row] += len(array)
+            state.columns.prompt_total[row] += len(array)
+            if state.columns.expected_total[row]:
+                state.columns.expected_total[row] += len(array)
             if state.counts_reserved:
                 state.columns.reserved[row] = reserved_tokens(state, request, sequence)
         if total >= longest and request not in state.to_reject:

@@ -110,6 +110,12 @@ def _waiting(state: State, request: RequestState) -> Explanation:
             f"it needs {len(sizes)} contiguous region(s) of {max(sizes)} blocks, rounded up to a power of two; the largest that is free "
             f"has {state.regions.largest_free}, though {free} blocks are free in all."
         )
+    elif state.foresight is not None and not state.foresight.fits(request):
+        most, slots = state.foresight.peak_with(request), state.foresight.capacity_with(request)
+        reason = (
+            f"with it, those who are in would need {most:,} tokens at their fullest moment, as long as outputs are taken to become, and there "
+            f"is room for {slots:,}."
+        )
     elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
         reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
     elif state.policy.batching == "whole" and state.running.num:

@@ -19,6 +19,7 @@ _STRATEGIES = {
     "order": ("priority", "fcfs"),
     "batching": ("continuous", "whole"),
     "reservation": ("prompt", "max", "expected", "pow2", "context", "longest"),
+    "foresight": ("none", "predicted", "expected"),
     "layout": ("blocks", "counted", "region"),
     "composition": ("decodes_first", "in_order", "apart", "lockstep"),
     "padding": ("none", "left"),
@@ -34,11 +35,19 @@ _GOES_WITH = (
     (("reservation", "longest"), ("layout", ("blocks",))),
     (("layout", "counted"), ("reservation", ("max", "expected", "pow2", "context"))),
     (("layout", "region"), ("reservation", ("max", "expected", "pow2", "context"))),
+    (("foresight", "predicted"), ("reservation", ("prompt",))),
+    (("foresight", "expected"), ("reservation", ("prompt",))),
+    (("foresight", "predicted"), ("batching", ("continuous",))),
+    (("foresight", "expected"), ("batching", ("continuous",))),
     (("layout", "region"), ("batching", ("continuous",))),
     # A region is given back as it was taken, in one piece.
     (("layout", "region"), ("take", ("whole",))),
     (("layout", "region"), ("preemption", ("recompute",))),
 )
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +62,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                      and max_tokens; "expected": of prompt and Request.expected_tokens; "pow2": of prompt and these, rounded up to a
                      power of two; "context": of the longest sequence that model and pool allow; "longest": of the longest prompt and
                      the largest max_tokens of its batch. Without expected_tokens, or once they are reached, max_tokens stands in
+    foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
+                     "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
+                     others were where it says nothing
+    quantile         share of outputs that "predicted" takes to end within its guess: 0 is bold, 1 careful
+    waste_target     share of computed tokens that were recomputed or swapped, towards which the quantile is steered as requests end;
+                     None: it stays
+    quantile_range   between which it is steered
+    max_passes       how often a waiting request that does not fit is passed by one of the next four
     layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
                      need it; "region": drawn, and a region of a power of two blocks has to be free (see regions.py)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone; "apart": a step
@@ -78,6 +95,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     order: Literal["priority", "fcfs"] = "priority"
     batching: Literal["continuous", "whole"] = "continuous"
     reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
+    foresight: Literal["none", "predicted", "expected"] = "none"
+    quantile: float = 0.5
+    waste_target: float | None = None
+    quantile_range: tuple[float, float] = (0.1, 0.8)
+    max_passes: int = 0
     layout: Literal["blocks", "counted", "region"] = "blocks"
     composition: Literal["decodes_first", "in_order", "apart", "lockstep"] = "decodes_first"
     padding: Literal["none", "left"] = "none"
@@ -104,6 +126,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise self._wrong(f"watermark has to be a share of the pool; got {self.watermark!r}.")
         if not 0 <= self.watermark < 1:
             raise self._wrong(f"watermark has to be in [0, 1); got {self.watermark}.")
+        least, most = self._range_checked()
+        if not _is_share(self.quantile) or not least <= self.quantile <= most:
+            raise self._wrong(f"quantile has to be in quantile_range [{least}, {most}]; got {self.quantile!r}.")
+        if self.waste_target is not None and not (_is_share(self.waste_target) and self.waste_target > 0):
+            raise self._wrong(f"waste_target has to be in (0, 1], or None; got {self.waste_target!r}.")
+        if type(self.max_passes) is not int or self.max_passes < 0:
+            raise self._wrong(f"max_passes has to be at least 0; got {self.max_passes!r}.")
         ratio = self.waiting_served_ratio
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
             raise self._wrong(f"waiting_served_ratio has to be a finite number of at least 0; got {ratio!r}.")
@@ -111,6 +140,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and (type(value) is not int or value < 1):
                 raise self._wrong(f"{field} has to be at least 1; got {value}.")
+
+    def _range_checked(self) -> tuple[float, float]:
+        try:
+            least, most = self.quantile_range
+        except (TypeError, ValueError):
+            raise self._wrong(f"quantile_range has to be two shares; got {self.quantile_range!r}.") from None
+        if not (_is_share(least) and _is_share(most) and least <= most):
+            raise self._wrong(f"quantile_range has to be two shares from 0 to 1, rising; got {self.quantile_range!r}.")
+        return least, most
 
     def _wrong(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"policy {self.name}: {what}")
@@ -128,7 +166,7 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="trtllm-max-utilization", summary="whoever fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
     Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
-    Policy(name="paged", summary="Dynamic SplitFuse, watermark, only the missing blocks off the latest tail by the cheaper way, bounded preemptions", composition="decodes_first", watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
+    Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.4, waste_target=0.01, max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
 )}
 # fmt: on
 

@@ -48,6 +48,10 @@ class OrderedQueue:
         """The first one; there is one."""
         return self._states[self._head]
 
+    def behind(self, count: int) -> list[RequestState]:
+        """Up to `count` that come after the first."""
+        return self._states[self._head + 1 : self._head + 1 + count]
+
     def remove(self, state: RequestState) -> None:
         """Take a request out; it is there."""
         states, head = self._states, self._head

@@ -229,6 +229,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     follows      id of the request whose blocks it waits to share (None: it does not)
     has_given    blocks were taken from it since it last ran: it counts as preempted
     is_bounded   its worst case is reserved and it is no victim
+    passed       how often one behind it was admitted before it
     is_doomed    aborted in flight; it goes when its batches end
     num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
     transfers    numbers of the batches whose moves it waits for
@@ -257,6 +258,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     swapped_blocks: int = 0
     follows: str | None = None
     is_bounded: bool = False
+    passed: int = 0
     is_doomed: bool = False
     is_new: bool = True
     has_given: bool = False

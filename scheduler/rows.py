@@ -20,6 +20,8 @@ class RowColumns:
 
     max_total  int64: tokens at which the sequence has its full length
     min_total  int64: tokens before which no stop id counts
+    prompt_total, expected_total
+               int64: tokens that are not outputs, and those that it is thought to have in the end (0: nobody knows)
     stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer
     reserved   int64: tokens for which blocks are kept by count; only where the policy does so
     owner      object: the RequestState; id: its id; sequence int64: which sequence of it
@@ -29,6 +31,8 @@ class RowColumns:
         self._num_rows = num_rows
         self.max_total = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)
+        self.prompt_total = np.zeros(num_rows, np.int64)
+        self.expected_total = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
         self.stops = np.full((num_rows, 1), -1, np.int32)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
@@ -46,7 +50,10 @@ class RowColumns:
             self._grow(row + 1)
         request = state.request
         self.max_total[row] = state.max_total[sequence]
-        self.min_total[row] = state.prompt_len + state.appended[sequence] + request.min_tokens
+        before = state.prompt_len + state.appended[sequence]
+        self.min_total[row] = before + request.min_tokens
+        self.prompt_total[row] = before
+        self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
@@ -76,7 +83,17 @@ class RowColumns:
 
     def _grow(self, least: int) -> None:
         size = max(least, 2 * self._num_rows)
-        for name in ("max_total", "min_total", "reserved", "owner", "id", "sequence", "has_stops"):
+        for name in (
+            "max_total",
+            "min_total",
+            "prompt_total",
+            "expected_total",
+            "reserved",
+            "owner",
+            "id",
+            "sequence",
+            "has_stops",
+        ):
             column = getattr(self, name)
             grown = np.zeros(size, column.dtype) if column.dtype != object else np.empty(size, object)
             grown[: self._num_rows] = column

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from block_manager import BlockManager, Moves
 from scheduler.accounting import SchedulerStats
 from scheduler.batch import Batch, Output, RequestUsage
+from scheduler.foresight import Foresight
 from scheduler.policies import Costs, Policy
 from scheduler.queues import OrderedQueue
 from scheduler.regions import Regions
@@ -148,7 +149,11 @@ class State:
         self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
-        self.admits_plainly = policy.chunked and not self.reserves and policy.batching == "continuous"
+        self.admits_plainly = (
+            policy.chunked and not self.reserves and policy.batching == "continuous" and policy.foresight == "none"
+        )
+        # What admission foresees, where the policy looks ahead.
+        self.foresight = None if policy.foresight == "none" else Foresight(self)
         self.composes_apart = policy.composition == "apart"
         # Steps in a row that decoded, under "apart".
         self.num_decode_steps = 0

@@ -42,6 +42,8 @@ def steady_steps(state: State, limit: int) -> int:
     if rows is None or limit < 1:
         return 0
     manager = state.manager
+    if state.foresight is not None and state.waiting.num:
+        limit = min(limit, state.foresight.steps_left)
     ends = int((state.columns.max_total[rows] - manager.num_tokens[rows]).min())
     return max(0, manager.most_decodes(rows, min(limit, ends - 1)))
 

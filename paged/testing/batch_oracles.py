@@ -17,6 +17,9 @@ from paged.testing.reserving import RESERVES_ALL
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
 
+NUM_PASSING = 4
+"""Of so many behind the head of the queue one may pass it, where the policy has `max_passes`."""
+
 Path = tuple[object, ...]
 """Content of a block: the namespace, then the tokens of each block up to it."""
 
@@ -108,13 +111,13 @@ def tables(rig: SchedulerRig, batch: Any) -> list[str]:
 
 
 def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """11: whoever is admitted stood before all who still wait; returning requests come first; the waiting preempt nobody."""
+    """11: whoever is admitted stood before all who still wait, but for those who may be passed; returning requests come first; the
+    waiting preempt nobody."""
     entered = [id for id in batch.admitted if id in before.waiting]
     found = []
     still_waits = {id for id in before.waiting if rig.scheduler.status(id) == "waiting" and not rig.books[id].is_idle}
     ahead = [id for id in before.waiting if id in entered or id in still_waits]
-    if set(ahead[: len(entered)]) != set(entered):
-        found.append(f"11: {entered} were admitted; in order wait {ahead}")
+    found += _overtaken(rig, entered, ahead)
     # Where nobody else could go on, those who wait for tokens from the caller make room, and those who gave way in vain to
     # a request that this very step ended stay out.
     at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle]
@@ -125,6 +128,26 @@ def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         left_out = [id for id in rig.live if rig.scheduler.status(id) in ("paused", "swapped")]
         if left_out:
             found.append(f"11: {entered} were admitted before {left_out} returned")
+    return found
+
+
+def _overtaken(rig: SchedulerRig, entered: list[str], ahead: list[str]) -> list[str]:
+    """11, for those who entered, in that order, of a queue that was `ahead`."""
+    most = getattr(getattr(rig.scheduler, "policy", None), "max_passes", 0)
+    if not most:
+        wrong = set(ahead[: len(entered)]) != set(entered)
+        return [f"11: {entered} were admitted; in order wait {ahead}"] if wrong else []
+    found, queue = [], list(ahead)
+    for id in entered:
+        place = queue.index(id)
+        if place:
+            rig.passed[queue[0]] += 1
+            rig.events["passed another"] += 1
+            if place > NUM_PASSING or rig.passed[queue[0]] > most:
+                found.append(
+                    f"11: {id} passed {queue[0]}, the {place}. behind it, for the {rig.passed[queue[0]]}. time; {most} are allowed"
+                )
+        queue.remove(id)
     return found
 
 
@@ -213,6 +236,9 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     if not waiting or len(batch.token_ids) >= world.max_tokens_per_step or len(rows) >= world.max_sequences:
         return found
     request = rig.books[waiting[0]].request
+    if policy.foresight != "none":
+        # What is there now does not decide.
+        return found
     if request.num_sequences == 1 and not request.num_computed:
         needed = -(-len(rig.known(waiting[0], 0)[1]) // size)
         if needed + owed + (kept if rows else 0) <= manager.num_available:

@@ -75,6 +75,8 @@ class SchedulerRig:
         self.past: set[str] = set()
         # How often each request was preempted: some policies reserve more for those that were.
         self.preempted: Counter[str] = Counter()
+        # How often one behind it came in before it.
+        self.passed: Counter[str] = Counter()
         self.num_added = 0
         self.carries_moves = False
         self.has_failed = False
@@ -539,6 +541,7 @@ class SchedulerRig:
             self._forget_progress(id)
             self.figures.forget(id)
             self.preempted.pop(id, None)
+            self.passed.pop(id, None)
             del self.books[id], self.statuses[id]
             self.past.add(id)
 

@@ -1,0 +1,128 @@
+"""Admission that looks ahead: whether the pool suffices at the moment at which those who are in will need most of it.
+
+With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
+2025). Knows how long outputs are taken to become, how carefully, and when to look again. Does not admit anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.lengths import OutputLengths
+
+if TYPE_CHECKING:
+    from scheduler.request import RequestState
+    from scheduler.state import State
+
+Counts = NDArray[np.int64]
+
+STRIDE = 16
+"""Steps after which a request that did not fit is looked at again, though nobody ended and nobody came."""
+MEMORY = 200_000
+"""Computed tokens over which waste is remembered."""
+GAIN = 0.02
+"""How far the quantile moves at a finish where there is no waste; ten times as far the other way at most."""
+
+
+def peak(held: Counts, remaining: Counts) -> int:
+    """Tokens in memory at the fullest moment, of sequences that hold so many and go on for so many more, int64 [n] each."""
+    order = np.argsort(-remaining, kind="stable")
+    rising = held[order].cumsum() + np.arange(1, len(held) + 1) * remaining[order]
+    return int(rising.max())
+
+
+class Foresight:
+    """What a scheduler whose policy looks ahead remembers between steps."""
+
+    def __init__(self, state: State) -> None:
+        policy = state.policy
+        self._state = state
+        self._knows = policy.foresight == "expected"
+        self._lengths = OutputLengths(state.max_total)
+        self.quantile = policy.quantile
+        self._target = policy.waste_target
+        self._next_look = 0
+        # Totals at the last finish, and the decaying sums.
+        self._seen = (0, 0)
+        self._computed = self._wasted = 0.0
+
+    def finished(self, num_output: int) -> None:
+        """A sequence has ended by itself after so many tokens: the next ones may be as long, and be let in more or less boldly."""
+        self._lengths.note(num_output)
+        if self._target is None:
+            return
+        stats, size = self._state.stats, self._state.manager.block_size
+        seen = stats.computed_tokens, stats.recomputed_tokens + 2 * stats.swapped_in_blocks * size
+        computed, wasted = seen[0] - self._seen[0], seen[1] - self._seen[1]
+        self._seen = seen
+        kept = math.exp(-computed / MEMORY)
+        self._computed = self._computed * kept + computed
+        self._wasted = self._wasted * kept + wasted
+        excess = self._wasted / max(1.0, self._computed) / self._target - 1.0
+        least, most = self._state.policy.quantile_range
+        self.quantile = min(most, max(least, self.quantile + GAIN * min(excess, 10.0)))
+
+    def looks_now(self, was_shut: bool) -> bool:
+        """Whether to see who fits: somebody came or ended since it was found that nobody does, or that was some steps ago."""
+        return not was_shut or self._state.stats.steps >= self._next_look
+
+    def nobody_fits(self) -> None:
+        """It was looked."""
+        self._next_look = self._state.stats.steps + STRIDE
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that may be taken before it is looked again."""
+        return max(0, self._next_look - self._state.stats.steps)
+
+    def fits(self, request: RequestState) -> bool:
+        """Whether the pool holds a waiting request and all who were admitted at their fullest moment; alone, whoever has room is let in."""
+        state = self._state
+        return not (state.running.num or state.away.num) or self.peak_with(request) <= self.capacity_with(request)
+
+    def capacity_with(self, request: RequestState) -> int:
+        """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
+        state = self._state
+        manager = state.manager
+        tables = int(manager.num_table_blocks[self._rows()].sum())
+        shared = tables - manager.num_used
+        if manager.prefix_caching and request.request.reads_cache:
+            tokens = next(tokens for tokens in request.tokens if tokens is not None)
+            shared += manager.held_prefix(tokens, request.root)
+        return (manager.num_blocks + shared) * manager.block_size
+
+    def peak_with(self, request: RequestState) -> int:
+        """Tokens in memory at the fullest moment, if the waiting request came in now."""
+        state, columns = self._state, self._state.columns
+        rows = self._rows()
+        num = request.num_live
+        known = state.manager.num_tokens[rows]
+        written, most = known - columns.prompt_total[rows], columns.max_total[rows] - known
+        expected = columns.expected_total[rows] - known
+        live = [i for i, tokens in enumerate(request.tokens) if tokens is not None]
+        own = np.array([len(tokens) for tokens in request.tokens if tokens is not None], np.int64)
+        before = np.array([request.prompt_len + request.appended[i] for i in live], np.int64)
+        known, written = np.concatenate([known, own]), np.concatenate([written, own - before])
+        most = np.concatenate([most, np.array([request.max_total[i] for i in live], np.int64) - own])
+        remaining = self._lengths.remaining(written, self.quantile)
+        if self._knows:
+            wish = request.request.expected_tokens
+            expected = np.concatenate([expected, np.full(num, -1) if wish is None else before + wish - own])
+            remaining = np.where(expected > 0, expected, remaining)
+        remaining = np.maximum(np.minimum(remaining, most), 1)
+        for other in state.bounded:
+            # All that they may need is reserved.
+            is_theirs = np.isin(rows, other.live_rows)
+            remaining[: len(rows)][is_theirs] = most[: len(rows)][is_theirs]
+        # A last block is half empty in the mean.
+        return peak(known + state.manager.block_size // 2, remaining)
+
+    def _rows(self) -> Counts:
+        state = self._state
+        running = state.running_rows.array(state.running)
+        away = [row for other in state.away for row in other.live_rows]
+        return np.concatenate([running, np.array(away, np.int64)]) if away else running

@@ -1,0 +1,178 @@
+"""Admission that looks ahead: the peak against a walk step by step, lengths against a count, and what a scheduler makes of both."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from block_manager import BlockManager, InvalidConfig
+from scheduler import POLICIES, Request, Scheduler
+from scheduler.foresight import STRIDE, peak
+from scheduler.lengths import BEYOND, WINDOW, OutputLengths
+
+ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")
+SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 40)), min_size=1, max_size=8)
+
+
+@given(SEQUENCES)
+def test_the_peak_is_the_fullest_moment_of_a_walk_step_by_step(sequences):
+    held, remaining = (np.array(column, np.int64) for column in zip(*sequences, strict=True))
+    moments = [
+        sum(tokens + step for tokens, left in sequences if left >= step) for step in range(1, int(remaining.max()) + 1)
+    ]
+    assert peak(held, remaining) == max(moments)
+
+
+@given(
+    st.lists(st.integers(1, 30), max_size=40),
+    st.integers(0, 45),
+    st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.8, 1.0]),
+)
+def test_a_guess_is_the_least_length_that_few_enough_of_those_still_there_are_longer_than(lengths, written, quantile):
+    cap = 40
+    known = OutputLengths(cap)
+    for length in lengths:
+        known.note(length)
+
+    def longer(than):
+        return sum(length > than for length in [*lengths, cap])
+
+    found = int(known.remaining(np.array([written]), quantile)[0])
+    if not longer(written):
+        assert found == BEYOND
+        return
+    allowed = (1.0 - quantile) * longer(written)
+    expected = next(length for length in range(cap + 1) if longer(length) <= allowed)
+    assert found == max(expected - written, 1)
+
+
+def test_the_oldest_lengths_are_forgotten():
+    known = OutputLengths(100)
+    for length in [90] * 10 + [5] * WINDOW:
+        known.note(length)
+    assert known.remaining(np.array([0]), 0.9).tolist() == [5]
+
+
+def test_with_nothing_known_an_output_is_as_long_as_it_may_be():
+    assert OutputLengths(100).remaining(np.array([0, 30, 100]), 0.1).tolist() == [100, 70, BEYOND]
+
+
+def scheduler_on(num_blocks, policy=ORACLE, **limits):
+    return Scheduler(BlockManager(num_blocks, 4, prefix_caching=False), policy=policy, **limits)
+
+
+def request(name, prompt_len, max_tokens, expected=None):
+    return Request(id=name, prompt=[1] * prompt_len, max_tokens=max_tokens, expected_tokens=expected)
+
+
+def step(scheduler):
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7] * int(batch.samples.sum()))
+    return batch
+
+
+def test_who_would_fit_now_waits_where_it_would_not_later():
+    scheduler = scheduler_on(20)
+    scheduler.add(request("a", 8, 40, 40))
+    scheduler.add(request("b", 8, 40, 40))
+    assert step(scheduler).admitted == ("a",)
+    reason = scheduler.explain("b").reason
+    assert "at their fullest moment" in reason and "room for 80" in reason
+    assert "112" not in reason
+    while scheduler.status("b") == "waiting":
+        step(scheduler)
+    # 8 + 2 held on average, and what is left of both: b comes in before a has ended.
+    assert scheduler.status("a") == "running"
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert scheduler.stats().preemptions_recompute + scheduler.stats().preemptions_swap == 0
+
+
+def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts():
+    def preemptions(policy):
+        scheduler = scheduler_on(30, policy, max_tokens_per_step=64)
+        for number in range(40):
+            output = 5 + 13 * number % 40
+            scheduler.add(request(str(number), 1 + 7 * number % 20, output, output))
+        while scheduler.has_unfinished:
+            step(scheduler)
+        return scheduler.stats().preemptions_recompute + scheduler.stats().preemptions_swap
+
+    greedy = msgspec.structs.replace(ORACLE, name="greedy", foresight="none", waste_target=None, max_passes=0)
+    assert preemptions(ORACLE) == 0 < preemptions(greedy)
+
+
+def test_an_empty_system_admits_whatever_has_room():
+    scheduler = scheduler_on(6)
+    scheduler.add(request("a", 8, 4000, 4000))
+    assert step(scheduler).admitted == ("a",)
+
+
+def test_one_behind_passes_a_head_that_does_not_fit_so_often_and_no_more():
+    scheduler = scheduler_on(30, max_tokens_per_step=200)
+    scheduler.add(request("first", 4, 60, 60))
+    scheduler.add(request("big", 100, 10, 10))
+    for number in range(6):
+        scheduler.add(request(f"small{number}", 1, 2, 2))
+    assert step(scheduler).admitted == ("first", "small0", "small1", "small2", "small3")
+    assert scheduler.waiting_ids() == ["big", "small4", "small5"]
+
+
+def test_only_one_of_the_next_four_passes():
+    scheduler = scheduler_on(30, max_tokens_per_step=200)
+    scheduler.add(request("first", 4, 60, 60))
+    for number in range(5):
+        scheduler.add(request(f"big{number}", 100, 10, 10))
+    scheduler.add(request("small", 1, 2, 2))
+    assert step(scheduler).admitted == ("first",)
+
+
+def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebody_ends_and_when_somebody_comes():
+    scheduler = scheduler_on(20)
+    scheduler.add(request("a", 8, 40, 40))
+    scheduler.add(request("b", 8, 40, 40))
+    step(scheduler)
+    foresight, looked = scheduler._state.foresight, []
+    fits = foresight.fits
+    foresight.fits = lambda wish: looked.append(scheduler.stats().steps) or fits(wish)
+    for _ in range(STRIDE + 1):
+        step(scheduler)
+    assert len(looked) == 1
+    scheduler.add(request("c", 8, 40, 40))
+    step(scheduler)
+    # The head, and the one behind that may pass it.
+    assert len(looked) == 3
+
+
+def test_the_quantile_rises_with_waste_and_falls_without_between_its_bounds():
+    policy = msgspec.structs.replace(POLICIES["paged"], quantile=0.4)
+    scheduler = scheduler_on(30, policy, max_tokens_per_step=64)
+    foresight = scheduler._state.foresight
+    stats = scheduler._state.stats
+    for _ in range(100):
+        stats.computed_tokens += 1000
+        foresight.finished(10)
+    assert foresight.quantile == policy.quantile_range[0]
+    for _ in range(100):
+        stats.computed_tokens += 1000
+        stats.recomputed_tokens += 100
+        foresight.finished(10)
+    assert foresight.quantile == policy.quantile_range[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"foresight": "guessed"}, "foresight has to be one of none, predicted, expected"),
+        ({"foresight": "predicted", "reservation": "max"}, "foresight predicted goes with reservation prompt"),
+        ({"quantile": 0.9}, "quantile has to be in quantile_range"),
+        ({"quantile": float("nan")}, "quantile has to be in quantile_range"),
+        ({"quantile_range": (0.8, 0.1)}, "quantile_range has to be two shares"),
+        ({"quantile_range": 0.5}, "quantile_range has to be two shares"),
+        ({"waste_target": 0.0}, "waste_target has to be in"),
+        ({"max_passes": -1}, "max_passes has to be at least 0"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong, said):
+    with pytest.raises(InvalidConfig, match=said):
+        msgspec.structs.replace(POLICIES["paged"], **wrong)
