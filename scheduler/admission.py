@@ -54,25 +54,25 @@ def let_in(state: State, step: Step) -> None:
             _shut(state, step)
         return
     foresight = state.foresight
-    if foresight is not None and not foresight.looks_now(was_shut):
+    if foresight is not None and not foresight.looks_now(step, was_shut):
         state.is_shut = True
         return
     while state.waiting.num and step.budget > 0:
-        if _admit_plain_ones(state, step):
-            _shut(state, step)
-            return
+        is_plain = _admit_plain_ones(state, step)
         if not state.waiting.num or step.budget <= 0:
             return
         request = state.waiting.head()
-        state.manager.draw_promised()
-        if not _may_enter(state, step, request):
-            passing = _one_behind(state, step, request)
-            if passing is None:
-                _shut(state, step, request)
-                return
-            request.passed += 1
-            request = passing
-        admit(state, step, request)
+        if not is_plain:
+            state.manager.draw_promised()
+            if _may_enter(state, step, request):
+                admit(state, step, request)
+                continue
+        behind = _one_behind(state, step, request)
+        if behind is None:
+            _shut(state, step, None if is_plain else request)
+            return
+        request.passed += 1
+        admit(state, step, behind)
 
 
 def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
@@ -100,6 +100,7 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
     """The first of the next that may enter before the head of the queue, which may not; None if it has been passed often enough."""
     if head.passed >= state.policy.max_passes:
         return None
+    state.manager.draw_promised()
     behind = state.waiting.behind(NUM_PASSING)
     return next((request for request in behind if _may_enter(state, step, request)), None)
 
@@ -140,6 +141,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
     if state.bounded or state.transfers or not state.admits_plainly:
         return False
     manager, waiting, size = state.manager, state.waiting, state.manager.block_size
+    foresight = state.foresight
     room = state.limits.max_sequences - state.running_rows.count()
     while waiting.num and step.budget > 0:
         request = waiting.head()
@@ -154,6 +156,8 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
         if -(-num_tokens // size) > free:
             # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
             return not (free > 0 and manager.has_first(tokens, request.root))
+        if foresight is not None and not foresight.fits(request):
+            return True
         waiting.remove(request)
         step.admitted.append(request.request.id)
         row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))

@@ -368,6 +368,7 @@ class Scheduler:
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
         state.steady = None
+        state.is_shut = False
         if request.is_bounded and len(array):
             # What was reserved for it was the worst case of what it knew.
             request.is_bounded = False
@@ -426,6 +427,7 @@ class Scheduler:
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
         state.away.remove(request)
+        state.is_shut = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)

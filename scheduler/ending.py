@@ -159,6 +159,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     rolled_back = manager.cancel(batch.ticket.rows)
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(batch.ticket.rows)
+    state.is_shut = False
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
         owner.hit_tokens -= lost

@@ -16,7 +16,7 @@ from scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:
     from scheduler.request import RequestState
-    from scheduler.state import State
+    from scheduler.state import State, Step
 
 Counts = NDArray[np.int64]
 
@@ -66,9 +66,10 @@ class Foresight:
         least, most = self._state.policy.quantile_range
         self.quantile = min(most, max(least, self.quantile + GAIN * min(excess, 10.0)))
 
-    def looks_now(self, was_shut: bool) -> bool:
-        """Whether to see who fits: somebody came or ended since it was found that nobody does, or that was some steps ago."""
-        return not was_shut or self._state.stats.steps >= self._next_look
+    def looks_now(self, step: Step, was_shut: bool) -> bool:
+        """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where
+        nothing else is computed."""
+        return not was_shut or not step.num_rows or self._state.stats.steps >= self._next_look
 
     def nobody_fits(self) -> None:
         """It was looked."""
@@ -80,8 +81,11 @@ class Foresight:
         return max(0, self._next_look - self._state.stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds a waiting request and all who were admitted at their fullest moment; alone, whoever has room is let in."""
+        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as long as little is known
+        of lengths, whoever has room is let in."""
         state = self._state
+        if not self._knows and self._lengths.num_noted < state.policy.known_outputs:
+            return True
         return not (state.running.num or state.away.num) or self.peak_with(request) <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:

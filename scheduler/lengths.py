@@ -19,7 +19,7 @@ class OutputLengths:
     """The last WINDOW output lengths, and one at the cap.
 
     Of those that were longer than g tokens when a sequence has written g, the share `quantile` ended within the answer. The one at the
-    cap stands for all that was never seen: with nothing known yet, everything is taken to be that long.
+    cap stands for all that was never seen.
     """
 
     def __init__(self, cap: int) -> None:
@@ -34,6 +34,11 @@ class OutputLengths:
         self._ring[self._num % WINDOW] = length
         self._num += 1
         self._rising = None
+
+    @property
+    def num_noted(self) -> int:
+        """How many have ended so far."""
+        return self._num
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
         """Tokens that sequences are taken to go on for, which have `written` so many each, int64 [n]; at least 1."""

@@ -65,6 +65,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
                      "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
                      others were where it says nothing
+    known_outputs    outputs that have to have ended before anything is predicted; until then today's use decides
     quantile         share of outputs that "predicted" takes to end within its guess: 0 is bold, 1 careful
     waste_target     share of computed tokens that were recomputed or swapped, towards which the quantile is steered as requests end;
                      None: it stays
@@ -96,6 +97,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     batching: Literal["continuous", "whole"] = "continuous"
     reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
+    known_outputs: int = 32
     quantile: float = 0.5
     waste_target: float | None = None
     quantile_range: tuple[float, float] = (0.1, 0.8)
@@ -131,8 +133,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise self._wrong(f"quantile has to be in quantile_range [{least}, {most}]; got {self.quantile!r}.")
         if self.waste_target is not None and not (_is_share(self.waste_target) and self.waste_target > 0):
             raise self._wrong(f"waste_target has to be in (0, 1], or None; got {self.waste_target!r}.")
-        if type(self.max_passes) is not int or self.max_passes < 0:
-            raise self._wrong(f"max_passes has to be at least 0; got {self.max_passes!r}.")
+        for field in ("known_outputs", "max_passes"):
+            value = getattr(self, field)
+            if type(value) is not int or value < 0:
+                raise self._wrong(f"{field} has to be at least 0; got {value!r}.")
         ratio = self.waiting_served_ratio
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
             raise self._wrong(f"waiting_served_ratio has to be a finite number of at least 0; got {ratio!r}.")

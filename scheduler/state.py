@@ -149,9 +149,7 @@ class State:
         self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
-        self.admits_plainly = (
-            policy.chunked and not self.reserves and policy.batching == "continuous" and policy.foresight == "none"
-        )
+        self.admits_plainly = policy.chunked and not self.reserves and policy.batching == "continuous"
         # What admission foresees, where the policy looks ahead.
         self.foresight = None if policy.foresight == "none" else Foresight(self)
         self.composes_apart = policy.composition == "apart"

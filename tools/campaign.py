@@ -40,8 +40,8 @@ def run_round(name: str, examples: int) -> tuple[str, int, float, str]:
         build = StandInEngine
 
     machine, steps = {
-        "manager": (ManagerMachine, 30),
-        "scheduler": (SchedulerMachine, 30),
+        "manager": (ManagerMachine, 15),
+        "scheduler": (SchedulerMachine, 15),
         "engine": (EngineMachine, 15),
         "stand-in engine": (StandInMachine, 20),
     }[name]

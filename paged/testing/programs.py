@@ -39,6 +39,7 @@ def random_world(chance: random.Random) -> World:
         watermark=chance.choice([None, None, 0.2, 0.4]),
         preemption=chance.choice([None, None, "swap"]),
         max_preemptions=chance.choice([None, None, 1, 2]),
+        known_outputs=chance.choice([None, 0, 2]),
     )
 
 

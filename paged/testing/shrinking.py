@@ -138,6 +138,7 @@ _WITHOUT_LIMITS = {
     "watermark": None,
     "preemption": None,
     "max_preemptions": None,
+    "known_outputs": None,
     "host_caching": False,
     "event_stride": 0,
     "least_load": 0,

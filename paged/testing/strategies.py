@@ -179,6 +179,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         watermark=st.sampled_from([None, None, 0.2, 0.4]),
         preemption=st.sampled_from([None, None, "swap"]),
         max_preemptions=st.sampled_from([None, None, 1, 2]),
+        known_outputs=st.sampled_from([None, 0, 2]),
     )
 
 

@@ -36,6 +36,9 @@ class World(MemoryWorld):
     max_preemptions: int | None = None
     """After how many a request gets its worst case reserved; None: as the policy says, which is more than most requests here suffer."""
 
+    known_outputs: int | None = None
+    """How many have to have ended before admission looks ahead, where the policy does; None: as it says, which is more than come here."""
+
     @property
     def longest(self) -> int:
         """The most tokens that one sequence can have here, prompt and outputs."""
@@ -90,5 +93,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     if world.policy in RESERVES:
         # Nobody is preempted who reserved all, and such policies say so themselves.
         wishes["preemption"] = wishes["max_preemptions"] = None
+    if POLICIES[world.policy].foresight != "none":
+        wishes["known_outputs"] = world.known_outputs
     changes = {name: wish for name, wish in wishes.items() if wish is not None}
     return build(manager_in(world), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits)

@@ -151,6 +151,8 @@ def test_under_every_named_policy_everything_ends(name):
 def policies(draw):
     """Any combination that the policy's own check lets pass."""
     fields = {name: draw(st.sampled_from(known)) for name, known in STRATEGIES.items()}
+    if fields["foresight"] != "none":
+        fields |= {"reservation": "prompt", "batching": "continuous"}
     if fields["composition"] == "lockstep" or fields["reservation"] == "longest":
         fields["batching"] = "whole"
     if fields["composition"] != "lockstep":
@@ -167,6 +169,9 @@ def policies(draw):
             waiting_served_ratio=draw(st.sampled_from([0.0, 1.2, 50.0])),
             max_waiting_steps=draw(st.sampled_from([None, 1, 20])),
             max_preemptions=draw(st.sampled_from([None, None, 1, 3])),
+            known_outputs=draw(st.sampled_from([0, 0, 2])),
+            waste_target=draw(st.sampled_from([None, 0.01])),
+            max_passes=draw(st.sampled_from([0, 0, 1, 4])),
             **fields,
         )
     except InvalidConfig:
@@ -176,7 +181,8 @@ def policies(draw):
 
 def test_the_strategies_that_are_combined_are_all_there_are():
     assert set(STRATEGIES) == {
-        *("order", "batching", "reservation", "layout", "composition", "padding", "victim", "take", "preemption")
+        *("order", "batching", "reservation", "layout", "composition", "padding", "victim", "take", "preemption"),
+        "foresight",
     }
 
 

@@ -53,7 +53,7 @@ def test_the_oldest_lengths_are_forgotten():
     assert known.remaining(np.array([0]), 0.9).tolist() == [5]
 
 
-def test_with_nothing_known_an_output_is_as_long_as_it_may_be():
+def test_with_the_cap_alone_an_output_is_as_long_as_it_may_be():
     assert OutputLengths(100).remaining(np.array([0, 30, 100]), 0.1).tolist() == [100, 70, BEYOND]
 
 
@@ -100,6 +100,23 @@ def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts():
 
     greedy = msgspec.structs.replace(ORACLE, name="greedy", foresight="none", waste_target=None, max_passes=0)
     assert preemptions(ORACLE) == 0 < preemptions(greedy)
+
+
+def test_before_enough_outputs_have_ended_todays_use_decides():
+    scheduler = scheduler_on(400, POLICIES["paged"], max_tokens_per_step=4000)
+    for number in range(POLICIES["paged"].known_outputs):
+        scheduler.add(request(f"known{number}", 4, 40))
+    while scheduler.has_unfinished:
+        step(scheduler)
+    again = scheduler_on(20, POLICIES["paged"])
+    for name in "ab":
+        scheduler.add(request(name, 700, 400))
+        again.add(request(name, 8, 50))
+    assert step(again).admitted == ("a", "b")
+    # 40 tokens each, as those before: 1,400 + 80 and what is left over of blocks fit into 1,600.
+    assert step(scheduler).admitted == ("a", "b")
+    scheduler.add(request("c", 80, 400))
+    assert step(scheduler).admitted == ()
 
 
 def test_an_empty_system_admits_whatever_has_room():
@@ -170,6 +187,7 @@ def test_the_quantile_rises_with_waste_and_falls_without_between_its_bounds():
         ({"quantile_range": (0.8, 0.1)}, "quantile_range has to be two shares"),
         ({"quantile_range": 0.5}, "quantile_range has to be two shares"),
         ({"waste_target": 0.0}, "waste_target has to be in"),
+        ({"known_outputs": -1}, "known_outputs has to be at least 0"),
         ({"max_passes": -1}, "max_passes has to be at least 0"),
     ],
 )
