@@ -275,6 +275,22 @@ class PrefixIndex:
             path.run, path.at, path.published = run, at, column + 1
         return switches
 
+    def nodes_of_forks(self, row: int) -> list[tuple[Run, int]]:
+        """What follows the row's path, if that is closed, and lies in its own blocks: they became nodes through a fork of it. Changes
+        nothing; the row finds them when it looks again."""
+        path, tables = self.paths[row], self._tables
+        found: list[tuple[Run, int]] = []
+        if path.open is not None or not path.writes:
+            return found
+        run, at = path.run, path.at
+        for column in range(path.published, min(tables.full_blocks(row), int(tables.num_blocks[row]))):
+            child = self._after(path.root, run, at, tables.block_bytes(row, column), self._confirmed_length)
+            if child is None or self.device_block(*child) != tables.blocks[0, row, column]:
+                break
+            found.append(child)
+            run, at = child
+        return found
+
     def _give_way(self, run: Run, at: int) -> bool:
         """Withdraw the pending nodes of an open run, the first of them at `at`, if no other run and no row stands on them; whether
         that was so. Its row looks them up when it has computed them."""
@@ -407,11 +423,16 @@ class PrefixIndex:
         return confirmed, confirmed
 
     def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:
-        """The node after the path's last one with these tokens: inside the same run, or the first of a run that hangs there."""
-        run, at = path.run, path.at
+        """The node after the path's last one with these tokens."""
+        return self._after(path.root, path.run, path.at, block, length_of)
+
+    def _after(
+        self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
+    ) -> tuple[Run, int] | None:
+        """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
         if run is not None and at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
             return run, at + 1
-        child = self.runs.get(self._prefix_after(path) + block)
+        child = self.runs.get((root if run is None else node_prefix(run.id, at)) + block)
         return None if child is None else (child, 0)
 
     def _child_at_guard(self, row: int, path: Path) -> Run | None:

@@ -122,14 +122,17 @@ class Tiers:
             if room > 0:
                 found.append((run, offset, min(count, room)))
             room -= count
-        return found
+        of_forks = self._index.nodes_of_forks(row)
+        stands_before = self._index.paths[row].published
+        return found + [(run, at, 1) for run, at in of_forks[max(0, keep - stands_before) :]]
 
     def _offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
         return [-1] * len(blocks) if self._index is None else self._index.host.offsets(blocks)
 
     def _num_nodes(self, row: int) -> int:
-        return 0 if self._index is None else self._index.paths[row].published
+        index = self._index
+        return 0 if index is None else index.paths[row].published + len(index.nodes_of_forks(row))
 
     def _private_blocks(self, row: int, keep: int) -> Blocks:
         """Device blocks from column `keep` on that hold computed tokens and have no node."""

@@ -28,7 +28,7 @@ NUM_PASSING = 4
 
 
 def let_in(state: State, step: Step) -> None:
-    """Return and admit as budget, seats and memory allow; nobody overtakes one who does not fit."""
+    """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
     was_shut, state.is_shut = state.is_shut, False
     if step.is_short or not step.may_move:
         # Memory was short a moment ago: whoever came in now would be the next victim.

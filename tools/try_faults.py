@@ -231,7 +231,7 @@ def main(
     examples: Annotated[int, typer.Option(help="Examples of each state machine before it gives up.", min=1)] = 300,
     shrink_seconds: Annotated[float, typer.Option(help="Seconds to make one program short in.", min=0)] = 60.0,
     limit: Annotated[float, typer.Option(help="Seconds that one fault may take in all.", min=1)] = 900.0,
-    jobs: Annotated[int, typer.Option(help="Faults that are tried at once.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Faults that are tried at once.", min=1)] = os.cpu_count() or 1,
     control: Annotated[bool, typer.Option(help="Try the unchanged packages, too.")] = True,
     apply_only: Annotated[bool, typer.Option("--apply-only", help="Only see whether every patch applies.")] = False,
     out: Annotated[

@@ -76,11 +76,11 @@ class ManagerMachine(RigMachine):
             row = self.rig.add(prompt, None)
             self.rig.allocate([row], [self.rig.left(row)])
 
-    @rule(tokens=prompts(), salt=st.integers(0, 2), num_ended=st.integers(0, 2))
-    def arrive_in_three_batches(self, tokens: list[int], salt: int, num_ended: int) -> None:
+    @rule(tokens=prompts(), salt=st.integers(0, 2), forks=st.booleans(), num_ended=st.integers(0, 2))
+    def arrive_in_three_batches(self, tokens: list[int], salt: int, forks: bool, num_ended: int) -> None:
         """A prompt; in the next batch one that goes on after it, and computes its beginning again; and when the first has been
         computed, the same twice: one row computes the rest once more, and one shares that. So the second batch ends with content that
-        others are still computing together, and its row goes on."""
+        others are still computing together; its row may be forked then, and goes on."""
         if self.rig.idle_rows:
             self.rig.free(self.rig.idle_rows)
         if self.rig.batches[0][1] or self.rig.naive.device.available < 5:
@@ -97,6 +97,8 @@ class ManagerMachine(RigMachine):
         self.serve([*prompt, tokens[0]], namespace, "start")
         self.rig.seal()
         self.rig.confirm()
+        if forks and self.capabilities.fork:
+            self.rig.fork(row)
         if num_ended:
             self.rig.confirm()
         if num_ended > 1:
