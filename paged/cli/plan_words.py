@@ -134,7 +134,7 @@ def targets_of(plan: Plan) -> str:
 def value_of(plan: Plan, value: float) -> str:
     """A value with its unit, and what it comes to."""
     if plan.find == "rate":
-        return f"{_plain(value)} ({short(_per_s(plan, value))} requests/s)"
+        return f"{_plain(value)} ({_shown_per_s(plan, value)} requests/s)"
     if plan.find == "memory":
         return counted(int(value), "block") + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
     degree = plan.scenario.device.tensor_parallel
@@ -154,6 +154,11 @@ def _per_s(plan: Plan, rate: float) -> float:
     return rate * (plan.arrivals_per_s or 0.0)
 
 
+def _shown_per_s(plan: Plan, rate: float) -> str:
+    per_s = _per_s(plan, rate)
+    return short(per_s) if per_s >= 1 else f"{per_s:.3g}"
+
+
 def _kv(plan: Plan, value: float) -> str:
     return as_bytes(value * (plan.kv_bytes or 0))
 
@@ -170,7 +175,7 @@ def _value_columns(plan: Plan) -> list[str]:
 
 def _value_cells(plan: Plan, value: float) -> list[str]:
     if plan.find == "rate":
-        return [_plain(value), short(_per_s(plan, value))]
+        return [_plain(value), _shown_per_s(plan, value)]
     return [_plain(value), _kv(plan, value)] if plan.find == "memory" and plan.kv_bytes else [_plain(value)]
 
 
