@@ -18,6 +18,7 @@ from paged.cli.capacity import capacity
 from paged.cli.check import check_app
 from paged.cli.demo import demo
 from paged.cli.generate import generate
+from paged.cli.plan import plan
 from paged.cli.policies import policies
 from paged.cli.show import printed
 from paged.cli.simulate import simulate
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(simulate)
+app.command()(plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command()(capacity)

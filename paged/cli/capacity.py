@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from paged.cli.options import Json
-from paged.cli.show import figures, print_json
+from paged.cli.show import as_bytes, counted, figures, print_json, short
 from paged.hardware import (
     DTYPES,
     Capacity,
@@ -83,32 +83,32 @@ def capacity(
 
 def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     model = roofline.model
-    kept = "as one latent for all heads" if model.latent else f"with its {_counted(model.kv_heads, 'KV head')}"
+    kept = "as one latent for all heads" if model.latent else f"with its {counted(model.kv_heads, 'KV head')}"
     own = "if every head had its own K and V"
     parameters = f"{found.parameters:,} parameters"
     if found.active_parameters != found.parameters:
         parameters += f", {found.active_parameters:,} of them active for a token"
-    each = f"{_bytes(found.needed_bytes_of_device)} wanted, {_bytes(found.given_bytes_of_device)} may be used"
+    each = f"{as_bytes(found.needed_bytes_of_device)} wanted, {as_bytes(found.given_bytes_of_device)} may be used"
     if found.fits:
         verdict = "fits"
     elif found.fewest_devices is None:
         verdict = "does not fit, however many it is split over" if roofline.device.interconnect else "does not fit"
     else:
         verdict = f"does not fit; {found.fewest_devices} × {found.device} would do (--tensor-parallel)"
-    room = f"{_counted(found.num_blocks, 'block')} of {_counted(found.block_size, 'token')}; {_counted(found.max_sequences, 'sequence')} of {_counted(found.length, 'token')}"
+    room = f"{counted(found.num_blocks, 'block')} of {counted(found.block_size, 'token')}; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
     return [
-        ("weights", f"{_bytes(found.weight_bytes)}: {parameters}"),
+        ("weights", f"{as_bytes(found.weight_bytes)}: {parameters}"),
         (
             "activations",
-            f"{_bytes(found.activation_bytes_of_device)} a device for a step of {found.max_tokens_per_step:,} tokens, {_counted(found.batch, 'row')} sampled",
+            f"{as_bytes(found.activation_bytes_of_device)} a device for a step of {found.max_tokens_per_step:,} tokens, {counted(found.batch, 'row')} sampled",
         ),
         (
             "KV of a token",
-            f"{_bytes(found.kv_bytes_per_token)} {kept}; {_bytes(found.kv_bytes_per_token_of_all_heads)} {own}",
+            f"{as_bytes(found.kv_bytes_per_token)} {kept}; {as_bytes(found.kv_bytes_per_token_of_all_heads)} {own}",
         ),
         (
             f"KV of {found.batch:,} × {found.length:,}",
-            f"{_bytes(found.kv_bytes)} {kept}; {_bytes(found.kv_bytes_of_all_heads)} {own}",
+            f"{as_bytes(found.kv_bytes)} {kept}; {as_bytes(found.kv_bytes_of_all_heads)} {own}",
         ),
         ("each device", f"{each} ({found.memory_share:.0%}): {verdict}"),
         ("room for", room),
@@ -117,11 +117,13 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
 
 def _arithmetic(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     peak = roofline.device.peak(found.dtype)
-    ridge = f"{_short(found.ridge)} FLOP/byte: {_short(peak / 1e12)} TFLOP/s ÷ {_short(roofline.device.bandwidth / 1e12)} TB/s"
+    ridge = (
+        f"{short(found.ridge)} FLOP/byte: {short(peak / 1e12)} TFLOP/s ÷ {short(roofline.device.bandwidth / 1e12)} TB/s"
+    )
     first, rows = found.prefill.compute_bound_from, found.decode.compute_bound_from
     prompts = f"a prompt of {first:,} tokens or more is compute-bound" if first else "no prompt is compute-bound"
     sequences = (
-        f"compute-bound from {_counted(rows, 'sequence')}"
+        f"compute-bound from {counted(rows, 'sequence')}"
         if rows
         else "never compute-bound, as KV grows with the sequences"
     )
@@ -129,27 +131,10 @@ def _arithmetic(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
         ("ridge of the device", ridge),
         (f"prefill of {found.batch:,} × {found.length:,}", _bound(found.prefill, peak, prompts)),
         (f"decode of {found.batch:,} at {found.length:,}", _bound(found.decode, peak, sequences)),
-        ("knee", f"{_short(found.knee_tokens)} tokens a step: as long for their arithmetic as to read the weights"),
+        ("knee", f"{short(found.knee_tokens)} tokens a step: as long for their arithmetic as to read the weights"),
     ]
 
 
 def _bound(step: Intensity, peak: float, threshold: str) -> str:
     share = step.reachable_flops / peak
-    return f"{_short(step.flops_per_byte)} FLOP/byte, {step.bound}-bound: {share:.0%} of the peak at most; {threshold}"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def _short(value: float) -> str:
-    """Three figures of a number below 1,000, all of them before the point from there on."""
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def _bytes(number: float) -> str:
-    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{_short(number / size)} {unit}"
-    return f"{number:,.0f} bytes"
+    return f"{short(step.flops_per_byte)} FLOP/byte, {step.bound}-bound: {share:.0%} of the peak at most; {threshold}"

@@ -3,6 +3,7 @@
 Knows names, limits and help texts. Does not know what a command does with them.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -15,8 +16,11 @@ from paged.traces import EXCERPTS
 T = TypeVar("T")
 
 _TRACE, _DEVICE, _POOL, _STEP, _OUT = "The trace", "Model and device", "The pool", "A step", "What comes out"
+_SOUGHT = "What is sought"
 _TIME = "What a step takes without a model"
 VIOLATIONS_FOUND = 1
+TARGETS_MISSED = 1
+CORES = os.cpu_count() or 1
 
 _TRACE_HELP = (
     "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); told apart by content. "
@@ -59,6 +63,13 @@ PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", h
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]
 MaxTokensPerStep = Annotated[str, Option(metavar="N|knee|own[,…]", help="Token budget of a step; knee: where the roofline of model and device has it; own: what each policy's system uses.", rich_help_panel=_STEP)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_STEP)]
+
+FindWhat = Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SOUGHT)]
+Ttft = Annotated[float | None, Option("--ttft", metavar="S", help="Time to first token: its p99 is to be at most so many seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
+Gap = Annotated[float | None, Option("--gap", metavar="S", help="Each request's longest time between two tokens: its p99, in seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
+Itl = Annotated[float | None, Option("--itl", metavar="S", help="All times between two tokens: their p99, in seconds. It hides what preemption costs; --gap does not.", show_default="no target", rich_help_panel=_SOUGHT)]
+Tolerance = Annotated[float | None, Option(help="How far the answer may be from the nearest value that misses, a share.", show_default="0.02 of a rate; 0.01 of a memory, or one block", rich_help_panel=_SOUGHT)]
+MetSeeds = Annotated[int, Option("--seeds", min=1, help="The targets are to be met with each of so many seeds.", rich_help_panel=_SOUGHT)]
 
 WeightsMs = Annotated[float, Option(help="Reading the weights, ms a step.", rich_help_panel=_TIME)]
 ContextUs = Annotated[float, Option(help="Reading the KV of a token attended to, µs.", rich_help_panel=_TIME)]

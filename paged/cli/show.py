@@ -1,6 +1,6 @@
 """How results reach the reader: tables in a terminal, plain lines without one, JSON when asked.
 
-Knows standard output. Does not know what the figures mean.
+Knows standard output, and standard error for who waits. Does not know what the figures mean.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
 
 
@@ -31,6 +32,40 @@ def printed(text: str) -> None:
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
     printed(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress | None:
+    """A line on standard error for somebody who waits at a terminal: a description, then these columns. None where nobody does."""
+    out = Console(stderr=True)
+    if not out.is_terminal:
+        # A bar that is disabled prints an empty line with some versions of Rich.
+        return None
+    return Progress(TextColumn("{task.description}"), *columns, console=out, transient=True)
+
+
+def as_time(seconds: float | None) -> str:
+    """In the unit in which it reads best."""
+    if seconds is None:
+        return "none"
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def as_bytes(number: float) -> str:
+    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{short(number / size)} {unit}"
+    return f"{number:,.0f} bytes"
+
+
+def short(value: float) -> str:
+    """Three figures of a number below 1,000, all of them before the point from there on."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def counted(number: int, word: str) -> str:
+    """So many of a thing: 1 block, 2 blocks."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:

@@ -1,6 +1,5 @@
 """`paged simulate`: a trace on a model, a device and a policy of your choice; or on several, side by side."""
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,53 +7,24 @@ from pathlib import Path
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from paged import InvalidConfig
 from paged.cli import options
-from paged.cli.show import print_json
+from paged.cli.asked import asks_for_scenarios
+from paged.cli.show import print_json, progress_bar
 from paged.cli.summary import print_comparison, print_summary
 from paged.extras import import_with_extra
 from paged.report import TraceEvents, writable, write_csv, write_html, write_trace_events
-from paged.simulator import Device, Load, Outcome, Scenario, Step, StepTime, grid, outcome_of, run_all
-
-_TIME = StepTime()
-_CORES = os.cpu_count() or 1
+from paged.simulator import Outcome, Scenario, Step, grid, outcome_of, run_all
 
 
+@asks_for_scenarios
 def simulate(
-    trace: options.TraceArgument,
-    model: options.Model = None,
-    device: options.DeviceName = None,
-    dtype: options.Dtype = "bf16",
-    tensor_parallel: options.TensorParallel = 1,
-    memory_share: options.MemoryShare = 0.9,
+    asked: list[Scenario],
     price_per_hour: options.PricePerHour = None,
-    blocks: options.Blocks = None,
-    block_size: options.BlockSize = 16,
-    host_blocks: options.HostBlocks = 0,
-    prefix_caching: options.PrefixCaching = True,
-    policy: options.PolicyName = "paged",
-    max_tokens_per_step: options.MaxTokensPerStep = "2048",
-    max_sequences: options.MaxSequences = 256,
-    limit: options.Limit = None,
-    half: options.Half = None,
-    rate_scale: options.RateScale = "1",
-    length_scale: options.LengthScale = 1.0,
-    prompt_scale: options.PromptScale = 1.0,
-    output_scale: options.OutputScale = 1.0,
-    context: options.Context = None,
-    over_long: options.OverLong = "reject",
-    declared: options.Declared = None,
-    clients: options.Clients = None,
-    seed: options.Seed = 0,
     seeds: options.Seeds = 1,
-    weights_ms: options.WeightsMs = _TIME.weights_ms,
-    context_us: options.ContextUs = _TIME.context_us,
-    token_us: options.TokenUs = _TIME.token_us,
-    swap_us: options.SwapUs = _TIME.swap_us,
-    jobs: options.Jobs = _CORES,
+    jobs: options.Jobs = options.CORES,
     check: options.Check = False,
     csv: options.CsvPath = None,
     html: options.HtmlPath = None,
@@ -73,46 +43,8 @@ def simulate(
 
     `paged simulate azure --model llama-2-13b --device a100-40g --policy paged,vllm,fastgen --rate-scale 0.5`
     """
-    load = Load(
-        trace=trace,
-        limit=limit,
-        seed=seed,
-        prompts=length_scale * prompt_scale,
-        outputs=length_scale * output_scale,
-        half=half,
-        context=context,
-        over_long=over_long,
-        declared=declared,
-        clients=clients,
-    )
-    base = Scenario(
-        load=load,
-        device=Device(
-            model=model,
-            device=device,
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            memory_share=memory_share,
-            formula=StepTime(weights_ms, context_us, token_us, swap_us),
-        ),
-        blocks=None if model else options.DEFAULT_BLOCKS,
-        block_size=block_size,
-        host_blocks=host_blocks,
-        prefix_caching=prefix_caching,
-        max_sequences=max_sequences,
-        price_per_hour=price_per_hour,
-    )
-    scenarios = grid(
-        base,
-        policies=[name.strip() for name in policy.split(",")],
-        blocks=options.listed(blocks, "--blocks", options.count) if blocks else (),
-        rates=options.listed(rate_scale, "--rate-scale", float),
-        budgets=options.listed(max_tokens_per_step, "--max-tokens-per-step", options.budget),
-        seeds=seeds,
-    )
-    # What is wrong with any of them is said before the first one runs.
-    for scenario in scenarios:
-        scenario.scheduler()
+    priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
+    scenarios = [seeded for scenario in priced for seeded in grid(scenario, seeds=seeds)]
     for name, path in (("--log", log), ("--trace-events", trace_events)):
         if path is not None and len(scenarios) > 1:
             raise InvalidConfig(f"{name} follows one simulation; {len(scenarios)} were asked for")
@@ -161,14 +93,8 @@ def as_document(outcome: Outcome) -> dict[str, object]:
     return {**msgspec.to_builtins(outcome.result), **asked}
 
 
-def _progress() -> Progress | None:
-    """A bar on standard error for somebody who waits at a terminal."""
-    out = Console(stderr=True)
-    if not out.is_terminal:
-        # A bar that is disabled prints an empty line with some versions of Rich.
-        return None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=out, transient=True)
+def _bar() -> Progress | None:
+    return progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
@@ -179,7 +105,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         if log is not None:
             file = stack.enter_context(log.open("w", encoding="utf-8"))
             watchers.append(lambda step: file.write(decision(step) + "\n"))
-        progress = _progress()
+        progress = _bar()
         if progress is not None:
             bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
             watchers.append(lambda step: progress.advance(bar, len(step.ended)))
@@ -210,7 +136,7 @@ def decision(step: Step) -> str:
 
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool) -> list[Outcome]:
     found: dict[int, Outcome] = {}
-    progress = _progress()
+    progress = _bar()
     if progress is None:
         found.update(run_all(scenarios, jobs=jobs, check=check))
     else:

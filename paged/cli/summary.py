@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from paged.cli.show import figures, table
+from paged.cli.show import as_time, figures, table
 from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
@@ -79,7 +79,7 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
 def _percentiles(seconds: Percentiles) -> str:
     if seconds.p50 is None or seconds.p90 is None or seconds.p99 is None:
         return "none"
-    return f"p50 {_time(seconds.p50)}, p90 {_time(seconds.p90)}, p99 {_time(seconds.p99)}"
+    return f"p50 {as_time(seconds.p50)}, p90 {as_time(seconds.p90)}, p99 {as_time(seconds.p99)}"
 
 
 def _budget(result: SimulationResult) -> str:
@@ -88,12 +88,6 @@ def _budget(result: SimulationResult) -> str:
 
 def _shares(spread: Spread) -> str:
     return f"{spread.of_held:.1%} of what sequences hold, {spread.of_pool:.1%} of the pool"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "none"
-    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def _mean(value: Callable[[SimulationResult], float], shown: Callable[[float], str]) -> Callable[..., str]:
@@ -114,7 +108,7 @@ def _p99(value: Callable[[SimulationResult], Percentiles]) -> Callable[..., str]
         if not known:
             return "none"
         found = interval(known)
-        return _time(found.mean) + (f" ± {_time(found.half_width)}" if found.half_width is not None else "")
+        return as_time(found.mean) + (f" ± {as_time(found.half_width)}" if found.half_width is not None else "")
 
     return cell
 

@@ -3,20 +3,30 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
+from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, fewest_devices, highest_rate, plans, smallest_memory
+from paged.simulator.probe import P99s, Probe
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
+from paged.simulator.targets import Miss, Targets
 from paged.simulator.timeline import Timeline
 
 __all__ = [
+    "TOLERANCES",
     "Device",
+    "Find",
     "Interval",
     "Load",
+    "Miss",
     "Outcome",
+    "P99s",
     "Percentiles",
+    "Plan",
     "Preemptions",
+    "Probe",
+    "Progress",
     "Scenario",
     "Simulation",
     "SimulationResult",
@@ -24,12 +34,17 @@ __all__ = [
     "Spread",
     "Step",
     "StepTime",
+    "Targets",
     "Timeline",
     "by_seed",
+    "fewest_devices",
     "grid",
+    "highest_rate",
     "interval",
     "outcome_of",
+    "plans",
     "run",
     "run_all",
     "simulate",
+    "smallest_memory",
 ]

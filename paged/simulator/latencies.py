@@ -75,13 +75,21 @@ class Latencies:
         """Arrival to last token by request, float64 [requests]; NaN for who has not finished."""
         return self._end - self._arrival
 
+    @property
+    def num_notes(self) -> int:
+        """How many times gaps were noted so far."""
+        return len(self._gaps)
+
+    def gaps(self, first_note: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Gaps between tokens as they were noted, float64 [n], and how many tokens had each, int64 [n]; from that note on."""
+        gaps, counts = self._gaps[first_note:], self._gap_counts[first_note:]
+        return (np.concatenate(gaps), np.concatenate(counts)) if gaps else (np.empty(0), np.empty(0, np.int64))
+
     def ttft(self) -> Percentiles:
         return Percentiles.of(_known(self.ttft_of_each()))
 
     def itl(self) -> Percentiles:
-        if not self._gaps:
-            return Percentiles.of(np.empty(0))
-        return Percentiles.of(np.concatenate(self._gaps), np.concatenate(self._gap_counts))
+        return Percentiles.of(*self.gaps())
 
     def longest_gap(self) -> Percentiles:
         return Percentiles.of(_known(self._longest_gap))

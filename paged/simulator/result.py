@@ -30,6 +30,11 @@ class Percentiles(msgspec.Struct, frozen=True):
         p50, p90, p99 = ranked[np.searchsorted(upto, ranks)].tolist()
         return cls(p50, p90, p99, float(ranked[-1]))
 
+    @staticmethod
+    def spared(total: int) -> int:
+        """How many of `total` values may be above a limit while their 99th percentile is not: one more, and it is."""
+        return total // 100
+
 
 class Preemptions(msgspec.Struct, frozen=True):
     """How often a running request gave blocks back, by what became of them."""

@@ -174,11 +174,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             costs=self.device.cost_model().costs(self.block_size),
         )
 
-    def simulation(self, *, check: bool = False) -> Simulation:
-        """Ready to run. Raises what its parts raise."""
+    def simulation(self, *, check: bool = False, trace: Trace | None = None) -> Simulation:
+        """Ready to run. `trace` stands in for the load's, as a part of it does. Raises what its parts raise."""
         scheduler = self.scheduler()
         return Simulation(
-            self.load.build(),
+            self.load.build() if trace is None else trace,
             scheduler,
             self.device.cost_model(),
             check=check,

@@ -291,6 +291,11 @@ class Simulation:
             )
         )
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Written so far, by all requests."""
+        return self._output_tokens
+
     def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
         """The request of each id, int64 [n]."""
         if ids is not self._ids:
@@ -317,7 +322,7 @@ class Simulation:
         budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
         makespan = self.latencies.last_token_s
         mean = dict(self.timeline.weighted())
-        too_long = sum(applied.counts.get("rejected", 0) for applied in self.trace.applied)
+        too_long = self.trace.num_left_out
         moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
         wall = time.perf_counter() - self._started
         slots = manager.num_blocks * manager.block_size

@@ -4,7 +4,7 @@ Knows scenarios and results. Does not know what a simulation does, nor how resul
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from multiprocessing import get_context
@@ -14,8 +14,6 @@ import msgspec
 
 from paged import InvalidConfig, Policy
 from paged.simulator.scenario import Budget, Outcome, Scenario, run
-
-Progress = Callable[[int, int], None]
 
 # Two-sided 95 % of Student's t, by degrees of freedom; from 30 on the normal's.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -70,8 +68,7 @@ def run_all(scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False
         for place, scenario in enumerate(scenarios):
             yield place, run(scenario, check=check)
         return
-    # A fresh interpreter each: what this one has imported or threads it runs are none of the simulations' business.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         places = {pool.submit(run, scenario, check=check): place for place, scenario in enumerate(scenarios)}
         try:
             for future in as_completed(places):
@@ -79,6 +76,11 @@ def run_all(scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def processes(jobs: int) -> ProcessPoolExecutor:
+    """So many processes for simulations, each a fresh interpreter: what this one has imported or threads it runs are none of their business."""
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
 
 
 def interval(values: Iterable[float]) -> Interval:

@@ -109,6 +109,11 @@ class Trace:
         """
         return tokens_at(output_content_ids(self.output_ids[requests], requests), places, self.seed)
 
+    @property
+    def num_left_out(self) -> int:
+        """Requests that `fitted` left out because they were longer than the context."""
+        return sum(applied.counts.get("rejected", 0) for applied in self.applied)
+
     def head(self, count: int) -> "Trace":
         """The first `count` requests, or all of them where there are fewer. Raises InvalidConfig below 1."""
         at_least("the number of requests wanted", count, 1)
@@ -138,6 +143,18 @@ class Trace:
         middle = at_least("the number of requests to halve", len(self), 2) // 2
         first, second = np.arange(middle), np.arange(middle, len(self))
         return self._picked(first, "half", {"half": 1}), self._picked(second, "half", {"half": 2})
+
+    def dealt(self, replica: int, replicas: int) -> "Trace":
+        """What one of several replicas gets when requests are dealt in turn: those numbered replica, replica + replicas, and so on.
+
+        The first of them arrives at 0. Raises InvalidConfig below one replica, for a replica that is not one of 0 to replicas − 1, and
+        for more replicas than requests.
+        """
+        at_least("the number of replicas", replicas, 1, len(self))
+        at_least("the replica", replica, 0, replicas - 1)
+        return self._picked(
+            np.arange(replica, len(self), replicas), "dealt", {"replica": replica, "replicas": replicas}
+        )
 
     def thinned(self, share: float, *, seed: int) -> "Trace":
         """A random part of the requests, each kept with probability `share`: a lower rate, with the bursts where they were.

@@ -13,14 +13,18 @@ def page(repository):
 
 
 def test_the_python_of_the_page_runs(page, capsys):
-    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    exec(compile(program, "simulator.md", "exec"), {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["paged", "vllm"]
+    programs = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    for program in programs:
+        exec(compile(program, "simulator.md", "exec"), {})
+    *compared, planned = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in compared] == ["paged", "vllm"]
+    answer, missed, *_, rate = planned.split()
+    assert float(answer) == float(rate) < float(missed) <= float(answer) * 1.1
 
 
 def test_every_option_of_the_page_is_one_of_the_command(page, run_python):
-    shown = run_python("-m", "paged", "simulate", "--help", env={"COLUMNS": "200", "PATH": ""}).stdout
+    wide = {"COLUMNS": "200", "PATH": ""}
+    shown = "".join(run_python("-m", "paged", name, "--help", env=wide).stdout for name in ("simulate", "plan"))
     options = set(re.findall(r"--[a-z][a-z-]+", page))
     assert len(options) > 10
     assert {option for option in options if option not in shown} == set()

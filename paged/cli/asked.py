@@ -1,0 +1,104 @@
+"""What commands that simulate are asked, said once: options that describe scenarios, and the scenarios that they come to.
+
+Knows options and how a scenario is made of them. Does not know what a command does with it.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from paged.cli import options
+from paged.simulator import Device, Load, Scenario, StepTime, grid
+
+_TIME = StepTime()
+
+
+def scenarios(
+    trace: options.TraceArgument,
+    model: options.Model = None,
+    device: options.DeviceName = None,
+    dtype: options.Dtype = "bf16",
+    tensor_parallel: options.TensorParallel = 1,
+    memory_share: options.MemoryShare = 0.9,
+    blocks: options.Blocks = None,
+    block_size: options.BlockSize = 16,
+    host_blocks: options.HostBlocks = 0,
+    prefix_caching: options.PrefixCaching = True,
+    policy: options.PolicyName = "paged",
+    max_tokens_per_step: options.MaxTokensPerStep = "2048",
+    max_sequences: options.MaxSequences = 256,
+    limit: options.Limit = None,
+    half: options.Half = None,
+    rate_scale: options.RateScale = "1",
+    length_scale: options.LengthScale = 1.0,
+    prompt_scale: options.PromptScale = 1.0,
+    output_scale: options.OutputScale = 1.0,
+    context: options.Context = None,
+    over_long: options.OverLong = "reject",
+    declared: options.Declared = None,
+    clients: options.Clients = None,
+    seed: options.Seed = 0,
+    weights_ms: options.WeightsMs = _TIME.weights_ms,
+    context_us: options.ContextUs = _TIME.context_us,
+    token_us: options.TokenUs = _TIME.token_us,
+    swap_us: options.SwapUs = _TIME.swap_us,
+) -> list[Scenario]:
+    """Every combination of the options that take several values. Raises what is wrong with any of them, before one is simulated."""
+    load = Load(
+        trace=trace,
+        limit=limit,
+        seed=seed,
+        prompts=length_scale * prompt_scale,
+        outputs=length_scale * output_scale,
+        half=half,
+        context=context,
+        over_long=over_long,
+        declared=declared,
+        clients=clients,
+    )
+    base = Scenario(
+        load=load,
+        device=Device(
+            model=model,
+            device=device,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+            formula=StepTime(weights_ms, context_us, token_us, swap_us),
+        ),
+        blocks=None if model else options.DEFAULT_BLOCKS,
+        block_size=block_size,
+        host_blocks=host_blocks,
+        prefix_caching=prefix_caching,
+        max_sequences=max_sequences,
+    )
+    found = grid(
+        base,
+        policies=[name.strip() for name in policy.split(",")],
+        blocks=options.listed(blocks, "--blocks", options.count) if blocks else (),
+        rates=options.listed(rate_scale, "--rate-scale", float),
+        budgets=options.listed(max_tokens_per_step, "--max-tokens-per-step", options.budget),
+    )
+    for scenario in found:
+        scenario.scheduler()
+    return found
+
+
+_ASKED = inspect.signature(scenarios).parameters
+
+
+def asks_for_scenarios(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a list of scenarios: on the command line it has the options of `scenarios` instead, and its own."""
+
+    @wraps(command)
+    def asking(**given: Any) -> None:
+        described = {name: given.pop(name) for name in _ASKED}
+        command(scenarios(**described), **given)
+
+    _, *own = inspect.signature(command).parameters.values()
+    # What has to be given stands before what need not be, in the help, too.
+    ordered = sorted((*_ASKED.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
+    by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
+    asking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    return asking

@@ -1,0 +1,88 @@
+"""`paged plan`: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets."""
+
+import sys
+from collections.abc import Collection
+from contextlib import ExitStack
+
+import typer
+from rich.progress import TaskID, TimeElapsedColumn
+
+from paged import InvalidConfig
+from paged.cli import options
+from paged.cli.asked import asks_for_scenarios
+from paged.cli.plan_words import as_document, nothing_meets, print_answers, print_probes, under_way
+from paged.cli.show import print_json, progress_bar
+from paged.simulator import Find, Plan, Progress, Scenario, Targets, plans
+
+
+@asks_for_scenarios
+def plan(
+    asked: list[Scenario],
+    find: options.FindWhat,
+    ttft: options.Ttft = None,
+    gap: options.Gap = None,
+    itl: options.Itl = None,
+    tolerance: options.Tolerance = None,
+    seeds: options.MetSeeds = 1,
+    jobs: options.Jobs = options.CORES,
+    json: options.Json = False,
+) -> None:
+    """Find the highest rate, the smallest memory or the fewest devices at which a trace meets its targets.
+
+    By simulation, as `paged simulate` does it: the value is doubled or halved until it meets on one side and misses on the other, then
+    the bracket is cut. A simulation ends as soon as it cannot meet any more. A search begins at --rate-scale or --blocks, or at what the device has.
+    --policy and --max-tokens-per-step take several values with commas, and so does whichever of --rate-scale and --blocks is not sought;
+    every combination is planned. Status 1 where nothing meets.
+
+    Example, the highest rate at which 99 of 100 requests begin to answer within 10 s and never pause for over 1 s:
+
+    `paged plan azure --model llama-2-13b --device a100-40g --find rate --ttft 10 --gap 1`
+    """
+    targets = Targets(ttft_s=ttft, gap_s=gap, itl_s=itl)
+    if find == "devices" and tolerance is not None:
+        raise InvalidConfig("--tolerance is of a rate or a memory; devices are found exactly")
+    if find == "rate":
+        _one("--rate-scale", {scenario.load.rate for scenario in asked})
+    elif find == "memory":
+        _one("--blocks", {scenario.blocks for scenario in asked})
+    found = _planned(find, asked, targets, seeds=seeds, jobs=jobs, tolerance=tolerance)
+    if json:
+        print_json([as_document(plan) for plan in found])
+    elif len(found) == 1:
+        print_probes(found[0])
+    else:
+        print_answers(found)
+    unmet = [plan for plan in found if plan.answer is None]
+    for plan in unmet:
+        print(f"paged: {nothing_meets(plan)}", file=sys.stderr)
+    if unmet:
+        raise typer.Exit(options.TARGETS_MISSED)
+
+
+def _one(option: str, values: Collection[object]) -> None:
+    if len(values) > 1:
+        raise InvalidConfig(f"{option} says where the search begins, so it takes one value; {len(values)} were given")
+
+
+def _planned(
+    find: Find, scenarios: list[Scenario], targets: Targets, *, seeds: int, jobs: int, tolerance: float | None
+) -> list[Plan]:
+    """The plans, with a line for each search while it runs."""
+    bar = progress_bar(TimeElapsedColumn())
+    lines: dict[int, TaskID] = {}
+
+    def watch(progress: Progress) -> None:
+        if bar is None:
+            return
+        line = lines.get(progress.place)
+        if line is None:
+            line = lines[progress.place] = bar.add_task("", total=None)
+        if progress.value is None:
+            bar.update(line, visible=False)
+        else:
+            bar.update(line, description=under_way(progress, progress.value))
+
+    with ExitStack() as stack:
+        if bar is not None:
+            stack.enter_context(bar)
+        return plans(find, scenarios, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, watch=watch)

@@ -1,0 +1,211 @@
+"""Plans, for people and for programs: what was tried, the answer in a sentence, and by how much nothing met.
+
+Knows units, names of targets and rounding. Does not know how a plan came about.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from paged.cli.show import as_bytes, as_time, counted, printed, short, table
+from paged.simulator import Miss, P99s, Plan, Progress, Scenario
+
+_LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
+_NO_VALUE = ["–"] * len(_LATENCIES)
+_HARDEST = {"rate": "highest rate", "memory": "smallest memory", "devices": "fewest replicas"}
+_ANY = {"rate": "rate", "memory": "memory", "devices": "number of replicas"}
+_END = {
+    "rate": "the highest that is tried",
+    "memory": "all that the longest request takes",
+    "devices": "the least there is",
+}
+
+
+def as_document(plan: Plan) -> dict[str, object]:
+    """What `--json` says of a plan: the answer first, then what was asked, then what was tried."""
+    scenario, found = plan.scenario, msgspec.to_builtins(plan)
+    del found["scenario"]
+    asked = {
+        "trace": scenario.load.trace,
+        "policy": policy_of(scenario),
+        "model": scenario.device.model,
+        "device": scenario.device.device,
+        "tensor_parallel": scenario.device.tensor_parallel,
+        "rate_scale": scenario.load.rate,
+        "seed": scenario.load.seed,
+        "max_tokens_per_step": scenario.max_tokens_per_step,
+    }
+    first = {
+        "find": plan.find,
+        "answer": plan.answer,
+        "missed": plan.missed,
+        "requests_per_s": _per_s(plan, plan.answer) if plan.find == "rate" and plan.answer is not None else None,
+        "best": plan.best.value,
+    }
+    probes = [{"met": probe.met, **shown} for probe, shown in zip(plan.probes, found["probes"])]
+    return first | asked | found | {"probes": probes}
+
+
+def print_probes(plan: Plan) -> None:
+    """All that was tried, and the answer if there is one."""
+    columns = [*_value_columns(plan), *_LATENCIES.values(), "outcome", "steps", "took"]
+    rows = [
+        [
+            *_value_cells(plan, probe.value),
+            *_p99_cells(probe.p99),
+            "; ".join(map(missed, probe.misses)) or "met",
+            f"{probe.steps:,}",
+            as_time(probe.wall_s),
+        ]
+        for probe in plan.probes
+    ]
+    outcome = columns.index("outcome")
+    table(_title(plan), columns, rows, right=[i for i in range(len(columns)) if i != outcome])
+    if plan.answer is not None:
+        for line in [answer(plan), *_remarks(plan)]:
+            printed(line)
+
+
+def print_answers(plans: Sequence[Plan]) -> None:
+    """A line for each plan; all seek the same, of one trace."""
+    varied = [(name, value) for name, value in _VARIED if len({value(plan.scenario) for plan in plans}) > 1]
+    columns = ["policy", *(name for name, _ in varied), *_value_columns(plans[0]), *_LATENCIES.values(), "misses at"]
+    rows = []
+    for plan in plans:
+        cells = [policy_of(plan.scenario), *(value(plan.scenario) for _, value in varied)]
+        if plan.answer is None:
+            cells += ["none", *_NO_VALUE[1 : len(_value_columns(plan))], *_NO_VALUE]
+        else:
+            cells += [*_value_cells(plan, plan.answer), *_p99_cells(plan.best.p99)]
+        rows.append([*cells, "–" if plan.missed is None else _plain(plan.missed)])
+    table(_title(plans[0]), columns, rows, right=range(1, len(columns)))
+
+
+def answer(plan: Plan) -> str:
+    """The answer in a sentence."""
+    assert plan.answer is not None
+    said = f"{_HARDEST[plan.find].capitalize()} with {targets_of(plan)}: {value_of(plan, plan.answer)}"
+    if plan.missed is None:
+        return f"{said}, {_END[plan.find]}."
+    nearest = next(probe for probe in plan.probes if probe.value == plan.missed)
+    return f"{said}; missed at {value_of(plan, plan.missed)}: {'; '.join(map(missed_by, nearest.misses))}."
+
+
+def nothing_meets(plan: Plan) -> str:
+    """That nothing meets, and by how much the best that was tried misses."""
+    best = plan.best
+    said = f"{policy_of(plan.scenario)}: no {_ANY[plan.find]} meets {targets_of(plan)}"
+    said += f"; nearest of {len(plan.probes)} tried is {value_of(plan, best.value)}, {'; '.join(map(missed_by, best.misses))}"
+    if {miss.promise for miss in best.misses} & {"rejected", "cut_off"} and plan.find != "memory":
+        said += f". The pool of {plan.num_blocks:,} blocks cannot hold these requests whole; --context clips or leaves out what is longer"
+    return said
+
+
+def under_way(progress: Progress, value: float) -> str:
+    """A search that is trying this value, in a line."""
+    # The latest of either kind are the ends of the bracket.
+    ends = {probe.met: f", {_plain(probe.value)} {'meets' if probe.met else 'misses'}" for probe in progress.probes}
+    return f"{policy_of(progress.scenario)}: trying {_plain(value)}{''.join(ends.values())}"
+
+
+def missed(miss: Miss) -> str:
+    """Which promise was broken."""
+    if miss.promise == "rejected":
+        return "requests rejected" if miss.found is None else f"{counted(int(miss.found), 'request')} rejected"
+    if miss.promise == "cut_off":
+        return f"{counted(int(miss.found or 0), 'output token')} cut off"
+    return f"{_LATENCIES[miss.promise]} over {as_time(miss.limit)}"
+
+
+def missed_by(miss: Miss) -> str:
+    """Which promise was broken, and by how much as far as that is known."""
+    if miss.found is None or miss.promise not in _LATENCIES:
+        return missed(miss)
+    over = f"{as_time(miss.found - miss.limit)} over {as_time(miss.limit)}"
+    return f"{_LATENCIES[miss.promise]} {as_time(miss.found)}, {over}"
+
+
+def targets_of(plan: Plan) -> str:
+    """What was promised."""
+    promised = " and ".join(f"{_LATENCIES[name]} within {as_time(seconds)}" for name, seconds in plan.targets.given())
+    return promised + (f", with each of {plan.seeds} seeds" if plan.seeds > 1 else "")
+
+
+def value_of(plan: Plan, value: float) -> str:
+    """A value with its unit, and what it comes to."""
+    if plan.find == "rate":
+        return f"{_plain(value)} ({_shown_per_s(plan, value)} requests/s)"
+    if plan.find == "memory":
+        return counted(int(value), "block") + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
+    degree = plan.scenario.device.tensor_parallel
+    return counted(int(value), "replica") + (f" of {degree} devices" if degree > 1 else "")
+
+
+def policy_of(scenario: Scenario) -> str:
+    """Its name."""
+    return scenario.policy if isinstance(scenario.policy, str) else scenario.policy.name
+
+
+def _plain(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _per_s(plan: Plan, rate: float) -> float:
+    return rate * (plan.arrivals_per_s or 0.0)
+
+
+def _shown_per_s(plan: Plan, rate: float) -> str:
+    per_s = _per_s(plan, rate)
+    return short(per_s) if per_s >= 1 else f"{per_s:.3g}"
+
+
+def _kv(plan: Plan, value: float) -> str:
+    return as_bytes(value * (plan.kv_bytes or 0))
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.scenario.load.trace}: {_HARDEST[plan.find]} with {targets_of(plan)}"
+
+
+def _value_columns(plan: Plan) -> list[str]:
+    if plan.find == "rate":
+        return ["rate", "requests/s"]
+    return ["replicas"] if plan.find == "devices" else ["blocks", "KV"] if plan.kv_bytes else ["blocks"]
+
+
+def _value_cells(plan: Plan, value: float) -> list[str]:
+    if plan.find == "rate":
+        return [_plain(value), _shown_per_s(plan, value)]
+    return [_plain(value), _kv(plan, value)] if plan.find == "memory" and plan.kv_bytes else [_plain(value)]
+
+
+def _p99_cells(p99: P99s | None) -> list[str]:
+    if p99 is None:
+        return _NO_VALUE
+    return [as_time(getattr(p99, name)) for name in _LATENCIES]
+
+
+def _remarks(plan: Plan) -> list[str]:
+    """What a reader of the answer should know beside it."""
+    best = plan.best
+    quarters = ", ".join(map(as_time, best.ttft_by_quarter_s))
+    lines = [f"Median time to first token by quarter of the trace: {quarters}."]
+    if plan.scenario.blocks is None:
+        lines.append(f"The device has room for {counted(plan.num_blocks, 'block')}.")
+    if plan.exceptions:
+        values = ", ".join(_plain(probe.value) for probe in plan.exceptions)
+        lines.append(f"More is not better here: {values} missed, too.")
+    if plan.left_out:
+        context = plan.scenario.load.context
+        lines.append(
+            f"Left out: {plan.left_out:,} of {plan.requests:,} requests, longer than the context of {context:,} tokens."
+        )
+    return lines
+
+
+_VARIED: tuple[tuple[str, Callable[[Scenario], str]], ...] = (
+    ("from rate", lambda scenario: f"{scenario.load.rate:g}"),
+    ("of blocks", lambda scenario: "all" if scenario.blocks is None else f"{scenario.blocks:,}"),
+    ("budget", lambda scenario: str(scenario.max_tokens_per_step)),
+)
+"""What may tell plans apart beside the policy."""

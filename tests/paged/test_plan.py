@@ -1,0 +1,343 @@
+"""Plans against brute force: the answer meets when it is simulated again, the next value does not, and giving up early changes no verdict."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from paged import InvalidConfig, UnknownPolicy
+from paged.hardware import UnknownModel
+from paged.simulator import (
+    Device,
+    Load,
+    Scenario,
+    StepTime,
+    Targets,
+    fewest_devices,
+    highest_rate,
+    outcome_of,
+    plans,
+    run,
+    smallest_memory,
+    trial,
+)
+from paged.simulator.probe import Round
+from paged.simulator.result import Percentiles
+from paged.simulator.trial import Trial, tried
+from paged.traces import Trace, open_trace
+
+SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)
+REPLACE = msgspec.structs.replace
+
+
+def poisson(requests=80, rate=20):
+    """Of which 60 blocks serve about three quarters."""
+    return f"synthetic:poisson,rate={rate},requests={requests},prompt=40,output_mean=12,output_sigma=0.6"
+
+
+CROWD = poisson()
+
+
+def scenario_of(trace=CROWD, *, rate=1.0, seed=0, **options):
+    small = {"blocks": 60, "block_size": 4, "max_tokens_per_step": 64, "max_sequences": 16}
+    return Scenario(load=Load(trace=trace, rate=rate, seed=seed), device=Device(formula=SLOW), **{**small, **options})
+
+
+def p99(values):
+    """The nearest rank, counted by hand."""
+    values = sorted(value for value in values if not math.isnan(value))
+    return values[-(-99 * len(values) // 100) - 1] if values else -math.inf
+
+
+def meets(scenario, *, ttft_s=math.inf, gap_s=math.inf):
+    """The verdict on whole simulations, from what they say of each request."""
+    outcome = run(scenario)
+    is_whole = outcome.result.rejected == 0 and (
+        outcome.result.output_tokens == scenario.load.build().output_tokens.sum()
+    )
+    return is_whole and p99(outcome.ttft_s) <= ttft_s and p99(outcome.longest_gap_s) <= gap_s
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=450), st.integers(0, 9))
+def test_the_99th_percentile_is_above_a_limit_exactly_when_more_than_the_spared_ones_are(values, limit):
+    found = Percentiles.of(np.array(values, float))
+    assert (found.p99 > limit) == (sum(value > limit for value in values) > Percentiles.spared(len(values)))
+
+
+CROWDED = {
+    "paged": scenario_of(poisson(120)),
+    "vllm": scenario_of(poisson(201), policy="vllm"),
+    "static": scenario_of(poisson(60), policy="static"),
+    "swapping": scenario_of(poisson(101), host_blocks=60),
+}
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_giving_up_early_changes_no_verdict_at_the_very_edge(name, monkeypatch):
+    """At the very 99th percentile that a run comes to, and at the number below it."""
+    monkeypatch.setattr(trial, "LOOK_EVERY", 1)
+    scenario = CROWDED[name]
+    result = run(scenario).result
+    edges = {"ttft_s": result.ttft_s.p99, "gap_s": result.longest_gap_s.p99, "itl_s": result.itl_s.p99}
+    for target, edge in edges.items():
+        for limit, is_met in ((edge, True), (math.nextafter(edge, 0), False)):
+            targets = Targets(**{target: limit})
+            one = Trial(scenario=scenario, targets=targets)
+            tally = tried(one)
+            misses = Round(1, 1, targets, (one,)).misses([tally])
+            assert [miss.promise for miss in misses] == ([] if is_met else [target])
+            if is_met:
+                assert (tally.broken, tally.steps) == (None, result.steps)
+            else:
+                # One value too many is above the limit, and it is noticed when that one comes.
+                assert tally.broken == target
+                assert tally.steps <= result.steps
+
+
+def test_a_replica_is_given_up_only_when_all_of_them_together_have_missed(monkeypatch):
+    monkeypatch.setattr(trial, "LOOK_EVERY", 1)
+    scenario = scenario_of(poisson(230), rate=3)
+    whole = [tried(Trial(scenario=scenario, replica=replica, replicas=3)) for replica in range(3)]
+    edge = p99(np.concatenate([tally.ttft_s for tally in whole]))
+    # Two of 230 may be above the edge; of the 77 of a replica alone none might.
+    assert max((tally.ttft_s > edge).sum() for tally in whole) > 0
+    for limit, is_met in ((edge, True), (math.nextafter(edge, 0), False)):
+        targets = Targets(ttft_s=limit)
+        trials = tuple(Trial(scenario=scenario, replica=replica, replicas=3, targets=targets) for replica in range(3))
+        tallies = [tried(one) for one in trials]
+        verdicts = [Round(3, 3, targets, trials).misses(tallies[:n]) for n in (1, 2, 3)]
+        assert [tally.broken for tally in tallies] == [None] * 3 or not is_met
+        assert verdicts[:2] == [None, None] or not is_met
+        assert (verdicts[-1] == ()) == is_met
+
+
+def test_a_run_that_is_saturated_is_given_up_after_a_fraction_of_its_steps(monkeypatch):
+    monkeypatch.setattr(trial, "LOOK_EVERY", 16)
+    scenario = scenario_of(poisson(400, rate=200))
+    whole = tried(Trial(scenario=scenario))
+    short = tried(Trial(scenario=scenario, targets=Targets(ttft_s=0.5)))
+    assert (whole.broken, short.broken) == (None, "ttft_s")
+    assert short.steps < whole.steps / 10
+
+
+def test_the_smallest_memory_is_the_one_that_trying_them_all_finds():
+    scenario = scenario_of(poisson(20, rate=10))
+    plan = smallest_memory(scenario, Targets(ttft_s=0.2), tolerance=0)
+    met = [count for count in range(15, 61) if meets(plan.scenario_at(count), ttft_s=0.2)]
+    # The outcome is monotone here, which the search cannot know.
+    assert met == list(range(met[0], 61))
+    assert (plan.answer, plan.missed) == (met[0], met[0] - 1)
+    assert 20 < plan.answer < 60
+    assert all(probe.met == (probe.value in met) for probe in plan.probes)
+
+
+@pytest.mark.parametrize("targets", [{"ttft_s": 0.4}, {"gap_s": 0.1}, {"ttft_s": 2.0, "gap_s": 0.15}], ids=str)
+def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not(targets):
+    plan = highest_rate(scenario_of(), Targets(**targets))
+    assert plan.answer < plan.missed <= plan.answer * 1.02
+    assert meets(plan.scenario_at(plan.answer), **targets)
+    assert not meets(plan.scenario_at(plan.missed), **targets)
+    assert plan.best.met and plan.best.value == plan.answer
+    result = run(plan.scenario_at(plan.answer)).result
+    assert plan.best.p99.ttft_s == result.ttft_s.p99
+    assert plan.best.p99.gap_s == result.longest_gap_s.p99
+    assert plan.best.p99.itl_s == result.itl_s.p99
+
+
+@pytest.mark.parametrize("ttft_s", [0.05, 0.1, 1.0])
+def test_the_fewest_devices_are_those_that_dealing_by_hand_finds(ttft_s):
+    scenario = scenario_of(rate=3)
+    plan = fewest_devices(scenario, Targets(ttft_s=ttft_s))
+    trace = scenario.load.build()
+
+    def dealt_p99(replicas):
+        ttft = []
+        for replica in range(replicas):
+            mine = np.arange(len(trace)) % replicas == replica
+            part = Trace.from_lengths(trace.arrival_s[mine], trace.prompt_tokens[mine], trace.output_tokens[mine])
+            simulation = scenario.simulation(trace=part)
+            for _ in simulation.steps():
+                pass
+            ttft += outcome_of(scenario, simulation).ttft_s.tolist()
+        return p99(ttft)
+
+    assert plan.answer > 1
+    assert dealt_p99(plan.answer) <= ttft_s < dealt_p99(plan.answer - 1)
+    assert plan.missed == plan.answer - 1
+    assert plan.best.simulations == plan.answer
+
+
+def test_dealing_in_turn_gives_every_request_to_one_replica():
+    trace = open_trace("azure", limit=20)
+    parts = [trace.dealt(replica, 3) for replica in range(3)]
+    assert [len(part) for part in parts] == [7, 7, 6]
+    assert parts[1].prompt_tokens.tolist() == trace.prompt_tokens[1::3].tolist()
+    assert np.diff(parts[1].arrival_s) == pytest.approx(np.diff(trace.arrival_s[1::3]))
+    assert str(parts[2].applied[-1]) == "dealt(replica=2, replicas=3): 6 of 20 requests"
+
+
+@pytest.mark.parametrize(("replica", "replicas"), [(0, 0), (3, 3), (-1, 2), (0, 21)])
+def test_a_replica_that_there_is_not_is_refused(replica, replicas):
+    with pytest.raises(InvalidConfig, match="replica"):
+        open_trace("azure", limit=20).dealt(replica, replicas)
+
+
+@pytest.mark.parametrize("policy", ["paged", "vllm", "tgi", "static"])
+def test_no_memory_below_what_the_longest_request_takes_is_a_solution(policy, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,30\n5,30,9\n10,20,3\n")
+    scenario = scenario_of(str(path), policy=policy)
+    plan = smallest_memory(scenario, Targets(ttft_s=1e6))
+    # 39 tokens in blocks of 4.
+    assert (plan.answer, plan.missed) == (10, None)
+    short = tried(Trial(scenario=REPLACE(scenario, blocks=9)))
+    assert (short.num_rejected, short.num_cut_off > 0) == (0, True)
+    assert tried(Trial(scenario=REPLACE(scenario, blocks=7))).num_rejected == 1
+
+
+def test_a_request_that_the_pool_can_never_hold_is_no_matter_of_rate_or_of_more_such_pools(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,999,9\n2,8,3\n3,220,40\n")
+    for find in ("rate", "devices"):
+        (plan,) = plans(find, [scenario_of(str(path))], Targets(ttft_s=100))
+        assert plan.answer is None
+        (probe,) = plan.probes
+        assert [(miss.promise, miss.found) for miss in probe.misses] == [("rejected", 1), ("cut_off", 20)]
+
+
+def test_what_is_longer_than_the_context_is_counted_and_no_miss(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,999,9\n2,8,3\n")
+    scenario = scenario_of(str(path))
+    plan = smallest_memory(REPLACE(scenario, load=REPLACE(scenario.load, context=100)), Targets(ttft_s=1))
+    assert (plan.answer, plan.requests, plan.left_out) == (3, 3, 1)
+
+
+def test_targets_that_nothing_meets_are_answered_with_the_best_at_its_end_and_by_how_much_it_misses():
+    for find in ("rate", "memory", "devices"):
+        (plan,) = plans(find, [scenario_of(poisson(20))], Targets(ttft_s=0.001, itl_s=10))
+        assert (plan.answer, plan.exceptions) == (None, ())
+        (miss,) = plan.best.misses
+        assert miss.promise == "ttft_s"
+        assert miss.found == plan.best.p99.ttft_s > 0.001
+        values = [probe.value for probe in plan.probes]
+        assert values == sorted(values)
+        assert plan.best.value == (values[0] if find == "rate" else values[-1])
+
+
+def test_targets_that_bind_nowhere_end_where_the_search_does():
+    loose = Targets(ttft_s=1e6)
+    scenario = scenario_of("synthetic:poisson,rate=2,requests=6,prompt=8,output=4")
+    assert (fewest_devices(scenario, loose).answer, fewest_devices(scenario, loose).missed) == (1, None)
+    assert (smallest_memory(scenario, loose).answer, smallest_memory(scenario, loose).missed) == (3, None)
+    assert (highest_rate(scenario, loose).answer, highest_rate(scenario, loose).missed) == (1024, None)
+
+
+def test_more_memory_lets_more_rows_decode_together_and_may_miss_where_less_meets():
+    """Ten requests at once; a step with more of them takes longer."""
+    slow_context = Device(formula=StepTime(weights_ms=1, context_us=500, token_us=1))
+    load = Load(trace="synthetic:at-once,requests=10,prompt=20,output=20")
+    scenario = REPLACE(scenario_of(), load=load, device=slow_context, policy="orca-oracle", blocks=200)
+    plan = smallest_memory(scenario, Targets(gap_s=0.1), tolerance=0)
+    more = [probe for probe in plan.probes if probe.value > plan.answer]
+    assert meets(plan.scenario_at(plan.answer), gap_s=0.1)
+    assert plan.exceptions == tuple(probe for probe in more if not probe.met)
+    assert {probe.value for probe in plan.exceptions} >= {200, plan.probes[-1].value}
+
+
+def test_with_several_seeds_each_of_them_has_to_meet():
+    targets = Targets(ttft_s=0.2)
+    scenario = scenario_of(poisson(30))
+    alone = [
+        highest_rate(REPLACE(scenario, load=REPLACE(scenario.load, seed=seed)), targets, tolerance=0.1)
+        for seed in range(3)
+    ]
+    together = highest_rate(scenario, targets, seeds=3, tolerance=0.1)
+    assert len({plan.answer for plan in alone}) > 1
+    loads = [REPLACE(scenario.load, seed=seed, rate=together.answer) for seed in range(3)]
+    found = [run(REPLACE(scenario, load=load)).result.ttft_s.p99 for load in loads]
+    assert together.best.p99.ttft_s == max(found) <= 0.2
+    assert together.answer <= min(plan.missed for plan in alone)
+    assert together.best.simulations == 3
+
+
+def test_a_queue_that_only_grows_shows_from_quarter_to_quarter():
+    calm, crowded = (
+        highest_rate(scenario_of(), Targets(ttft_s=limit), tolerance=0.2).best.ttft_by_quarter_s for limit in (0.06, 2)
+    )
+    assert crowded[0] < crowded[1] < crowded[2] < crowded[3]
+    assert crowded[3] > 10 * crowded[0]
+    assert calm[3] < 2 * calm[0]
+
+
+def test_the_same_plans_come_out_of_any_number_of_processes():
+    scenarios = [scenario_of(poisson(15), rate=2, policy=policy) for policy in ("paged", "vllm")]
+    seen = []
+
+    def without_host_time(plan):
+        return REPLACE(plan, probes=tuple(REPLACE(probe, wall_s=0.0) for probe in plan.probes))
+
+    one, two = (
+        plans("rate", scenarios, Targets(ttft_s=0.2), seeds=2, jobs=jobs, tolerance=0.2, watch=seen.append)
+        for jobs in (1, 2)
+    )
+    assert list(map(without_host_time, one)) == list(map(without_host_time, two))
+    for place, plan in enumerate(one):
+        values = [progress.value for progress in seen if progress.place == place]
+        tries = len(plan.probes)
+        assert len(values) == 2 * (tries + 1)
+        assert values[: tries + 1] == values[tries + 1 :]
+        assert sorted(values[:tries]) == [probe.value for probe in plan.probes]
+        assert values[tries] is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ({}, "no target was given"),
+        ({"ttft_s": 0}, "ttft_s is 0"),
+        ({"gap_s": -1.0}, "gap_s is -1"),
+        ({"itl_s": math.nan}, "itl_s is nan"),
+        ({"ttft_s": math.inf}, "ttft_s is inf"),
+    ],
+)
+def test_what_is_no_target_is_refused(targets, words):
+    with pytest.raises(InvalidConfig, match=words):
+        Targets(**targets)
+
+
+@pytest.mark.parametrize(
+    ("find", "scenario", "options", "error", "words"),
+    [
+        ("rate", {}, {"seeds": 0}, InvalidConfig, "0 seeds"),
+        ("rate", {}, {"jobs": 0}, InvalidConfig, "0 jobs"),
+        ("rate", {}, {"tolerance": 0}, InvalidConfig, "tolerance is 0"),
+        ("memory", {}, {"tolerance": 1.0}, InvalidConfig, "tolerance is 1.0"),
+        ("memory", {}, {"tolerance": math.nan}, InvalidConfig, "tolerance is nan"),
+        ("rate", {"policy": "pagd"}, {}, UnknownPolicy, 'Did you mean "paged"'),
+        ("memory", {"device": Device(model="lama-2-13b", device="h100")}, {}, UnknownModel, "llama-2-13b"),
+        ("rate", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
+        ("devices", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
+        ("rate", {"load": Load(trace="synthetic:at-once,requests=5")}, {}, InvalidConfig, "5 requests arrive at once"),
+        ("rate", {"load": Load(trace="nope.csv")}, {}, OSError, "no such file"),
+        ("speed", {}, {}, InvalidConfig, "Known are rate, memory, devices"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused_before_anything_is_simulated(
+    find, scenario, options, error, words, monkeypatch
+):
+    monkeypatch.setattr(Scenario, "simulation", None)
+    with pytest.raises(error, match=words):
+        plans(find, [REPLACE(scenario_of(), **scenario)], Targets(ttft_s=1), **options)
+
+
+def test_a_closed_loop_has_a_smallest_memory():
+    load = Load(trace="synthetic:at-once,requests=40,prompt=20,output=10", clients=6)
+    scenario = REPLACE(scenario_of(), load=load)
+    plan = smallest_memory(scenario, Targets(ttft_s=0.1), tolerance=0)
+    assert plan.arrivals_per_s is None
+    assert meets(plan.scenario_at(plan.answer), ttft_s=0.1)
+    assert not meets(plan.scenario_at(plan.missed), ttft_s=0.1)

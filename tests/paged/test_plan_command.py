@@ -1,0 +1,148 @@
+"""`paged plan` from outside: the probes and the answer, JSON, what nothing meets, and what wrong input gets."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+TRACE = "synthetic:poisson,rate=20,requests=40,prompt=40,output_mean=12,output_sigma=0.6"
+SLOW = ["--weights-ms", 20, "--context-us", 1, "--token-us", 200]
+SMALL = ["--block-size", 4, "--max-tokens-per-step", 64, "--max-sequences", 16, *SLOW]
+POOL = [*SMALL, "--blocks", 60, "--jobs", 1]
+
+
+def test_a_rate_is_a_table_of_probes_and_a_sentence(paged):
+    status, out, err = paged("plan", TRACE, *POOL, "--find", "rate", "--ttft", 0.2)
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split()[:2] == ["rate", "requests/s"]
+    probes = [line for line in lines if line[:8].strip()[:1].isdigit()]
+    rates = [float(line.split()[0]) for line in probes]
+    assert rates == sorted(rates)
+    outcomes = ["met" if " met " in line else "missed" for line in probes]
+    assert outcomes == sorted(outcomes)
+    answer, missed = rates[outcomes.count("met") - 1], rates[outcomes.count("met")]
+    sentence = next(line for line in lines if line.startswith("Highest rate"))
+    assert f"with p99 first within 200 ms: {answer:g} (" in sentence
+    assert f"missed at {missed:g} (" in sentence
+    assert "p99 first over 200 ms" in out
+    assert any(line.startswith("Median time to first token by quarter of the trace: ") for line in lines)
+
+
+def test_the_json_has_the_answer_and_what_the_answer_simulated_again_says(paged):
+    find = ["--find", "memory", "--ttft", 0.5, "--gap", 0.5]
+    status, out, err = paged("plan", TRACE, *POOL, "--rate-scale", 0.6, *find, "--json")
+    (plan,) = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (plan["find"], plan["policy"], plan["requests"], plan["left_out"]) == ("memory", "paged", 40, 0)
+    assert plan["targets"] == {"ttft_s": 0.5, "gap_s": 0.5, "itl_s": None}
+    assert plan["requests_per_s"] is None
+    assert plan["best"] == plan["answer"] == plan["missed"] + 1
+    blocks = f"{plan['missed']},{plan['answer']}"
+    less, enough = json.loads(paged("simulate", TRACE, *SMALL, "--rate-scale", 0.6, "--blocks", blocks, "--json")[1])
+    assert enough["ttft_s"]["p99"] <= 0.5
+    assert enough["longest_gap_s"]["p99"] <= 0.5
+    assert less["ttft_s"]["p99"] > 0.5 or less["longest_gap_s"]["p99"] > 0.5
+    (probe,) = (probe for probe in plan["probes"] if probe["value"] == plan["answer"])
+    assert probe["met"] is True
+    assert probe["p99"]["ttft_s"] == enough["ttft_s"]["p99"]
+
+
+def test_devices_are_replicas_of_as_many_as_a_model_is_split_over(paged):
+    device = ["--model", "llama-2-70b", "--device", "h100", "--tensor-parallel", 4, "--context", 4096, "--limit", 40]
+    search = ["--find", "devices", "--ttft", 0.5, "--jobs", 1, "--rate-scale", 100]
+    status, out, err = paged("plan", "azure", *device, *search)
+    assert (status, err) == (0, "")
+    sentence = next(line for line in out.splitlines() if line.startswith("Fewest replicas"))
+    assert re.search(r": \d+ replicas of 4 devices; missed at", sentence)
+    assert "The device has room for " in out
+    assert "longer than the context of 4,096 tokens" in out
+
+
+def test_several_policies_are_a_line_each(paged):
+    find = ["--find", "rate", "--ttft", 0.2, "--tolerance", 0.2, "--seeds", 2]
+    status, out, err = paged("plan", TRACE, *POOL, "--policy", "paged,vllm", *find)
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split()[:3] == ["policy", "rate", "requests/s"]
+    assert [line.split()[0] for line in lines] == ["paged", "vllm"]
+    budgets = paged("plan", TRACE, *POOL, "--max-tokens-per-step", "32,128", *find)[1].splitlines()
+    assert budgets[0].split()[:2] == ["policy", "budget"]
+    assert [line.split()[1] for line in budgets[1:]] == ["32", "128"]
+
+
+def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(paged):
+    options = [*POOL, "--find", "devices", "--ttft", 0.001]
+    status, out, err = paged("plan", "synthetic:poisson,rate=9,requests=8,prompt=40,output=9", *options)
+    assert status == 1
+    assert out.splitlines()[0].split()[0] == "replicas"
+    assert err.count("\n") == 1
+    assert err.startswith("paged: paged: no number of replicas meets p99 first within 1 ms; nearest of ")
+    assert "is 8 replicas, p99 first 20 ms, 19 ms over 1 ms" in err
+    both = paged("plan", TRACE, *POOL, "--policy", "vllm,paged", "--find", "rate", "--itl", 0.001, "--json")
+    assert both[0] == 1
+    assert [plan["answer"] for plan in json.loads(both[1])] == [None, None]
+    assert both[2].count("\n") == 2
+
+
+def test_a_request_that_never_fits_is_said_with_what_would_do(paged, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,999,9\n2,8,3\n")
+    status, _, err = paged("plan", path, *POOL, "--find", "rate", "--ttft", 10)
+    assert status == 1
+    assert "1 request rejected" in err
+    assert "60 blocks" in err
+    assert "--context" in err
+    assert paged("plan", path, *POOL, "--find", "rate", "--ttft", 10, "--context", 200)[0] == 0
+
+
+def test_who_waits_at_a_terminal_sees_which_value_is_being_tried(paged, monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=200)
+    column = TextColumn("{task.description}")
+    monkeypatch.setattr(
+        "paged.cli.plan.progress_bar", lambda *_: Progress(column, console=terminal, refresh_per_second=1000)
+    )
+    status, _, err = paged("plan", TRACE, *POOL, "--find", "rate", "--ttft", 0.2)
+    assert (status, err) == (0, "")
+    assert "paged: trying 1" in screen.getvalue()
+    assert "paged: trying 2, 1 meets" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["azure"], "--find"),
+        (["azure", "--find", "speed", "--ttft", "1"], "'rate', 'memory', 'devices'"),
+        (["azure", "--find", "rate"], "at least one of ttft, gap and itl"),
+        (["azure", "--find", "rate", "--ttft", "0"], "ttft_s is 0"),
+        (["azure", "--find", "rate", "--gap", "-1"], "gap_s is -1"),
+        (["azure", "--find", "rate", "--itl", "nan"], "itl_s is nan"),
+        (["azure", "--find", "rate", "--ttft", "soon"], "--ttft"),
+        (["azure", "--find", "rate", "--ttft", "1", "--tolerance", "0"], "tolerance is 0"),
+        (["azure", "--find", "devices", "--ttft", "1", "--tolerance", "0.1"], "found exactly"),
+        (
+            ["azure", "--find", "rate", "--ttft", "1", "--rate-scale", "1,2"],
+            "--rate-scale says where the search begins",
+        ),
+        (["azure", "--find", "memory", "--ttft", "1", "--blocks", "9,99"], "--blocks says where the search begins"),
+        (["azure", "--find", "rate", "--ttft", "1", "--seeds", "0"], "--seeds"),
+        (["azure", "--find", "rate", "--ttft", "1", "--jobs", "0"], "--jobs"),
+        (["azure", "--find", "rate", "--ttft", "1", "--clients", "3"], "clients is 3"),
+        (["azure", "--find", "rate", "--ttft", "1", "--policy", "vlm"], 'Did you mean "vllm"?'),
+        (["azure", "--find", "rate", "--ttft", "1", "--model", "lama-2-13b", "--device", "h100"], "llama-2-13b"),
+        (["azure", "--find", "rate", "--ttft", "1", "--model", "llama-2-13b", "--device", "h10"], "h100"),
+        (["azur", "--find", "rate", "--ttft", "1"], 'did you mean "azure"?'),
+        (["synthetic:at-once,requests=5", "--find", "rate", "--ttft", "1"], "arrive at once"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_input_is_one_line_on_standard_error_and_status_2(paged, arguments, words):
+    status, out, err = paged("plan", *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("paged: ")
+    assert words in err
