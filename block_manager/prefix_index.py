@@ -218,6 +218,11 @@ class PrefixIndex:
         path = self.paths[row]
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
 
+    def is_behind(self, row: int) -> bool:
+        """Whether the row has confirmed blocks that could not become nodes when they were computed: another batch had the same pending."""
+        path = self.paths[row]
+        return path.open is None and path.writes and path.published < self._tables.full_blocks(row)
+
     def attentive(self, rows: Rows) -> Rows:
         """The places in `rows` of those that are not lazy, int64 [k]. With `num_attentive` 0 nobody need ask."""
         is_lazy = self.is_lazy[rows]

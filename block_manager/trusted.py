@@ -336,7 +336,11 @@ class TrustedCalls(Views):
         """Rows that are not lazy were put in flight up to `ends` tokens."""
         index = self._index
         if index is not None and index.num_attentive:
-            for place in index.attentive(rows).tolist():
+            places = index.attentive(rows).tolist()
+            if len(places) > 1:
+                # What has been computed becomes content before another row of this batch is to compute the same.
+                places.sort(key=lambda place: not index.is_behind(int(rows[place])))
+            for place in places:
                 self._begin_pending(index, int(rows[place]), int(ends[place]))
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:

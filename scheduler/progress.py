@@ -1,4 +1,4 @@
-"""A step that would compute nothing, though somebody could: the first in order gets what it needs.
+"""A step that would compute nothing, though somebody could: the first in order that may gets what it needs.
 
 Knows that everyone else may be made to give up everything for it, and that a request alone in the pool which still does not
 fit has outgrown it. Is asked only when nothing is in flight and nothing in transfer.
@@ -19,18 +19,17 @@ from scheduler.status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
-    """Make the first request that has something to compute run, or end it if the whole pool cannot hold it."""
-    while True:
-        first = _first(state)
-        if first is None:
-            break
-        if _make_room(state, step, first) and _run(state, step, first):
+    """Make the first request run that has something to compute and can have room for it. If nobody can, the first one has outgrown the
+    pool, and is ended."""
+    while able := _able(state):
+        # One whose worst case is reserved may stand behind one that lacks just those blocks.
+        if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
         if any(other.status is Status.LOADING or other.transfers for other in state.away):
             # What they hold comes back when the caller has loaded.
             return
         state.pending_outputs += end_request(
-            state, first, LENGTH, "ended with length: alone in the pool, it outgrew it."
+            state, able[0], LENGTH, "ended with length: alone in the pool, it outgrew it."
         )
     if state.waiting.num:
         request = state.waiting.head()
@@ -51,13 +50,14 @@ def _todo(state: State, request: RequestState) -> int:
     return sum(int(manager.num_tokens[row]) - int(manager.num_computed[row]) for row in request.live_rows)
 
 
-def _first(state: State) -> RequestState | None:
+def _able(state: State) -> list[RequestState]:
+    """Who has something to compute, in order."""
     able = [
         r
         for r in (*state.running, *state.away)
         if r.status is not Status.LOADING and not r.transfers and _todo(state, r)
     ]
-    return min(able, key=lambda request: request.order) if able else None
+    return sorted(able, key=lambda request: request.order)
 
 
 def _needed(state: State, request: RequestState) -> int:

@@ -42,6 +42,7 @@ OutputScale = Annotated[float, Option(help="Outputs are so many times as long.",
 Seed = Annotated[int, Option(min=0, help="Chooses the prompts' tokens; what they share stays.", rich_help_panel=_TRACE)]
 
 Half = Annotated[Literal["first", "second"] | None, Option(help="Only one half of the requests: tune on one, report on the other.", show_default="all", rich_help_panel=_TRACE)]
+Keep = Annotated[float, Option(metavar="SHARE", help="Only this share of the requests, drawn by the seed.", rich_help_panel=_TRACE)]
 Context = Annotated[int | None, Option(min=2, help="Tokens that a request may have, prompt and output.", show_default="what the pool holds", rich_help_panel=_TRACE)]
 OverLong = Annotated[Literal["clip", "reject"], Option(help="What becomes of requests longer than --context.", rich_help_panel=_TRACE)]
 Declared = Annotated[int | None, Option(min=1, metavar="MAX", help="Requests declare what --context leaves them as max_tokens, at most this, and write what the trace says.", show_default="exactly what they write", rich_help_panel=_TRACE)]

@@ -26,10 +26,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     trace        a file, an excerpt's name, or `synthetic:…`
     limit        only so many requests, the first ones
-    seed         of prompts' tokens, sampling and synthetic arrivals
+    seed         of prompts' tokens, of who is kept, and of synthetic arrivals
     rate         arrivals are so many times as fast (the time between them is stretched)
     prompts, outputs
                  lengths are so many times as long
+    keep         share of the requests that stay, drawn by the seed: arrivals of a file that differ from seed to seed
     half         "first" or "second" half of the requests; None: all
     context      requests longer than this are clipped, or rejected (`over_long`); None: none are
     declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
@@ -43,6 +44,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     prompts: float = 1.0
     outputs: float = 1.0
     half: Literal["first", "second"] | None = None
+    keep: float = 1.0
     context: int | None = None
     over_long: Literal["clip", "reject"] = "reject"
     declared: int | None = None
@@ -53,6 +55,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
         if self.half is not None:
             trace = trace.halves()[0 if self.half == "first" else 1]
+        if self.keep != 1.0:
+            trace = trace.thinned(self.keep, seed=self.seed)
         if (self.rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
             trace = trace.scaled(rate=self.rate, prompts=self.prompts, outputs=self.outputs)
         if self.context is not None:

@@ -1,0 +1,92 @@
+"""Every named policy on saturated loads, at one token budget: what memory holds, what is computed twice, what comes out.
+
+    python benchmarks/policy_study.py --traces DIR --out benchmarks/results/policies
+
+A closed loop three times oversubscribed, the second half of each trace (what can be tuned was tuned on the first), the budget at the roofline's
+knee for all that have one. Memory shares are weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none.
+"""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.progress import track
+from study import KNOWN, SETUPS, clients_for, load_named, origin, policies, table, written
+
+from paged.simulator import Scenario, SimulationResult, run_all
+
+HEAD = (
+    *("policy", "tokens/s", "of the best", "of the pool", "of what is held", "waste", "preempted", "most, one request"),
+    *("gap p50", "gap p99", "rows", "steps", "seconds"),
+)
+
+
+def row(name: str, result: SimulationResult, best: float) -> tuple[object, ...]:
+    """One policy's line."""
+    memory, gap = result.memory_while_waiting, result.longest_gap_s
+    return (
+        *(f"`{name}`" if name != KNOWN else KNOWN, f"{result.throughput:,.0f}", f"{result.throughput / best:.3f}"),
+        *(f"{memory.of_pool:.1%}", f"{memory.of_held:.1%}", f"{result.waste:.2%}"),
+        *(f"{result.preemptions.recompute + result.preemptions.swap:,}", result.max_preemptions),
+        *(f"{gap.p50:.2f}", f"{gap.p99:.2f}", f"{result.row_occupancy * result.max_sequences:.1f}"),
+        *(f"{result.steps:,}", f"{result.wall_s:.0f}"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Policies side by side on saturated loads.")
+    parser.add_argument("--traces", type=Path, required=True, help="folder with the Azure and Mooncake traces")
+    parser.add_argument("--requests", type=int, default=3_000, help="of each half trace")
+    parser.add_argument("--only", default="", help="loads whose name contains this")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None, help="write NAME.md and NAME.json", metavar="NAME")
+    arguments = parser.parse_args()
+    cells: list[tuple[str, str]] = []
+    scenarios: list[Scenario] = []
+    for setup, device in SETUPS.items():
+        for load in ("azure", "mooncake", "sharegpt"):
+            if arguments.only not in f"{setup}, {load}":
+                continue
+            base = Scenario(
+                load=load_named(load, arguments.traces, half="second", keep=1.0),
+                device=device,
+                max_tokens_per_step="knee",
+                max_sequences=512,
+            )
+            count = len(base.load.build())
+            base = msgspec.structs.replace(
+                base, load=msgspec.structs.replace(base.load, keep=min(1.0, arguments.requests / count))
+            )
+            clients = clients_for(base, 3.0)
+            for name, policy in policies().items():
+                closed = msgspec.structs.replace(base.load, clients=clients)
+                scenarios.append(msgspec.structs.replace(base, load=closed, policy=policy))
+                cells.append((f"{setup}, {load}", name))
+    found: dict[str, dict[str, SimulationResult]] = {}
+    for place, outcome in track(run_all(scenarios, jobs=arguments.jobs), total=len(scenarios)):
+        cell, name = cells[place]
+        found.setdefault(cell, {})[name] = outcome.result
+    lines = [
+        "# Policies on saturated loads",
+        "",
+        *(__doc__ or "").split("\n\n", 2)[2].strip().splitlines(),
+        "",
+        *origin(),
+    ]
+    for cell in dict.fromkeys(cell for cell, _ in cells):
+        results = {name: found[cell][name] for name in policies()}
+        # Whoever knows the lengths is no policy that one can have.
+        best = max(result.throughput for name, result in results.items() if name not in (KNOWN, "orca-oracle"))
+        first = results["paged"]
+        lines += [
+            *("", f"## {cell}", ""),
+            f"{first.requests:,} requests, {first.num_blocks:,} blocks of {first.block_size}, budget {first.max_tokens_per_step:,}.",
+            *("", *table(HEAD, (row(name, result, best) for name, result in results.items()))),
+        ]
+    print("\n".join(lines))
+    if arguments.out is not None:
+        written(arguments.out, lines, found)
+
+
+if __name__ == "__main__":
+    main()
