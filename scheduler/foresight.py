@@ -24,8 +24,9 @@ STRIDE = 16
 """Steps after which a request that did not fit is looked at again, though nobody ended and nobody came."""
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
-GAIN = 0.02
-"""How far the quantile moves at a finish where there is no waste; ten times as far the other way at most."""
+GAIN = 0.1
+"""How far above the policy's quantile one goes for each time that the waste is the target over it, and below it where there is none. No sum over
+time: what an admission costs shows thousands of tokens later, and a sum would swing."""
 
 
 def peak(held: Counts, remaining: Counts) -> int:
@@ -59,12 +60,15 @@ class Foresight:
         seen = stats.computed_tokens, stats.recomputed_tokens + 2 * stats.swapped_in_blocks * size
         computed, wasted = seen[0] - self._seen[0], seen[1] - self._seen[1]
         self._seen = seen
+        if self._lengths.num_noted <= self._state.policy.known_outputs:
+            # What was wasted while nothing was foreseen is no reason for care.
+            return
         kept = math.exp(-computed / MEMORY)
         self._computed = self._computed * kept + computed
         self._wasted = self._wasted * kept + wasted
         excess = self._wasted / max(1.0, self._computed) / self._target - 1.0
         least, most = self._state.policy.quantile_range
-        self.quantile = min(most, max(least, self.quantile + GAIN * min(excess, 10.0)))
+        self.quantile = min(most, max(least, self._state.policy.quantile + GAIN * excess))
 
     def looks_now(self, step: Step, was_shut: bool) -> bool:
         """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where

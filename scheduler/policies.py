@@ -67,9 +67,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                      others were where it says nothing
     known_outputs    outputs that have to have ended before anything is predicted; until then today's use decides
     quantile         share of outputs that "predicted" takes to end within its guess: 0 is bold, 1 careful
-    waste_target     share of computed tokens that were recomputed or swapped, towards which the quantile is steered as requests end;
-                     None: it stays
-    quantile_range   between which it is steered
+    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful, less
+                     bold. None: it stays
+    quantile_range   between which it moves
     max_passes       how often a waiting request that does not fit is passed by one of the next four
     layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
                      need it; "region": drawn, and a region of a power of two blocks has to be free (see regions.py)

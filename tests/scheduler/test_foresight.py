@@ -161,20 +161,34 @@ def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebo
     assert len(looked) == 3
 
 
-def test_the_quantile_rises_with_waste_and_falls_without_between_its_bounds():
-    policy = msgspec.structs.replace(POLICIES["paged"], quantile=0.4)
-    scheduler = scheduler_on(30, policy, max_tokens_per_step=64)
-    foresight = scheduler._state.foresight
-    stats = scheduler._state.stats
-    for _ in range(100):
-        stats.computed_tokens += 1000
+def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_beyond_up_to_its_bounds():
+    policy = msgspec.structs.replace(POLICIES["paged"], known_outputs=0)
+    foresight = scheduler_on(30, policy)._state.foresight
+    stats = foresight._state.stats
+
+    def quantile_at(waste):
+        # Long enough for what was before to be forgotten.
+        for _ in range(20):
+            stats.computed_tokens += 100_000
+            stats.recomputed_tokens += round(100_000 * waste)
+            foresight.finished(10)
+        return foresight.quantile
+
+    assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
+    assert quantile_at(0.01) == pytest.approx(0.4, abs=0.01)
+    assert quantile_at(0.02) == pytest.approx(0.5, abs=0.01)
+    assert quantile_at(0.5) == policy.quantile_range[1]
+    assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
+
+
+def test_what_was_wasted_while_nothing_was_foreseen_is_no_reason_for_care():
+    foresight = scheduler_on(30, POLICIES["paged"])._state.foresight
+    foresight._state.stats.computed_tokens = foresight._state.stats.recomputed_tokens = 1000
+    for _ in range(POLICIES["paged"].known_outputs):
         foresight.finished(10)
-    assert foresight.quantile == policy.quantile_range[0]
-    for _ in range(100):
-        stats.computed_tokens += 1000
-        stats.recomputed_tokens += 100
-        foresight.finished(10)
-    assert foresight.quantile == policy.quantile_range[1]
+    assert foresight.quantile == POLICIES["paged"].quantile
+    foresight.finished(10)
+    assert foresight.quantile == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
