@@ -55,7 +55,7 @@ def let_in(state: State, step: Step) -> None:
         return
     foresight = state.foresight
     if foresight is not None and not foresight.looks_now(step, was_shut):
-        state.is_shut = True
+        state.is_shut = was_shut
         return
     while state.waiting.num and step.budget > 0:
         is_plain = _admit_plain_ones(state, step)

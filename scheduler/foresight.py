@@ -22,6 +22,8 @@ Counts = NDArray[np.int64]
 
 STRIDE = 16
 """Steps after which a request that did not fit is looked at again, though nobody ended and nobody came."""
+PATIENCE = 64
+"""Of so many rows that run it is waited a step longer when somebody ended: a look costs as much as a step of many rows."""
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
 GAIN = 0.1
@@ -47,6 +49,9 @@ class Foresight:
         self.quantile = policy.quantile
         self._target = policy.waste_target
         self._next_look = 0
+        # What `_those_in` found last, and when.
+        self._moment: tuple[int, int, int, int, float] | None = None
+        self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
         # Totals at the last finish, and the decaying sums.
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
@@ -72,8 +77,13 @@ class Foresight:
 
     def looks_now(self, step: Step, was_shut: bool) -> bool:
         """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where
-        nothing else is computed."""
-        return not was_shut or not step.num_rows or self._state.stats.steps >= self._next_look
+        nothing else is computed. With many rows one that ended is little room, and is waited for company."""
+        steps = self._state.stats.steps
+        if not step.num_rows or steps >= self._next_look:
+            return True
+        return not was_shut and steps >= self._next_look - STRIDE + min(
+            STRIDE, self._state.running_rows.count() // PATIENCE
+        )
 
     def nobody_fits(self) -> None:
         """It was looked."""
@@ -90,7 +100,15 @@ class Foresight:
         state = self._state
         if not self._knows and self._lengths.num_noted < state.policy.known_outputs:
             return True
-        return not (state.running.num or state.away.num) or self.peak_with(request) <= self.capacity_with(request)
+        if not (state.running.num or state.away.num):
+            return True
+        rows = self._rows()
+        manager, size = state.manager, state.manager.block_size
+        worst = int(state.columns.max_total[rows].sum()) + sum(request.max_total)
+        if worst + (len(rows) + request.num_live) * size <= manager.num_blocks * size:
+            # Even if all become as long as they may: most need not be looked at any closer where memory is ample.
+            return True
+        return self.peak_with(request) <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
         """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
@@ -105,32 +123,46 @@ class Foresight:
 
     def peak_with(self, request: RequestState) -> int:
         """Tokens in memory at the fullest moment, if the waiting request came in now."""
-        state, columns = self._state, self._state.columns
-        rows = self._rows()
-        num = request.num_live
-        known = state.manager.num_tokens[rows]
-        written, most = known - columns.prompt_total[rows], columns.max_total[rows] - known
-        expected = columns.expected_total[rows] - known
+        held, remaining = self._those_in()
         live = [i for i, tokens in enumerate(request.tokens) if tokens is not None]
-        own = np.array([len(tokens) for tokens in request.tokens if tokens is not None], np.int64)
+        known = np.array([len(tokens) for tokens in request.tokens if tokens is not None], np.int64)
         before = np.array([request.prompt_len + request.appended[i] for i in live], np.int64)
-        known, written = np.concatenate([known, own]), np.concatenate([written, own - before])
-        most = np.concatenate([most, np.array([request.max_total[i] for i in live], np.int64) - own])
-        remaining = self._lengths.remaining(written, self.quantile)
-        if self._knows:
-            wish = request.request.expected_tokens
-            expected = np.concatenate([expected, np.full(num, -1) if wish is None else before + wish - own])
-            remaining = np.where(expected > 0, expected, remaining)
-        remaining = np.maximum(np.minimum(remaining, most), 1)
+        most = np.array([request.max_total[i] for i in live], np.int64) - known
+        wish = request.request.expected_tokens
+        expected = np.zeros(len(live), np.int64) if wish is None else before + wish
+        own = self._remaining(known, known - before, most, expected)
+        # A last block is half empty in the mean.
+        own_held = known + self._state.manager.block_size // 2
+        return peak(np.concatenate([held, own_held]), np.concatenate([remaining, own]))
+
+    def _those_in(self) -> tuple[Counts, Counts]:
+        """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n] each. Asked for several
+        candidates in a row, of which none came in, it is the same."""
+        state, columns = self._state, self._state.columns
+        moment = state.manager.batch, state.running.num, state.away.num, len(state.bounded), self.quantile
+        if moment == self._moment:
+            return self._in
+        rows = self._rows()
+        known = state.manager.num_tokens[rows]
+        most = columns.max_total[rows] - known
+        remaining = self._remaining(known, known - columns.prompt_total[rows], most, columns.expected_total[rows])
         for other in state.bounded:
             # All that they may need is reserved.
             is_theirs = np.isin(rows, other.live_rows)
-            remaining[: len(rows)][is_theirs] = most[: len(rows)][is_theirs]
-        # A last block is half empty in the mean.
-        return peak(known + state.manager.block_size // 2, remaining)
+            remaining[is_theirs] = most[is_theirs]
+        self._moment, self._in = moment, (known + state.manager.block_size // 2, remaining)
+        return self._in
+
+    def _remaining(self, known: Counts, written: Counts, most: Counts, expected: Counts) -> Counts:
+        """Tokens for which sequences go on that have `written` of `known` themselves, and may have `most` more; `expected` in the end, or 0."""
+        remaining = self._lengths.remaining(written, self.quantile)
+        if self._knows:
+            remaining = np.where(expected > known, expected - known, remaining)
+        return np.maximum(np.minimum(remaining, most), 1)
 
     def _rows(self) -> Counts:
         state = self._state
         running = state.running_rows.array(state.running)
-        away = [row for other in state.away for row in other.live_rows]
-        return np.concatenate([running, np.array(away, np.int64)]) if away else running
+        if not state.away.num:
+            return running
+        return np.concatenate([running, np.array([row for other in state.away for row in other.live_rows], np.int64)])
