@@ -3,21 +3,30 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
+from paged.simulator.decisions import Decision, as_line, decision_of, differences
+from paged.simulator.fidelity import RecordedSeconds, predict, replay
+from paged.simulator.recording import Recording, RecordingFailed, Setup, record
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.timeline import Timeline
+from paged.simulator.work import steady_work, work_of
 
 __all__ = [
+    "Decision",
     "Device",
     "Interval",
     "Load",
     "Outcome",
     "Percentiles",
     "Preemptions",
+    "RecordedSeconds",
+    "Recording",
+    "RecordingFailed",
     "Scenario",
+    "Setup",
     "Simulation",
     "SimulationResult",
     "SimulationStuck",
@@ -25,11 +34,19 @@ __all__ = [
     "Step",
     "StepTime",
     "Timeline",
+    "as_line",
     "by_seed",
+    "decision_of",
+    "differences",
     "grid",
     "interval",
     "outcome_of",
+    "predict",
+    "record",
+    "replay",
     "run",
     "run_all",
     "simulate",
+    "steady_work",
+    "work_of",
 ]
