@@ -19,6 +19,7 @@ from paged.cli.check import check_app
 from paged.cli.demo import demo
 from paged.cli.generate import generate
 from paged.cli.policies import policies
+from paged.cli.profile import profile
 from paged.cli.show import printed
 from paged.cli.simulate import simulate
 
@@ -44,6 +45,7 @@ app.command()(simulate)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command()(capacity)
+app.command()(profile)
 app.command()(policies)
 
 

@@ -17,7 +17,19 @@ from paged.cli.show import print_json
 from paged.cli.summary import print_comparison, print_summary
 from paged.extras import import_with_extra
 from paged.report import TraceEvents, writable, write_csv, write_html, write_trace_events
-from paged.simulator import Device, Load, Outcome, Scenario, Step, StepTime, grid, outcome_of, run_all
+from paged.simulator import (
+    Device,
+    Load,
+    Outcome,
+    Scenario,
+    Step,
+    StepTime,
+    as_line,
+    decision_of,
+    grid,
+    outcome_of,
+    run_all,
+)
 
 _TIME = StepTime()
 _CORES = os.cpu_count() or 1
@@ -27,6 +39,7 @@ def simulate(
     trace: options.TraceArgument,
     model: options.Model = None,
     device: options.DeviceName = None,
+    profile: options.ProfilePath = None,
     dtype: options.Dtype = "bf16",
     tensor_parallel: options.TensorParallel = 1,
     memory_share: options.MemoryShare = 0.9,
@@ -65,7 +78,7 @@ def simulate(
     """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
 
     Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, and a step takes what the roofline
-    of --model on --device gives (published figures, docs/hardware.md), or without them a formula:
+    of --model on --device gives (published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
     max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
     --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
 
@@ -93,6 +106,7 @@ def simulate(
             dtype=dtype,
             tensor_parallel=tensor_parallel,
             memory_share=memory_share,
+            profile=profile,
             formula=StepTime(weights_ms, context_us, token_us, swap_us),
         ),
         blocks=None if model else options.DEFAULT_BLOCKS,
@@ -155,6 +169,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "seed": scenario.load.seed,
         "model": scenario.device.model,
         "device": scenario.device.device,
+        "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,
     }
@@ -178,7 +193,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
         if log is not None:
             file = stack.enter_context(log.open("w", encoding="utf-8"))
-            watchers.append(lambda step: file.write(decision(step) + "\n"))
+            watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
         progress = _progress()
         if progress is not None:
             bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
@@ -190,22 +205,6 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
     if trace_events is not None:
         write_trace_events(trace_events, events, outcome)
     return outcome
-
-
-def decision(step: Step) -> str:
-    """A step as a JSON line: when it ended, how many like it ran before, and who was in it."""
-    batch = step.batch
-    document = {
-        "step": step.number,
-        "end_s": step.now_s,
-        "skipped": step.skipped,
-        "requests": batch.ids.tolist(),
-        "tokens": batch.num_tokens.tolist(),
-        "admitted": batch.admitted,
-        "preempted": batch.preempted,
-        "ended": step.ended,
-    }
-    return msgspec.json.encode(document).decode()
 
 
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool) -> list[Outcome]:

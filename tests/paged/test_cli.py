@@ -45,7 +45,7 @@ def test_without_a_command_the_help_is_shown(paged):
 
 
 @pytest.mark.parametrize(
-    "command", [["simulate"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"]]
+    "command", [["simulate"], ["demo"], ["generate"], ["profile"], ["bench", "scheduler"], ["capacity"], ["policies"]]
 )
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")
