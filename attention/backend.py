@@ -56,10 +56,12 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class AttentionBackend(Protocol):
     """One way to compute attention. `is_invariant`: a token's result does not depend, to the last bit, on what else is in the
-    step, on how its prompt was cut into steps, or on where its blocks lie."""
+    step, on how its prompt was cut into steps, or on where its blocks lie. `piece`: positions of a context that it then reads at a
+    time, for all places of the step; 1 where each token costs what it sees."""
 
     name: str
     is_invariant: bool
+    piece: int
 
     def check(self, shape: LayerShape) -> None:
         """Raise UnsupportedByBackend if layers of this shape cannot be done."""

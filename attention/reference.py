@@ -29,6 +29,7 @@ class Backend:
 
     name = "reference"
     is_invariant = True
+    piece = 1
 
     def __init__(self, is_invariant: bool) -> None:
         del is_invariant  # It always is.

@@ -58,6 +58,7 @@ class Backend:
     """See the module."""
 
     name = "torch_gather"
+    piece = pieces.PIECE
 
     def __init__(self, is_invariant: bool) -> None:
         self.is_invariant = is_invariant

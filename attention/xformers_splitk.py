@@ -82,6 +82,7 @@ class Backend:
 
     name = "xformers_splitk"
     is_invariant = False
+    piece = 1
 
     def __init__(self, is_invariant: bool) -> None:
         if is_invariant:

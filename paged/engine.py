@@ -116,6 +116,8 @@ class Engine:
         # For those who watch: called with a request's id, how many of its tokens were chosen before, and the logits, float32
         # [vocabulary], that one is chosen from now. A step that failed calls it again for the same tokens.
         self.on_logits: Callable[[str, int, Tensor], None] | None = None
+        # Called with each batch that ran, after its update; not with one that failed.
+        self.on_batch: Callable[[Batch], None] | None = None
         self._seed = seed
         self._clock = clock
         self._max_retries = max_retries
@@ -228,6 +230,8 @@ class Engine:
         self._failures = 0
         outputs = self.scheduler.update(batch, tokens, now=computed)
         news = self._news(outputs)
+        if self.on_batch is not None:
+            self.on_batch(batch)
         self._steps += 1
         self._output_tokens += len(tokens)
         done = self._clock()

@@ -20,6 +20,7 @@ from paged.cli.demo import demo
 from paged.cli.generate import generate
 from paged.cli.plan import plan
 from paged.cli.policies import policies
+from paged.cli.profile import profile
 from paged.cli.show import printed
 from paged.cli.simulate import simulate
 
@@ -46,6 +47,7 @@ app.command()(plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command()(capacity)
+app.command()(profile)
 app.command()(policies)
 
 

@@ -16,7 +16,7 @@ from paged.cli.show import print_json, progress_bar
 from paged.cli.summary import print_comparison, print_summary
 from paged.extras import import_with_extra
 from paged.report import TraceEvents, writable, write_csv, write_html, write_trace_events
-from paged.simulator import Outcome, Scenario, Step, grid, outcome_of, run_all
+from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
 
 
 @asks_for_scenarios
@@ -35,7 +35,7 @@ def simulate(
     """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
 
     Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, and a step takes what the roofline
-    of --model on --device gives (published figures, docs/hardware.md), or without them a formula:
+    of --model on --device gives (published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
     max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
     --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
 
@@ -87,6 +87,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "seed": scenario.load.seed,
         "model": scenario.device.model,
         "device": scenario.device.device,
+        "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,
     }
@@ -104,7 +105,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
         if log is not None:
             file = stack.enter_context(log.open("w", encoding="utf-8"))
-            watchers.append(lambda step: file.write(decision(step) + "\n"))
+            watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
         progress = _bar()
         if progress is not None:
             bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
@@ -116,22 +117,6 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
     if trace_events is not None:
         write_trace_events(trace_events, events, outcome)
     return outcome
-
-
-def decision(step: Step) -> str:
-    """A step as a JSON line: when it ended, how many like it ran before, and who was in it."""
-    batch = step.batch
-    document = {
-        "step": step.number,
-        "end_s": step.now_s,
-        "skipped": step.skipped,
-        "requests": batch.ids.tolist(),
-        "tokens": batch.num_tokens.tolist(),
-        "admitted": batch.admitted,
-        "preempted": batch.preempted,
-        "ended": step.ended,
-    }
-    return msgspec.json.encode(document).decode()
 
 
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool) -> list[Outcome]:

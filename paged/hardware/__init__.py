@@ -7,9 +7,9 @@ from paged.hardware.device import DTYPES, Device
 from paged.hardware.errors import BadHardwareFile, UnknownDevice, UnknownModel
 from paged.hardware.model_shape import Experts, Latent, ModelShape
 from paged.hardware.placement import Placement
-from paged.hardware.profile import Profile, ProfileError
+from paged.hardware.profile import Profile, ProfiledModel, ProfileError
 from paged.hardware.roofline import Part, Roofline
-from paged.hardware.step_work import Amount, StepWork
+from paged.hardware.step_work import Amount, StepWork, Tiling
 
 __all__ = [
     "DTYPES",
@@ -26,8 +26,10 @@ __all__ = [
     "Placement",
     "Profile",
     "ProfileError",
+    "ProfiledModel",
     "Roofline",
     "StepWork",
+    "Tiling",
     "UnknownDevice",
     "UnknownModel",
     "capacity_of",

@@ -1,15 +1,19 @@
-"""What a cost model answers. Knows the two questions; `roofline.py` and `profile.py` each answer them in their own way."""
+"""What a cost model answers. Knows the questions; `roofline.py` and `profile.py` each answer them in their own way."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from paged import Costs
-from paged.hardware.step_work import StepWork
+from paged.hardware.step_work import StepWork, Tiling
 
 
 class CostModel(Protocol):
     """Time for a simulator, and prices for its scheduler, so that both go by one clock."""
+
+    @property
+    def tiling(self) -> Tiling | None:
+        """The tiles that it wants counted in a step's work; None: none."""
 
     def seconds(self, work: StepWork) -> Any:
         """Duration of a step that does this work; of arrays an array. Work of nothing takes none."""

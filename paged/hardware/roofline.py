@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from paged import Costs, InvalidConfig
 from paged.hardware.device import DTYPES
 from paged.hardware.placement import LOGIT_BYTES, Placement
-from paged.hardware.step_work import Amount, StepWork
+from paged.hardware.step_work import Amount, StepWork, Tiling
 
 _REDUCTIONS_A_LAYER = 2
 
@@ -58,6 +58,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
     link_efficiency: float = 0.8
     host_overhead_s: float = 0.5e-3
     all_reduce_latency_s: float = 10e-6
+
+    tiling: ClassVar[Tiling | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,18 +1,50 @@
-"""What one step asks of a device, as five amounts.
+"""What one step asks of a device, as a few amounts.
 
-Knows tokens. Does not know models, devices or seconds: a cost model turns the amounts into time.
+Knows tokens, and tiles where an engine computes in them. Does not know models, devices or seconds: a cost model turns the amounts into
+time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from paged import InvalidConfig
+
 Amount: TypeAlias = float | NDArray[Any]
 """A number, or an array of one number a step; all amounts of a `StepWork` have one shape, or are numbers."""
+
+
+class Tiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine cuts a step whose forward passes all have one shape.
+
+    places  tokens of a forward pass; the last one of a step is padded
+    piece   positions that attention reads at a time, in every place: up to the longest context in the tile, rounded up to this
+    """
+
+    places: int
+    piece: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be at least 1")
+
+    def whole_pieces(self, contexts: NDArray[Any]) -> NDArray[Any]:
+        """Contexts rounded up to what attention reads."""
+        rounded: NDArray[Any] = -(-contexts // self.piece) * self.piece
+        return rounded
+
+    def longest_contexts(self, contexts: NDArray[Any]) -> NDArray[Any]:
+        """The longest context of each tile, [tiles]; of `contexts` [tokens], what each token attends to, in their order."""
+        if not len(contexts):
+            return contexts
+        longest: NDArray[Any] = np.maximum.reduceat(contexts, np.arange(0, len(contexts), self.places))
+        return longest
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -23,6 +55,12 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     context_tokens   sum over the rows of their context's length after the step: tokens whose KV is read
     attended_pairs   sum over computed tokens of the positions that each attends to, itself included
     moved_tokens     tokens whose KV crosses the link to the host, in either direction
+
+    and for an engine that computes in tiles (`Tiling`); 0 where nobody counted them:
+
+    tiles            forward passes
+    sampling_tiles   of them, those with a row that samples: logits of all their places are computed
+    tile_context     sum over the tiles of the longest context in each, in whole pieces: what each of its places goes over
     """
 
     computed_tokens: Amount
@@ -30,6 +68,9 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     context_tokens: Amount = 0.0
     attended_pairs: Amount = 0.0
     moved_tokens: Amount = 0.0
+    tiles: Amount = 0.0
+    sampling_tiles: Amount = 0.0
+    tile_context: Amount = 0.0
 
     @classmethod
     def of_rows(
@@ -44,3 +85,12 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             attended_pairs=float((computed * (2 * context - computed + 1)).sum() / 2),
             moved_tokens=moved_tokens,
         )
+
+    @classmethod
+    def of_steps(cls, steps: Sequence[StepWork]) -> StepWork:
+        """Steps as columns, float64 [steps]."""
+        return cls(**{name: np.array([getattr(step, name) for step in steps]) for name in cls.__struct_fields__})
+
+    def picked(self, chosen: NDArray[np.bool_]) -> StepWork:
+        """Some of the steps of columns; `chosen` is bool [steps]."""
+        return StepWork(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})

@@ -61,19 +61,23 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     UnsupportedModel.
     """
     folder = Path(path)
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UnsupportedModel(f"unknown dtype {dtype!r}; known ones are auto, {', '.join(DTYPES)}.")
-    where = _device(device)
+    check_dtype(dtype)
+    where = usable_device(device)
     config = _config(folder)
     _check_architecture(config, folder)
     wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
     module = _module(folder, wanted).to(where).eval()
-    trial = _trial(module, folder, where)
-    text = config.get_text_config()
+    return as_loaded(module, folder, _tokenizer(folder), where)
+
+
+def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
+    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. Raises UnsupportedModel."""
+    trial = _trial(module, name, where)
+    text = module.config.get_text_config()
     return LoadedModel(
-        path=folder,
+        path=name,
         module=module,
-        tokenizer=_tokenizer(folder),
+        tokenizer=tokenizer,
         num_layers=trial.num_layers,
         num_heads=trial.num_heads,
         num_kv_heads=trial.num_kv_heads,
@@ -87,7 +91,14 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     )
 
 
-def _device(name: str | torch.device) -> torch.device:
+def check_dtype(dtype: str) -> None:
+    """Raises UnsupportedModel for a dtype that is not known."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UnsupportedModel(f"unknown dtype {dtype!r}; known ones are auto, {', '.join(DTYPES)}.")
+
+
+def usable_device(name: str | torch.device) -> torch.device:
+    """The device of that name. Raises UnsupportedModel where it cannot be used."""
     try:
         where = torch.device(name)
         torch.empty(0, device=where)

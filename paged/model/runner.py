@@ -29,6 +29,7 @@ from attention import (
     run_moves,
 )
 from block_manager import Moves
+from paged.hardware import Tiling
 from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
@@ -70,6 +71,11 @@ class Runner:
         self.backend = backend
         self.tile = tile
         self._is_small = sum(each.numel() for each in model.module.parameters()) < _ONE_THREAD_BELOW
+
+    @property
+    def tiling(self) -> Tiling | None:
+        """How it cuts a step, for who wants to know what one costs; None in packed mode."""
+        return None if self.tile is None else Tiling(places=self.tile, piece=self.backend.piece)
 
     def move(self, batch: Batch) -> None:
         """The copies of the batch, which come before its forward pass."""

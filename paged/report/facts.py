@@ -16,10 +16,14 @@ from paged.simulator import Outcome
 def sentence(outcomes: Sequence[Outcome]) -> str:
     """What this is, for somebody who was sent the file."""
     policies = list(dict.fromkeys(outcome.result.policy for outcome in outcomes))
+    is_timed = any(outcome.scenario.device.profile is not None for outcome in outcomes)
+    timed = (
+        "what a step takes is fitted to steps that were timed" if is_timed else "nothing here was timed on the device"
+    )
     runs = "1 simulation" if len(outcomes) == 1 else f"{len(outcomes):,} simulations"
     return (
         f"{runs} of {', '.join(policies)}: paged's own block manager and scheduler on a virtual clock, with a cost model in place of the "
-        f"model. All times are virtual seconds; nothing here was timed on the device."
+        f"model. All times are virtual seconds; {timed}."
     )
 
 
@@ -62,6 +66,11 @@ def _load(outcome: Outcome) -> str:
 
 def _device(outcome: Outcome) -> str:
     device = outcome.scenario.device
+    if (profile := device.timed()) is not None:
+        name = device.profile if profile.model is None else f"{profile.model.name} ({device.profile})"
+        return f"{name}, by a profile of {profile.steps:,} timed steps" + (
+            f": {profile.about}" if profile.about else ""
+        )
     if (roof := device.roofline()) is None:
         formula = device.formula
         terms = ", ".join(f"{name} {getattr(formula, name):g}" for name in formula.__struct_fields__)

@@ -96,6 +96,7 @@ def _varying(outcome: Outcome) -> dict[str, str]:
         "declared": "exact max_tokens" if load.declared is None else f"declared {load.declared:,}",
         "model": device.model or "formula",
         "device": device.device or "formula",
+        "profile": device.profile or "no profile",
         "dtype": device.dtype,
         "tensor_parallel": f"tensor parallel {device.tensor_parallel}",
         "memory_share": f"memory share {device.memory_share:g}",

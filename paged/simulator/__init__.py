@@ -3,8 +3,11 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
+from paged.simulator.decisions import Decision, as_line, decision_of, differences
+from paged.simulator.fidelity import RecordedSeconds, predict, replay
 from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, fewest_devices, highest_rate, plans, smallest_memory
 from paged.simulator.probe import P99s, Probe
+from paged.simulator.recording import Recording, RecordingFailed, Setup, record
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
@@ -12,9 +15,11 @@ from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.targets import Miss, Targets
 from paged.simulator.timeline import Timeline
+from paged.simulator.work import steady_work, work_of
 
 __all__ = [
     "TOLERANCES",
+    "Decision",
     "Device",
     "Find",
     "Interval",
@@ -27,7 +32,11 @@ __all__ = [
     "Preemptions",
     "Probe",
     "Progress",
+    "RecordedSeconds",
+    "Recording",
+    "RecordingFailed",
     "Scenario",
+    "Setup",
     "Simulation",
     "SimulationResult",
     "SimulationStuck",
@@ -36,15 +45,23 @@ __all__ = [
     "StepTime",
     "Targets",
     "Timeline",
+    "as_line",
     "by_seed",
+    "decision_of",
+    "differences",
     "fewest_devices",
     "grid",
     "highest_rate",
     "interval",
     "outcome_of",
     "plans",
+    "predict",
+    "record",
+    "replay",
     "run",
     "run_all",
     "simulate",
     "smallest_memory",
+    "steady_work",
+    "work_of",
 ]

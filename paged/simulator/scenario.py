@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
-from paged.hardware import CostModel, Roofline, device_named, model_named
+from paged.hardware import CostModel, Profile, Roofline, device_named, model_named
 from paged.simulator.result import SimulationResult
 from paged.simulator.simulation import UNBOUNDED, Simulation
 from paged.simulator.step_time import StepTime
@@ -69,12 +69,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes, and how many blocks there are: a model on a device, or without one a formula.
+    """What a step takes, and how many blocks there are: a model on a device, or without one a formula; or steps that were timed.
 
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
     dtype            of weights and KV
     tensor_parallel  devices over which the model is split
     memory_share     of the device's memory that may be used
+    profile          a file that `paged profile` wrote: what a step takes, instead of the roofline or the formula
     formula          the step's time where no model is named
     """
 
@@ -83,18 +84,32 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bf16"
     tensor_parallel: int = 1
     memory_share: float = 0.9
+    profile: str | None = None
     formula: StepTime = StepTime()
 
     def cost_model(self) -> CostModel:
-        """Raises InvalidConfig, UnknownModel or UnknownDevice."""
+        """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
         roofline = self.roofline()
+        profile = self.timed()
+        if profile is not None:
+            if roofline is not None:
+                profile.must_be_of(roofline.model)
+            if self.tensor_parallel != 1:
+                raise InvalidConfig(
+                    f"a profile is of steps as they were timed; tensor_parallel is {self.tensor_parallel}"
+                )
+            return profile
         if roofline is not None:
             return roofline
         self.formula.check()
         return self.formula
 
+    def timed(self) -> Profile | None:
+        """The profile where one is named. Raises BadHardwareFile or OSError."""
+        return None if self.profile is None else Profile.load(self.profile)
+
     def roofline(self) -> Roofline | None:
-        """The cost model where a model is named."""
+        """The model on the device where they are named."""
         if (self.model is None) != (self.device is None):
             raise InvalidConfig(f"a model runs on a device; model is {self.model!r}, device is {self.device!r}")
         if self.model is None or self.device is None:
@@ -166,6 +181,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def scheduler(self) -> Scheduler:
         """A scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
+        costs = self.device.cost_model().costs(self.block_size)
+        if self.host_blocks and self.device.profile is not None and not costs.seconds_per_swapped_block:
+            raise InvalidConfig(
+                f"{self.device.profile} has no price for tokens that move to the host, so swapping would be free; host_blocks "
+                f"is {self.host_blocks:,}. Take it again with a host, or simulate without one"
+            )
         manager = BlockManager(
             self.num_blocks(), self.block_size, host_blocks=self.host_blocks, prefix_caching=self.prefix_caching
         )
@@ -175,7 +196,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens_per_step=self.budget(),
             max_sequences=self.max_sequences,
             max_model_len=self.load.context,
-            costs=self.device.cost_model().costs(self.block_size),
+            costs=costs,
         )
 
     def simulation(self, *, check: bool = False, trace: Trace | None = None) -> Simulation:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
-from paged.hardware import CostModel, StepWork
+from paged.hardware import CostModel
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Preemptions, SimulationResult, Spread
 from paged.simulator.step_time import StepTime
 from paged.simulator.timeline import Entry, Timeline
+from paged.simulator.work import steady_work, work_of
 from paged.traces import Trace
 
 MAX_MESSAGES = 10
@@ -180,17 +181,7 @@ class Simulation:
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
             if allowed < 2:
                 return 0.0
-        rising = np.arange(1, allowed + 1)
-        context = int(known.sum()) + num_rows * (rising - 1.0)
-        seconds = self.cost_model.seconds(
-            StepWork(
-                computed_tokens=np.full(allowed, float(num_rows)),
-                sampled_rows=np.full(allowed, float(num_rows)),
-                context_tokens=context,
-                attended_pairs=context,
-                moved_tokens=np.zeros(allowed),
-            )
-        )
+        seconds = self.cost_model.seconds(steady_work(known, allowed, self.cost_model.tiling))
         # Sums in the order in which the steps come: the same clock to the last bit.
         clock = np.add.accumulate(np.concatenate([[self.now_s], seconds]))
         count = min(allowed, int(np.searchsorted(clock[:-1], self._next_arrival(), "left")))
@@ -211,7 +202,9 @@ class Simulation:
             tokens=count * num_rows,
             rows=num_rows,
             used=float((used * seconds).sum()) / total if total else float(used[-1]),
-            filled=float(((filled + num_rows * rising[:count]) * seconds).sum()) / total if total else float(filled),
+            filled=float(((filled + num_rows * np.arange(1, count + 1)) * seconds).sum()) / total
+            if total
+            else float(filled),
         )
         self._peak_usage = max(self._peak_usage, int(used[-1]) / manager.num_blocks)
         self._output_tokens += count * num_rows
@@ -224,7 +217,7 @@ class Simulation:
     def _finish_step(self, batch: Batch) -> Step:
         scheduler, manager = self.scheduler, self.scheduler.manager
         computed, num_rows = batch.num_scheduled_tokens, len(batch.rows)
-        seconds = float(self.cost_model.seconds(work_of(batch, manager.block_size)))
+        seconds = float(self.cost_model.seconds(work_of(batch, manager.block_size, self.cost_model.tiling)))
         used, filled = manager.num_used, self._num_filled() + computed
         self._violations_now()
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
@@ -375,23 +368,6 @@ class Simulation:
             wall_s=wall,
             us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
         )
-
-
-def work_of(batch: Batch, block_size: int) -> StepWork:
-    """What a batch asks of a device."""
-    moves, context = batch.moves, batch.context_lens
-    num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
-    attended = read = int(context.sum())
-    if computed != num_rows:
-        counts = batch.num_tokens
-        attended = int((counts * (2 * context - counts + 1)).sum()) // 2
-    return StepWork(
-        computed_tokens=computed,
-        sampled_rows=int(np.count_nonzero(batch.samples)),
-        context_tokens=read,
-        attended_pairs=attended,
-        moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
-    )
 
 
 def _spread(mean: dict[str, float], slots: int) -> Spread:

@@ -5,13 +5,13 @@ constants are a word on what hardware a simulation resembles, not a measurement.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from paged import Costs, InvalidConfig
-from paged.hardware import StepWork
+from paged.hardware import StepWork, Tiling
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -28,6 +28,8 @@ class StepTime(msgspec.Struct, frozen=True):
     context_us: float = 0.039
     token_us: float = 32.0
     swap_us: float = 5.2
+
+    tiling: ClassVar[Tiling | None] = None
 
     def check(self) -> None:
         """Raises InvalidConfig unless every constant is finite and not negative and a step that computes takes some time."""

@@ -45,7 +45,8 @@ def test_without_a_command_the_help_is_shown(paged):
 
 
 @pytest.mark.parametrize(
-    "command", [["simulate"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"], ["plan"]]
+    "command",
+    [["simulate"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"], ["plan"], ["profile"]],
 )
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")
@@ -88,7 +89,7 @@ def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings
     status, out, err = paged("demo")
     assert (status, err) == (0, "")
     assert out.splitlines()[0] == "No torch here, so a stand-in answers; pip install 'paged[engine]' brings the model."
-    assert "invariants: 0 violations in 987 checked steps" in out
+    assert "invariants: 0 violations in 998 checked steps" in out
     status, out, err = paged("demo", "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["steps"] == 987

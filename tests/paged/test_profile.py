@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import InvalidConfig
-from paged.hardware import BadHardwareFile, Profile, Roofline, StepWork, device_named, model_named
-from paged.hardware.profile import _non_negative_least_squares
+from paged.hardware import (
+    BadHardwareFile,
+    Profile,
+    ProfiledModel,
+    Roofline,
+    StepWork,
+    Tiling,
+    device_named,
+    model_named,
+)
+from paged.hardware.least_squares import non_negative_least_squares
 
 PRICES = Profile(
     seconds_per_step=2e-3,
@@ -20,7 +29,14 @@ PRICES = Profile(
     seconds_per_attended_pair=5e-9,
     seconds_per_moved_token=4e-7,
 )
-NAMES = PRICES.__struct_fields__[:6]
+NAMES = PRICES.__struct_fields__[:9]
+TILED = msgspec.structs.replace(
+    PRICES,
+    seconds_per_tile=4e-3,
+    seconds_per_sampling_tile=1e-3,
+    seconds_per_tile_position=3e-5,
+    tiling=Tiling(places=32, piece=64),
+)
 
 
 def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
@@ -35,6 +51,9 @@ def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
         context_tokens=context + chunk,
         attended_pairs=context + chunk * (chunk + 1) / 2,
         moved_tokens=random.integers(0, 2, num_steps) * 16 * random.integers(0, 20, num_steps),
+        tiles=-(-(rows + chunk) // 32),
+        sampling_tiles=-(-rows // 32),
+        tile_context=64 * random.integers(1, 30, num_steps),
     )
     return work, profile.seconds(work) * (1 + noise * random.standard_normal(num_steps))
 
@@ -45,19 +64,23 @@ def test_seconds_are_the_sum_of_the_prices():
     assert PRICES.seconds(StepWork(computed_tokens=0)) == 0
 
 
-def test_tokens_are_rounded_up_to_tiles():
-    tiled = msgspec.structs.replace(PRICES, tile=32)
-    seconds = tiled.seconds(StepWork(computed_tokens=np.array([0, 1, 32, 33])))
-    assert seconds.tolist() == pytest.approx([0, 2e-3 + 32 * 3e-5, 2e-3 + 32 * 3e-5, 2e-3 + 64 * 3e-5])
-    assert seconds[1] == tiled.seconds(StepWork(computed_tokens=1))
+def test_tiles_have_prices_of_their_own():
+    work = StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192)
+    assert TILED.seconds(work) == pytest.approx(2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5)
 
 
-@pytest.mark.parametrize("tile", [1, 32])
-def test_the_prices_that_steps_were_made_of_are_found(tile):
-    truth = msgspec.structs.replace(PRICES, tile=tile)
-    found = Profile.fit(*timed_steps(profile=truth), tile=tile, about="made up")
+def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
+    work, seconds = timed_steps(profile=TILED)
+    for i in range(0, 200, 7):
+        alone = StepWork(**{name: getattr(work, name)[i].item() for name in work.__struct_fields__})
+        assert TILED.seconds(alone) == seconds[i]
+
+
+@pytest.mark.parametrize("truth", [PRICES, TILED], ids=["packed", "in tiles"])
+def test_the_prices_that_steps_were_made_of_are_found(truth):
+    found = Profile.fit(*timed_steps(profile=truth), tiling=truth.tiling, about="made up")
     assert [getattr(found, name) for name in NAMES] == pytest.approx([getattr(truth, name) for name in NAMES], rel=1e-6)
-    assert (found.tile, found.steps, found.held_out.steps, found.about) == (tile, 150, 50, "made up")
+    assert (found.tiling, found.steps, found.held_out.steps, found.about) == (truth.tiling, 150, 50, "made up")
     assert found.held_out.p90 < 1e-6
 
 
@@ -74,6 +97,21 @@ def test_the_held_out_error_is_that_of_steps_it_was_not_fitted_to():
     other = Profile.fit(work, spoilt)
     assert [getattr(other, name) for name in NAMES] == [getattr(found, name) for name in NAMES]
     assert other.held_out.total == pytest.approx(-0.5, abs=0.02)
+
+
+def test_whoever_fits_may_say_what_is_held_out():
+    work, seconds = timed_steps()
+    held_out = np.arange(200) >= 150
+    spoilt = np.where(held_out, 3 * seconds, seconds)
+    found = Profile.fit(work, spoilt, held_out=held_out)
+    assert (found.steps, found.held_out.steps) == (150, 50)
+    assert found.held_out.median == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("held_out", [np.zeros(200, bool), np.ones(200, bool), np.ones(3, bool)])
+def test_all_or_none_cannot_be_held_out(held_out):
+    with pytest.raises(InvalidConfig, match="some have to be, and some not"):
+        Profile.fit(*timed_steps(), held_out=held_out)
 
 
 def test_the_error_on_another_run_is_computed_by_hand():
@@ -101,7 +139,7 @@ def test_the_fit_is_the_best_of_all_that_have_no_negative_price(seed, columns):
         prices = np.linalg.lstsq(part, target, rcond=None)[0]
         if prices.min() >= 0:
             best = min(best, float(((part @ prices - target) ** 2).sum()))
-    found = _non_negative_least_squares(matrix, target)
+    found = non_negative_least_squares(matrix, target)
     assert found.min() >= 0
     assert float(((matrix @ found - target) ** 2).sum()) == pytest.approx(best, rel=1e-6, abs=1e-9)
 
@@ -127,13 +165,17 @@ def test_costs_are_those_of_a_long_chunk():
     assert costs.seconds_per_swapped_block == pytest.approx(16 * 4e-7)
     chunk = StepWork.of_rows([4096], [4096], sampled_rows=0)
     assert costs.recompute(0, 4096) == pytest.approx(PRICES.seconds(chunk) - 2e-3, rel=1e-4)
+    tiled = TILED.costs(16)
+    full = StepWork.of_rows([4096], [4096], sampled_rows=0)
+    full = msgspec.structs.replace(full, tiles=128, tile_context=sum(range(32, 4097, 32)))
+    assert tiled.recompute(0, 4096) == pytest.approx(TILED.seconds(full) - 2e-3, rel=0.01)
     nothing = msgspec.structs.replace(PRICES, seconds_per_computed_token=0.0, seconds_per_context_token=0.0)
     assert nothing.costs(16).recompute(0, 10) == 0
 
 
 def test_a_saved_profile_comes_back_as_it_was(tmp_path):
     path = tmp_path / "profile.json"
-    profile = Profile.fit(*timed_steps(noise=0.1), tile=32, about="two cores")
+    profile = Profile.fit(*timed_steps(noise=0.1), tiling=TILED.tiling, about="two cores")
     profile.save(path)
     assert Profile.load(path) == profile
 
@@ -143,8 +185,10 @@ def test_a_saved_profile_comes_back_as_it_was(tmp_path):
     [
         ({"seconds_per_step": -1.0}, "seconds_per_step"),
         ({"seconds_per_attended_pair": "2"}, "seconds_per_attended_pair"),
-        ({"tile": 0}, "tile"),
+        ({"tiling": {"places": 0}}, "tiling.places"),
         ({"tyle": 1}, "tyle"),
+        ({"format": 2}, "format"),
+        ({"format": None}, "format"),
     ],
 )
 def test_a_profile_with_a_wrong_field_is_named_with_that_field(tmp_path, changes, field):
@@ -168,3 +212,20 @@ def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, words):
     work, _ = timed_steps(num_steps)
     with pytest.raises(InvalidConfig, match=words):
         Profile.fit(work, seconds)
+
+
+def test_a_profile_of_another_version_says_what_makes_one(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"seconds_per_step": 0.1, "tile": 32}))
+    with pytest.raises(BadHardwareFile, match="no known format; this paged reads 1. `paged profile` makes one"):
+        Profile.load(path)
+
+
+def test_a_profile_is_known_by_the_sizes_of_its_model_and_not_by_its_name():
+    shape = model_named("smollm-135m")
+    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")}
+    PRICES.must_be_of(shape)
+    msgspec.structs.replace(PRICES, model=ProfiledModel(name="mine", **sizes)).must_be_of(shape)
+    other = msgspec.structs.replace(PRICES, model=ProfiledModel(name="mine", **{**sizes, "layers": 12}))
+    with pytest.raises(InvalidConfig, match="taken of mine, which is no smollm-135m: layers 12, not 30"):
+        other.must_be_of(shape)

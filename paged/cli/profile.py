@@ -1,0 +1,202 @@
+"""`paged profile`: what the engine's steps take on this machine, as a file that `paged simulate` goes by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paged import InvalidConfig
+from paged.cli.options import Json
+from paged.cli.show import figures, print_json, table
+from paged.extras import import_with_extra
+from paged.hardware import Profile, model_named
+from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
+from paged.report import writable
+
+if TYPE_CHECKING:
+    from paged.model.loading import LoadedModel
+
+_MODEL, _DESIGN, _TIMING = "The model", "Which steps", "How they are timed"
+_MOST_CONTEXT = 512
+EMBEDDED = "embedded"
+"""What the model that ships is called in its profile."""
+_SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged capacity` such as smollm-135m, or a JSON file (docs/hardware.md)."
+
+# fmt: off
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the profile is written.")]
+Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
+Shape = Annotated[str | None, typer.Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=_MODEL)]
+Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
+Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
+Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=_MODEL)]
+MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)]
+MaxContext = Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)]
+MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Tokens in a step, at most.", rich_help_panel=_DESIGN)]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_DESIGN)]
+Rounds = Annotated[int, typer.Option(min=1, help="How often each step is timed.", rich_help_panel=_TIMING)]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice", rich_help_panel=_TIMING)]
+# fmt: on
+
+
+def profile(
+    out: Out = Path("profile.json"),
+    model: Model = None,
+    shape: Shape = None,
+    backend: Backend = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    fast: Fast = False,
+    max_sequences: MaxSequences = 32,
+    max_context: MaxContext = None,
+    max_tokens_per_step: MaxTokensPerStep = 256,
+    block_size: BlockSize = 16,
+    rounds: Rounds = 5,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Time steps of the engine, fit a price to each amount of their work, and write the profile that `paged simulate --profile` goes by.
+
+    The steps are designed: numbers of decoding rows, lengths of their contexts, sizes of prompts' chunks, and these together. Each is timed once
+    a round, after a round that is not counted; its median is fitted. Some are held out: the table says how far the profile is off there. Let nothing
+    else run meanwhile.
+
+    Example: `paged profile --shape smollm-135m --max-context 160 --out smollm.json`
+    """
+    if model is not None and shape is not None:
+        raise InvalidConfig("--model and --shape both say which model; give one")
+    writable(out)
+    # What is wrong with these is said before a model is loaded.
+    design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
+    loaded = _loaded(model, shape, dtype, device, threads)
+    if max_context is None:
+        room = _context_for(loaded, max_tokens_per_step, block_size)
+        design = _design(max_sequences, room, max_tokens_per_step, block_size)
+    engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast)
+    times = StepTimes(engine, design)
+    _time(times, rounds)
+    name = shape or (EMBEDDED if model is None else model.name)
+    found = times.profile(_about(engine, fast), name=name)
+    found.save(out)
+    if json:
+        print_json(
+            {**msgspec.to_builtins(found), "file": str(out), "rounds": rounds, "by_step": _by_step(times, found)}
+        )
+        return
+    columns = ["steps", "fitted", "held out", "median error", "p90 error", "in total", "spread, median", "spread, p90"]
+    rows = [_cells(kind, times.steps, found) for kind in (*KINDS, None)]
+    title = f"{name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
+    table(title, columns, rows, right=range(1, len(columns)))
+    figures("what a step takes", [*_prices(found), ("taken on", found.about), ("written to", str(out))])
+
+
+def _design(max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int) -> Design:
+    return designed(
+        max_sequences=max_sequences,
+        max_context=max_context,
+        max_tokens_per_step=max_tokens_per_step,
+        block_size=block_size,
+    )
+
+
+def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) -> int:
+    """What there is room for beside a whole step's chunk, at least what a design takes."""
+    room = _MOST_CONTEXT if model.max_length is None else model.max_length - max_tokens_per_step - 1
+    return max(min(_MOST_CONTEXT, room), 4 * block_size)
+
+
+def _loaded(model: Path | None, shape: str | None, dtype: str, device: str, threads: int | None) -> LoadedModel:
+    # Said before torch is imported, which takes a while.
+    wanted = None if shape is None else model_named(shape)
+    torch = import_with_extra("torch", "profiling")
+    from paged.checkpoint import checkpoint_path
+    from paged.model.loading import load_model
+    from paged.model.random_weights import random_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if wanted is not None:
+        return random_model(wanted, dtype=dtype, device=device)
+    return load_model(model or checkpoint_path(), dtype=dtype, device=device)
+
+
+def _about(engine: Any, fast: bool) -> str:
+    import torch
+
+    here = machine()
+    mode = "packed" if fast else "batch-invariant"
+    dtype = str(engine.model.dtype).removeprefix("torch.")
+    num_threads = torch.get_num_threads()
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    versions = ", ".join(f"{name} {here[name]}" for name in ("paged", "python", "torch", "transformers"))
+    return (
+        f"{here['processor']}, {engine.model.device.type}, {threads}, {dtype}, {mode}, "
+        f"{engine.runner.backend.name}; {versions}"
+    )
+
+
+def _time(times: StepTimes, rounds: int) -> None:
+    """All rounds, with a bar on standard error for somebody who waits at a terminal."""
+    out = Console(stderr=True)
+    if not out.is_terminal:
+        times.warm_up()
+        for _ in range(rounds):
+            times.round()
+        return
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True) as progress:
+        bar = progress.add_task("rounds", total=1 + rounds)
+        times.warm_up()
+        progress.advance(bar)
+        for _ in range(rounds):
+            times.round()
+            progress.advance(bar)
+
+
+def _cells(kind: str | None, steps: list[TimedStep], found: Profile) -> list[str]:
+    of_kind = [step for step in steps if kind in (step.kind, None)]
+    num_held_out = sum(step.is_held_out for step in of_kind)
+    error = found.held_out if kind is None else found.by_kind.get(kind)
+    spreads = [step.spread for step in of_kind]
+    errors = ["none"] * 3 if error is None else [f"{error.median:.1%}", f"{error.p90:.1%}", f"{error.total:+.1%}"]
+    shown = ["none"] * 2 if not spreads else [f"{float(np.quantile(spreads, part)):.1%}" for part in (0.5, 0.9)]
+    return [kind or "all", f"{len(of_kind) - num_held_out:,}", f"{num_held_out:,}", *errors, *shown]
+
+
+def _prices(found: Profile) -> list[tuple[str, str]]:
+    priced = (
+        ("a step", found.seconds_per_step),
+        ("a tile", found.seconds_per_tile),
+        ("a tile that samples", found.seconds_per_sampling_tile),
+        ("a position that a tile goes over", found.seconds_per_tile_position),
+        ("a computed token", found.seconds_per_computed_token),
+        ("a sampled row", found.seconds_per_sampled_row),
+        ("a token of context", found.seconds_per_context_token),
+        ("a pair attended to", found.seconds_per_attended_pair),
+        ("a token moved to or from the host", found.seconds_per_moved_token),
+    )
+    return [(name, _micros(seconds)) for name, seconds in priced if seconds]
+
+
+def _micros(seconds: float) -> str:
+    micros = seconds * 1e6
+    return f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs"
+
+
+def _by_step(times: StepTimes, found: Profile) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": step.kind,
+            "is_held_out": step.is_held_out,
+            "work": msgspec.to_builtins(step.work),
+            "seconds": step.seconds,
+            "predicted_s": float(found.seconds(step.work)),
+        }
+        for step in times.steps
+    ]

@@ -1,0 +1,137 @@
+"""Which batches are timed: numbers of decoding rows, lengths of their contexts, sizes of chunks, and both together.
+
+    streams  | ================ |   token streams of falling length, computed and cached once a round: prefill in full steps
+             | ============ |
+             | ======== |
+    scene      rows come back on the first tokens of a stream each, and decode; then newcomers' chunks join them, one a step
+
+So a context costs its computation once, and then serves every scene. Rows have streams, and so blocks, of their own: two that read the same K
+and V would find it in the processor's cache. Knows counts and lengths. Does not know an engine, nor what a step takes.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import msgspec
+import numpy as np
+
+from paged import InvalidConfig
+
+DECODES = 2
+"""Decode steps of a scene, before its newcomers and after the step in which its rows come in."""
+HELD_OUT = 3
+"""Every so-manieth scene is held out."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A newcomer whose prompt has `cached` tokens that are there and `new` ones that one step computes."""
+
+    cached: int
+    new: int
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """Rows that decode, and chunks that join them.
+
+    contexts     cached tokens of each row, a multiple of the block size; row i is on stream i. One more token makes its prompt
+    chunks       newcomers, a step each
+    is_held_out  its steps are not fitted to
+    """
+
+    contexts: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    is_held_out: bool
+
+
+class Design(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round runs: the prefill of all streams, then every scene.
+
+    streams              tokens of each, a multiple of the block size
+    max_tokens_per_step  what an engine has to allow, and `max_sequences`
+    """
+
+    block_size: int
+    max_tokens_per_step: int
+    max_sequences: int
+    streams: tuple[int, ...]
+    scenes: tuple[Scene, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks with which nobody is preempted and no stream is evicted."""
+        size = self.block_size
+        cached = sum(self.streams) // size
+        # Of a row: the block of its last prompt token, which its outputs fill and may leave.
+        per_row = 1 + -(-self.longest_output // size)
+        new = -(-self.max_tokens_per_step // size) + 1
+        # A policy may want a share of the pool left: none asks for more than a tenth.
+        return (cached + self.max_sequences * per_row + new) * 10 // 9 + 1
+
+    @property
+    def longest_output(self) -> int:
+        """Tokens that a row samples in a scene, at most."""
+        return 1 + DECODES + max(len(scene.chunks) for scene in self.scenes)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.streams) + max(1 + self.longest_output, self.max_tokens_per_step + 1)
+
+
+def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int = 16) -> Design:
+    """Batches of up to `max_sequences` − 1 decoding rows with up to `max_context` cached tokens, and chunks that fill a step's budget.
+
+    Raises InvalidConfig for fewer than 4 sequences, a context below four blocks, or a budget that is not above the sequences.
+    """
+    _check(max_sequences, max_context, max_tokens_per_step, block_size)
+    most_rows = max_sequences - 1
+    longest = max_context // block_size
+    # In a fixed disorder: a tile of an engine holds long contexts and short ones.
+    blocks = [max(1, longest * (most_rows - row) // most_rows) for row in range(most_rows)]
+    order = np.random.default_rng(0).permutation(most_rows).tolist()
+    order.insert(0, order.pop(order.index(0)))
+    streams = tuple(blocks[row] * block_size for row in order)
+    row_levels = sorted({0, 1, *(max(1, most_rows * eighths // 8) for eighths in (1, 2, 4, 6, 8))})
+    context_levels = sorted({max(1, longest * part // 16) * block_size for part in (1, 4, 8, 16)})
+    sizes = cycle((16, 4, 2, 1))
+    scenes: list[Scene] = []
+    pairs = _chessboard(row_levels, context_levels)
+    for i, (rows, context) in enumerate(pairs):
+        room = max_tokens_per_step - rows
+        other = context_levels[-1 - context_levels.index(context)]
+        chunks = tuple(Chunk(cached, max(1, room // next(sizes))) for cached in (context, 0, other))
+        contexts = tuple(min(streams[row], context) for row in range(rows))
+        # Counted from the end: the largest scene is fitted.
+        is_held_out = (len(pairs) - 1 - i) % HELD_OUT == 1
+        scenes.append(Scene(contexts, chunks, is_held_out))
+    return Design(
+        block_size=block_size,
+        max_tokens_per_step=max_tokens_per_step,
+        max_sequences=max_sequences,
+        streams=streams,
+        scenes=tuple(scenes),
+    )
+
+
+def _chessboard(row_levels: list[int], context_levels: list[int]) -> list[tuple[int, int]]:
+    """Every other pair, which says as much as all of them, the largest among them; and without rows every context."""
+    return [
+        (rows, context)
+        for i, rows in enumerate(reversed(row_levels))
+        for j, context in enumerate(reversed(context_levels))
+        if (i + j) % 2 == 0 or not rows
+    ][::-1]
+
+
+def _check(max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int) -> None:
+    if block_size < 1:
+        raise InvalidConfig(f"block_size is {block_size}; it has to be at least 1")
+    if max_sequences < 4:
+        raise InvalidConfig(f"max_sequences is {max_sequences}; steps of at least 4 are timed")
+    if max_context < 4 * block_size:
+        raise InvalidConfig(f"max_context is {max_context}; four blocks, {4 * block_size} tokens, are the least")
+    if max_tokens_per_step <= max_sequences:
+        raise InvalidConfig(
+            f"max_tokens_per_step is {max_tokens_per_step}; it has to be above the {max_sequences} sequences, for chunks beside them"
+        )

@@ -1,0 +1,58 @@
+"""What batches ask of a device: the amounts that a cost model turns into seconds.
+
+Knows a batch's arrays and an engine's tiles. Does not know what an amount costs.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Batch
+from paged.hardware import StepWork, Tiling
+
+
+def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:
+    """One batch's work; with `tiling` its tiles, too."""
+    moves, context = batch.moves, batch.context_lens
+    num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
+    attended = read = int(context.sum())
+    if computed != num_rows:
+        counts = batch.num_tokens
+        attended = int((counts * (2 * context - counts + 1)).sum()) // 2
+    num_tiles = sampling = positions = 0
+    if tiling is not None:
+        longest = tiling.longest_contexts(batch.positions + 1)
+        num_tiles, positions = len(longest), int(tiling.whole_pieces(longest).sum())
+        sampling = len(np.unique((batch.starts[1:][batch.samples] - 1) // tiling.places))
+    return StepWork(
+        computed_tokens=computed,
+        sampled_rows=int(np.count_nonzero(batch.samples)),
+        context_tokens=read,
+        attended_pairs=attended,
+        moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
+        tiles=num_tiles,
+        sampling_tiles=sampling,
+        tile_context=positions,
+    )
+
+
+def steady_work(known: NDArray[np.int64], num_steps: int, tiling: Tiling | None = None) -> StepWork:
+    """So many steps in which the same rows decode: `known`, int64 [rows] in the batch's order, is what each attends to in the first of
+    them. Columns, [steps] each."""
+    rows = np.full(num_steps, float(len(known)))
+    rising = np.arange(num_steps)
+    context = int(known.sum()) + len(known) * rising.astype(np.float64)
+    num_tiles, positions = np.zeros(num_steps), np.zeros(num_steps)
+    if tiling is not None:
+        longest = tiling.longest_contexts(known)
+        num_tiles = np.full(num_steps, float(len(longest)))
+        positions = tiling.whole_pieces(longest[:, None] + rising).sum(axis=0).astype(np.float64)
+    return StepWork(
+        computed_tokens=rows,
+        sampled_rows=rows,
+        context_tokens=context,
+        attended_pairs=context,
+        moved_tokens=np.zeros(num_steps),
+        tiles=num_tiles,
+        sampling_tiles=num_tiles,
+        tile_context=positions,
+    )

@@ -1,0 +1,86 @@
+"""The script that holds the simulator against the engine: what it calls near enough, and a run of it on a tiny model."""
+
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged.simulator import Percentiles
+from paged.testing.tiny_model import tiny_model
+
+
+@pytest.fixture(scope="module")
+def fidelity(repository):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(repository / "benchmarks"))
+        import fidelity
+
+        yield fidelity
+        del sys.modules["fidelity"]
+
+
+@dataclass
+class Found:
+    """Figures, all of them `seconds`."""
+
+    makespan_s: float
+    ttft_s: Percentiles = field(init=False)
+    itl_s: Percentiles = field(init=False)
+
+    def __post_init__(self):
+        self.ttft_s = self.itl_s = Percentiles(*[self.makespan_s] * 4)
+
+
+@pytest.mark.parametrize(
+    ("runs", "predicted", "met"),
+    [
+        ([10.0, 10.0, 10.0], 10.4, {"p50": True, "p99": True}),
+        ([10.0, 10.0, 10.0], 10.6, {"p50": False, "p99": True}),
+        ([10.0, 10.0, 10.0], 8.4, {"p50": False, "p99": False}),
+        # Spread 20 %: that is what a median may be off by, and a 99th percentile still by 15 %.
+        ([9.0, 10.0, 11.0], 11.8, {"p50": True, "p99": False}),
+    ],
+)
+def test_near_enough_is_5_percent_or_the_spread_and_15_percent_for_p99(fidelity, runs, predicted, met):
+    found = {each["figure"]: each for each in fidelity.compared([Found(run) for run in runs], Found(predicted))}
+    assert found["makespan"]["median_s"] == 10
+    assert found["makespan"]["error"] == pytest.approx(predicted / 10 - 1)
+    for name, each in found.items():
+        assert each["is_met"] is met["p99" if name.endswith("p99") else "p50"], name
+
+
+def test_a_run_on_a_tiny_model_has_identical_logs_and_a_page(fidelity):
+    case = fidelity.Case(
+        load=lambda: tiny_model(64),
+        pool=10,
+        prompt=12,
+        output=12,
+        requests=8,
+        max_tokens_per_step=32,
+        design_sequences=4,
+        context=64,
+        profile_every=1,
+        max_sequences=16,
+    )
+    found = fidelity.measured("tiny", case, 2)
+    for load in found["loads"]:
+        assert load["logs_identical"] == [True, True]
+        assert load["steps"] == [load["steps_predicted"]] * 2
+        assert len(load["figures"]) == len(fidelity.FIGURES)
+    clients = [load["clients"] for load in found["loads"]]
+    assert clients == sorted(clients)
+    assert all(load["requests"] >= 2 * load["clients"] for load in found["loads"])
+    document = {
+        "command": "x",
+        "machine": fidelity.machine(),
+        "threads": 1,
+        "runs": 2,
+        "quick": False,
+        "cases": [found],
+    }
+    text = fidelity.page(document)
+    assert text.count("2 of 2") == 3
+    assert "## tiny: 10 blocks of 16 tokens" in text

@@ -1,0 +1,168 @@
+"""A simulation that is told the engine's seconds and tokens decides what the engine decided, entry by entry, under memory pressure."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import Engine, InvalidConfig, Policy
+from paged.simulator import Recording, RecordingFailed, StepTime, differences, predict, record, replay
+from paged.testing.tiny_model import tiny_model
+from paged.traces import Trace, synthetic
+
+POOL, BLOCK_SIZE = 48, 4
+# Lets everybody in, so that pressure preempts, and takes tails in the cheaper way.
+GREEDY = Policy(name="greedy", take="tail", preemption="cheapest")
+
+
+def trace_of(num_requests=60, rate=None, seed=0):
+    """Log-normal lengths; all at once, or so many a second."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.zeros(num_requests) if rate is None else rng.exponential(1 / rate, num_requests).cumsum()
+    prompts, outputs = (np.clip(rng.lognormal(2.6, 0.6, num_requests), 1, 80).astype(int) for _ in range(2))
+    return Trace.from_lengths(arrivals, prompts, outputs)
+
+
+def engine_with(**options):
+    usual = {"num_blocks": POOL, "block_size": BLOCK_SIZE, "max_tokens_per_step": 32, "max_sequences": 32}
+    return Engine(tiny_model(64), **{**usual, **options})
+
+
+def clients_for(trace, oversubscription):
+    final = float((trace.prompt_tokens + trace.output_tokens).mean())
+    return max(1, round(oversubscription * POOL * BLOCK_SIZE / final))
+
+
+@pytest.mark.parametrize("host_blocks", [0, 16])
+@pytest.mark.parametrize("oversubscription", [0.7, 1.4, 3.0])
+def test_the_logs_are_identical_in_a_closed_loop(oversubscription, host_blocks):
+    trace = trace_of(seed=int(10 * oversubscription))
+    engine = engine_with(policy=GREEDY, host_blocks=host_blocks)
+    recording = record(engine, trace, clients=clients_for(trace, oversubscription))
+    assert differences(recording.decisions, replay(recording, trace)) == []
+    preempted = recording.preemptions.recompute + recording.preemptions.swap
+    if oversubscription > 1:
+        assert preempted > 5
+        assert (recording.preemptions.swap > 0) == (host_blocks > 0)
+    assert sorted(number for step in recording.decisions for number in step.ended) == list(range(60))
+    assert [len(tokens) for tokens in recording.outputs] == trace.output_tokens.tolist()
+
+
+@pytest.mark.parametrize("policy", ["paged", "vllm", "fastgen", "static", "tgi", "orca-oracle"])
+def test_the_logs_are_identical_under_other_policies(policy):
+    trace = trace_of(24, seed=3)
+    recording = record(engine_with(policy=policy), trace, clients=clients_for(trace, 1.4))
+    assert differences(recording.decisions, replay(recording, trace)) == []
+
+
+def test_the_logs_are_identical_where_requests_come_by_the_clock():
+    trace = trace_of(rate=400)
+    recording = record(engine_with(policy=GREEDY, host_blocks=16), trace)
+    replayed = replay(recording, trace)
+    assert differences(recording.decisions, replayed) == []
+    assert recording.makespan_s == replayed[-1].end_s >= trace.arrival_s[-1]
+
+
+def test_where_requests_come_by_the_clock_other_seconds_give_other_decisions():
+    ticks = iter(range(100_000))
+    trace = trace_of(rate=400)
+    recording = record(engine_with(policy=GREEDY), trace, clock=lambda: 5e-3 * next(ticks))
+    assert differences(recording.decisions, replay(recording, trace)) == []
+    faster = msgspec.structs.replace(recording, seconds=tuple(second / 8 for second in recording.seconds))
+    assert _decided(replay_until_it_ends(faster, trace)) != _decided(recording.decisions)
+
+
+def replay_until_it_ends(recording, trace):
+    """A replay with more seconds than were recorded, should it want them."""
+    return replay(msgspec.structs.replace(recording, seconds=recording.seconds * 20), trace)
+
+
+def _decided(log):
+    return [(entry.requests, entry.tokens) for entry in log]
+
+
+def test_prompts_that_share_prefixes_are_found_in_both():
+    trace = synthetic("poisson", requests=30, turns=4, system_tokens=200, seed=1).scaled(prompts=1 / 16, outputs=1 / 8)
+    trace = trace.fitted(120)
+    engine = engine_with(num_blocks=96, max_sequences=8)
+    recording = record(engine, trace, clients=8)
+    assert engine.scheduler.stats().hit_tokens > 0
+    assert differences(recording.decisions, replay(recording, trace)) == []
+
+
+def test_a_recording_of_another_pool_differs_and_the_difference_is_told():
+    trace = trace_of()
+    recording = record(engine_with(), trace, clients=9)
+    smaller = msgspec.structs.replace(recording.setup, num_blocks=POOL - 4)
+    other = msgspec.structs.replace(recording, setup=smaller)
+    found = differences(recording.decisions, replay_until_it_ends(other, trace))
+    assert found
+    assert found[0].startswith("step ")
+
+
+def test_a_recording_survives_json():
+    trace = trace_of(20)
+    recording = record(engine_with(), trace, clients=4)
+    again = msgspec.json.decode(msgspec.json.encode(recording), type=Recording)
+    assert again == recording
+    assert differences(recording.decisions, replay(again, trace)) == []
+
+
+def test_who_can_never_fit_is_rejected_in_both():
+    trace = Trace.from_lengths(np.zeros(3), [5, 250, 6], [3, 3, 3])
+    recording = record(engine_with(), trace, clients=1)
+    assert recording.rejected == 1
+    assert [number for step in recording.decisions for number in step.ended] == [0, 2]
+    assert differences(recording.decisions, replay(recording, trace)) == []
+
+
+def test_the_clock_of_a_recording_is_the_one_that_is_given():
+    ticks = iter(range(1000))
+    trace = Trace.from_lengths(np.zeros(2), [5, 5], [3, 3])
+    recording = record(engine_with(), trace, clients=1, clock=lambda: float(next(ticks)))
+    assert recording.seconds == (1.0,) * 6
+    assert recording.makespan_s == 6
+    assert (recording.ttft_s.p50, recording.itl_s.max, recording.e2e_s.p99) == (1, 1, 3)
+
+
+def test_with_the_formula_that_timed_them_the_figures_are_the_engines():
+    """Were every step of the engine to take a second, a simulation by that price would have its figures."""
+    ticks = iter(range(100_000))
+    trace = trace_of(seed=5)
+    recording = record(engine_with(policy=GREEDY), trace, clients=9, clock=lambda: float(next(ticks)))
+    found = predict(recording, trace, StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0))
+    assert found.steps == len(recording.decisions)
+    assert (found.makespan_s, found.ttft_s, found.itl_s) == (recording.makespan_s, recording.ttft_s, recording.itl_s)
+    assert found.preemptions == recording.preemptions
+    assert found.preemptions.recompute > 5
+
+
+def test_a_step_that_fails_ends_the_recording(monkeypatch):
+    engine = engine_with()
+    monkeypatch.setattr(engine.runner, "logits", lambda batch: 1 / 0)
+    with pytest.raises(RecordingFailed, match="step 1 of the engine failed"):
+        record(engine, trace_of(3), clients=1)
+    assert engine.on_batch is None
+
+
+def test_what_cannot_be_recorded_or_replayed_is_refused():
+    trace = trace_of(3)
+    with pytest.raises(InvalidConfig, match="at least 1"):
+        record(engine_with(), trace, clients=0)
+    with pytest.raises(InvalidConfig, match="write less than they declare"):
+        record(engine_with(), trace.declared(256, 200), clients=1)
+    engine = engine_with()
+    recording = record(engine, trace, clients=1)
+    with pytest.raises(InvalidConfig, match="begins with a new one"):
+        record(engine, trace, clients=1)
+    with pytest.raises(InvalidConfig, match="has 3 requests; the trace has 4"):
+        replay(recording, trace_of(4))
+    with pytest.raises(InvalidConfig, match="has 3 requests; the trace has 4"):
+        predict(recording, trace_of(4), StepTime())
+    with pytest.raises(InvalidConfig, match="has no steps"):
+        replay(msgspec.structs.replace(recording, seconds=()), trace)
+    with pytest.raises(InvalidConfig, match="the simulation wants one more"):
+        replay(msgspec.structs.replace(recording, seconds=recording.seconds[:-1]), trace)

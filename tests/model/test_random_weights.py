@@ -1,0 +1,81 @@
+"""A shape becomes a model of that shape, which runs; what no Llama can be is refused by name."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from paged import BudgetTooSmall, Engine, SamplingParams, UnsupportedModel
+from paged.hardware import ModelShape, model_named
+from paged.model.random_weights import random_model
+
+SHAPE = ModelShape(
+    name="small",
+    hidden=48,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=80,
+    vocab=97,
+    max_length=128,
+    tied_embeddings=True,
+)
+
+
+def test_the_model_has_the_shape_and_as_many_parameters():
+    for tied in (True, False):
+        shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
+        model = random_model(shape)
+        assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 16)
+        assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (97, 128, ())
+        assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
+        assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
+
+
+def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
+    before = torch.random.get_rng_state()
+    first, same, other = (random_model(SHAPE, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    weights = [next(model.module.parameters()) for model in (first, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_an_engine_runs_it():
+    engine = Engine(random_model(SHAPE, dtype="bfloat16"), num_blocks=16, block_size=4)
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert sum(len(output.token_ids) for output in outputs) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("opt-13b", "an MLP of two matrices and biases and learned positions"),
+        ("deepseek-v2", "experts and latent attention"),
+    ],
+)
+def test_what_no_llama_has_is_named(name, words):
+    with pytest.raises(UnsupportedModel, match=f"{name} has {words}; random weights are made for Llama's shape alone"):
+        random_model(model_named(name))
+
+
+def test_a_shape_beyond_this_machine_is_refused_before_anything_is_allocated():
+    giant = msgspec.structs.replace(SHAPE, layers=2**30)
+    with pytest.raises(BudgetTooSmall, match="this machine has"):
+        random_model(giant)
+
+
+def test_a_dtype_or_device_that_is_not_known_is_refused():
+    with pytest.raises(UnsupportedModel, match="known ones are auto, float32"):
+        random_model(SHAPE, dtype="int8")
+    with pytest.raises(UnsupportedModel, match="cannot be used here"):
+        random_model(SHAPE, device="abacus")

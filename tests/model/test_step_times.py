@@ -1,0 +1,167 @@
+"""Designed steps on an engine: each is timed in every round, and a clock that goes by prices gives these prices back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import Engine, InvalidConfig
+from paged.hardware import Profile
+from paged.profiling import KINDS, StepTimes, UnevenRounds, designed, engine_for
+from paged.simulator import work_of
+from paged.testing.tiny_model import tiny_model
+
+TRUTH = Profile(
+    seconds_per_step=1e-3,
+    seconds_per_computed_token=2e-5,
+    seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=3e-6,
+    seconds_per_attended_pair=0,
+    seconds_per_moved_token=0,
+    seconds_per_tile=5e-3,
+    seconds_per_sampling_tile=1e-3,
+    seconds_per_tile_position=3e-5,
+)
+DESIGN = designed(max_sequences=8, max_context=64, max_tokens_per_step=80, block_size=4)
+
+
+class PricedClock:
+    """Stands still but for the batches that an engine runs, each of which takes what the truth says, times `scale`."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.scale = 1.0
+
+    def __call__(self):
+        return self.now
+
+    def watch(self, engine, design):
+        note = engine.on_batch
+
+        def noting(batch):
+            work = work_of(batch, design.block_size, engine.runner.tiling)
+            self.now += self.scale * float(TRUTH.seconds(work))
+            note(batch)
+
+        engine.on_batch = noting
+
+
+def timed(design=DESIGN, **options):
+    clock = PricedClock()
+    engine = engine_for(tiny_model(32), design, **options)
+    times = StepTimes(engine, design, clock=clock)
+    clock.watch(engine, design)
+    return times, clock
+
+
+@pytest.fixture(scope="module")
+def three_rounds():
+    times, clock = timed()
+    times.warm_up()
+    for scale in (1.0, 0.5, 1.5):
+        clock.scale = scale
+        times.round()
+    return times
+
+
+def test_every_step_is_timed_once_a_round_and_its_median_is_fitted(three_rounds):
+    assert three_rounds.num_rounds == 3
+    for step in three_rounds.steps:
+        assert len(step.seconds) == 3
+        assert step.median == pytest.approx(float(TRUTH.seconds(step.work)))
+        assert step.spread == pytest.approx(1.0)
+
+
+def test_a_clock_that_goes_by_prices_gives_a_profile_with_those_prices(three_rounds):
+    found = three_rounds.profile("made up")
+    wanted, got = msgspec.to_builtins(TRUTH), msgspec.to_builtins(found)
+    prices = [name for name in wanted if name.startswith("seconds_per_")]
+    assert {name: got[name] for name in prices} == pytest.approx({name: wanted[name] for name in prices}, abs=1e-9)
+    assert found.held_out.p90 < 1e-9
+    assert set(found.by_kind) == set(KINDS)
+    assert found.steps + found.held_out.steps == len(three_rounds.steps)
+    assert (found.tiling.places, found.tiling.piece, found.about) == (32, 64, "made up")
+    model = found.model
+    assert (model.layers, model.heads, model.kv_heads, model.head_dim, model.vocab) == (2, 2, 1, 8, 32)
+
+
+def test_the_steps_cover_what_the_design_says(three_rounds):
+    steps = three_rounds.steps
+    assert max(step.work.computed_tokens for step in steps) == DESIGN.max_tokens_per_step
+    assert max(step.work.sampled_rows for step in steps) == DESIGN.max_sequences
+    assert max(step.work.context_tokens for step in steps if step.kind == "decode") > sum(DESIGN.streams)
+    for kind in KINDS:
+        for is_held_out in (True, False):
+            assert any((step.kind, step.is_held_out) == (kind, is_held_out) for step in steps)
+
+
+def test_contexts_come_from_the_cache_and_nobody_is_preempted(three_rounds):
+    stats = three_rounds.engine.scheduler.stats()
+    assert stats.preemptions_recompute == stats.preemptions_swap == 0
+    # Of a scene's rows and newcomers nothing is computed but what is new.
+    new = sum(len(scene.contexts) * 3 + sum(chunk.new for chunk in scene.chunks) for scene in DESIGN.scenes)
+    decoded = sum(len(scene.contexts) * len(scene.chunks) for scene in DESIGN.scenes)
+    assert stats.computed_tokens == 4 * (sum(DESIGN.streams) + new + decoded)
+
+
+def test_packed_steps_have_no_tiles():
+    times, _ = timed(batch_invariant=False)
+    times.round()
+    found = times.profile()
+    assert found.tiling is None
+    assert found.seconds_per_tile == found.seconds_per_sampling_tile == found.seconds_per_tile_position == 0
+    assert found.seconds_per_computed_token == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "budget", "block_size"), [(4, 4, 5, 1), (33, 64, 34, 16), (5, 128, 120, 7)]
+)
+def test_designs_of_any_size_run_in_rounds_that_are_alike(sequences, context, budget, block_size):
+    design = designed(max_sequences=sequences, max_context=context, max_tokens_per_step=budget, block_size=block_size)
+    times, _ = timed(design)
+    times.round()
+    times.round()
+    assert times.profile().held_out.steps > 3
+
+
+def test_a_profile_of_no_rounds_is_refused():
+    with pytest.raises(InvalidConfig, match="no steps were timed"):
+        timed()[0].profile()
+
+
+def test_a_step_that_fails_is_no_step_to_time(monkeypatch):
+    times, _ = timed()
+    monkeypatch.setattr(times.engine.runner, "logits", lambda batch: 1 / 0)
+    with pytest.raises(UnevenRounds, match="step 1 of the design did not run, or failed"):
+        times.round()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_blocks": 20}, "num_blocks of the engine is 20"),
+        ({"max_sequences": 7}, "max_sequences of the engine is 7; the design wants 8"),
+        ({"max_tokens_per_step": 79}, "max_tokens_per_step of the engine is 79; the design wants 80"),
+        ({"block_size": 8}, "blocks of 4 tokens"),
+        ({"prefix_caching": False}, "with prefix caching"),
+        ({"max_model_len": 100}, "sequences of 145 tokens; the model takes 100"),
+    ],
+)
+def test_an_engine_that_has_less_than_the_design_wants_is_refused(options, words):
+    usual = {
+        "num_blocks": DESIGN.num_blocks,
+        "block_size": 4,
+        "max_sequences": 8,
+        "max_tokens_per_step": 80,
+    }
+    with pytest.raises(InvalidConfig, match=words):
+        StepTimes(Engine(tiny_model(32), **{**usual, **options}), DESIGN)
+
+
+def test_an_engine_that_has_been_used_is_refused():
+    engine = engine_for(tiny_model(32), DESIGN)
+    engine.add_request([1, 2, 3])
+    with pytest.raises(InvalidConfig, match="begins with a new one"):
+        StepTimes(engine, DESIGN)

@@ -1,0 +1,85 @@
+"""The tiles of a step are counted as the runner cuts them, for one batch and for a stretch of them alike."""
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, InvalidConfig, Request, Scheduler
+from paged.hardware import Profile, StepWork, Tiling
+from paged.simulator import Simulation, steady_work, work_of
+from paged.traces import Trace
+
+SMALL = Tiling(places=4, piece=8)
+PROFILE = Profile(
+    seconds_per_step=1e-3,
+    seconds_per_computed_token=0,
+    seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=0,
+    seconds_per_attended_pair=1e-7,
+    seconds_per_moved_token=0,
+    seconds_per_tile=7e-3,
+    seconds_per_sampling_tile=3e-3,
+    seconds_per_tile_position=1.3e-5,
+    tiling=SMALL,
+)
+
+
+def batches(prompts, max_tokens=3, budget=9):
+    """The batches of requests with prompts so long."""
+    scheduler = Scheduler(BlockManager(64, 4, prefix_caching=False), max_tokens_per_step=budget)
+    for number, length in enumerate(prompts):
+        scheduler.add(Request(id=str(number), prompt=[1] * length, max_tokens=max_tokens))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        yield batch
+        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+
+
+def test_the_tiles_of_a_chunk_are_counted_by_hand():
+    work = work_of(next(batches([20])), 4, SMALL)
+    # Nine tokens of one prompt in tiles of 4, 4 and 1, which end at positions 4, 8 and 9; it goes on, so nothing samples.
+    assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 0, 8 + 8 + 16)
+    assert (work.computed_tokens, work.sampled_rows) == (9, 0)
+
+
+def test_rows_fill_a_tile_one_after_the_other():
+    work = work_of(next(batches([3, 2, 4])), 4, SMALL)
+    # | 0 0 0 1 | 1 2 2 2 | 2 |: rows 0, 1 and 2 sample after their last tokens, each in another tile.
+    assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 3, 24)
+
+
+def test_without_tiles_nobody_counts_them():
+    work = work_of(next(batches([20])), 4)
+    assert (work.tiles, work.sampling_tiles, work.tile_context) == (0, 0, 0)
+
+
+def test_a_stretch_of_decodes_is_what_its_batches_are():
+    lengths = [6, 13, 7, 5, 30, 8]
+    decodes = [batch for batch in batches(lengths, max_tokens=12, budget=256) if (batch.num_tokens == 1).all()]
+    assert len(decodes) == 11
+    together = steady_work(decodes[0].context_lens, len(decodes), SMALL)
+    one_by_one = StepWork.of_steps([work_of(batch, 4, SMALL) for batch in decodes])
+    for name in together.__struct_fields__:
+        assert getattr(together, name).tolist() == getattr(one_by_one, name).tolist(), name
+    assert len(set(together.tile_context.tolist())) > 2
+
+
+def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():
+    rng = np.random.default_rng(0)
+    trace = Trace.from_lengths(rng.uniform(0, 2, 40).cumsum(), rng.integers(1, 40, 40), rng.integers(1, 60, 40))
+
+    def ends(fast_forward):
+        scheduler = Scheduler(BlockManager(48, 4), max_tokens_per_step=32)
+        simulation = Simulation(trace, scheduler, PROFILE, fast_forward=fast_forward)
+        found = {number: step.now_s for step in simulation.steps() for number in step.ended}
+        return found, simulation.num_skipped
+
+    (at_once, skipped), (one_by_one, none) = ends(True), ends(False)
+    assert at_once == one_by_one
+    assert skipped > 100
+    assert none == 0
+
+
+@pytest.mark.parametrize("sizes", [{"places": 0}, {"places": 4, "piece": 0}])
+def test_a_tile_of_nothing_is_refused(sizes):
+    with pytest.raises(InvalidConfig, match="has to be at least 1"):
+        Tiling(**sizes)
