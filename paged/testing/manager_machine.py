@@ -106,6 +106,19 @@ class ManagerMachine(RigMachine):
             self.rig.allocate([row], [1])
             self.rig.confirm()
 
+    @where(lambda self: self.capabilities.fork and len(self.rig.rows) < MAX_ROWS - 1)
+    @rule(tokens=tails(), more=tails(), namespace=st.sampled_from(NAMESPACES))
+    def fork_early(self, tokens: list[int], more: list[int], namespace: object) -> None:
+        """A short prompt, often shorter than a block, is forked when it has been computed, and its fork goes on."""
+        self.serve(tokens, namespace, "confirm")
+        row = self.rig.idle_rows[-1]
+        before = set(self.rig.rows)
+        self.rig.fork(row)
+        (child,) = set(self.rig.rows) - before
+        self.rig.append(child, more)
+        if child in self.rig.startable_rows:
+            self.rig.allocate([child], [self.rig.left(child)])
+
     @where(lambda self: self.rig.idle_rows)
     @rule(pick=picks, tokens=tails())
     def append(self, pick: int, tokens: list[int]) -> None:

@@ -60,7 +60,7 @@ class RandomEngine:
         # Or one that lets sequences wait for tokens, loads and transfers while the others go on.
         self.is_patient = chance.random() < 0.7
         # Requests of one burst arrive in a row, mostly with the same beginning.
-        self.burst = 0
+        self.burst = self.leaving = 0
         self.prompt: list[int] = []
 
     def do(self) -> None:
@@ -86,10 +86,15 @@ class RandomEngine:
             if self.is_patient:
                 return "step", (counts,)
             return ("update", (counts,)) if rig.flights else ("schedule", ())
+        if self.leaving and rig.flights and (in_flight := [id for id in rig.live if rig.in_flight(id)]):
+            # Several of one batch go before it ends.
+            self.leaving -= 1
+            return "abort", (chance.choice(in_flight),)
         verb = chance.choices(["schedule", "run", "update", "cancel", "abort", "append"], [6, 2, 5, 3, 1, 1])[0]
         if verb == "schedule" and len(rig.flights) < 3:
             return "schedule", ()
         if verb == "abort":
+            self.leaving = chance.choice([0, 1, 2])
             return "abort", (
                 chance.choice(rig.live)
                 if rig.live and chance.random() < 0.8

@@ -147,6 +147,26 @@ class SchedulerMachine(RigMachine):
     def abort(self, pick: int) -> None:
         self.rig.abort(self.rig.live[pick % len(self.rig.live)])
 
+    @where(lambda self: len(self.in_flight) > 1)
+    @rule(num_gone=st.integers(2, 3))
+    def leave_together(self, num_gone: int) -> None:
+        """Several are aborted while a batch computes for them."""
+        for id in self.in_flight[:num_gone]:
+            self.rig.abort(id)
+
+    @where(lambda self: self.rig.live and not self.rig.flights and len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), steps=st.integers(2, 8))
+    def starve(self, wish: Wish, steps: int) -> None:
+        """Who samples gets no token, and waits for the caller; somebody else needs the memory."""
+        self.rig.step((0,), is_patient=False)
+        self.add(replace(wish, share=1.0, num_sequences=1, num_computed=0, salt="b"), again=False)
+        self.go_on(steps, ())
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Live requests for which a batch computes."""
+        return [id for id in self.rig.live if self.rig.in_flight(id)]
+
     @rule(pick=picks)
     def abort_anyone(self, pick: int) -> None:
         self.rig.abort(f"r{pick}")
