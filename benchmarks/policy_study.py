@@ -48,7 +48,7 @@ def main() -> None:
             if arguments.only not in f"{setup}, {load}":
                 continue
             base = Scenario(
-                load=load_named(load, arguments.traces, half="second", keep=1.0),
+                load=load_named(load, arguments.traces, half="second"),
                 device=device,
                 max_tokens_per_step="knee",
                 max_sequences=512,

@@ -37,6 +37,11 @@ class Match(NamedTuple):
     first_pending: int
 
 
+def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
+    """What the key of a run that hangs off the node (`run`, `at`) begins with, or without one off the root."""
+    return root if run is None else node_prefix(run.id, at)
+
+
 class PrefixIndex:
     """Finds, publishes, withdraws and forgets content."""
 
@@ -186,7 +191,7 @@ class PrefixIndex:
                     at += same
                     if block == limit:
                         break
-            prefix = root if run is None else node_prefix(run.id, at)
+            prefix = _prefix_after(root, run, at)
             child = self.runs.get(prefix + data[block * size : (block + 1) * size])
             if child is None or child.row >= 0 or child.host_block(0) < 0:
                 break
@@ -239,7 +244,7 @@ class PrefixIndex:
             return
         block = self._tables.block_bytes(row, path.published)
         if self._child(path, block, self._total_length) is None:
-            self._open_run(row, path, self._prefix_after(path) + block)
+            self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
         """Make nodes of the row's confirmed full blocks, one by one where they have to be looked up.
@@ -264,7 +269,7 @@ class PrefixIndex:
             block = self._tables.block_bytes(row, column)
             found = self._child(path, block, self._pending_length)
             if found is None:
-                self._open_run(row, path, self._prefix_after(path) + block)
+                self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
                 break
             run, at = found
             if self._confirmed_length(run) <= at:
@@ -437,7 +442,7 @@ class PrefixIndex:
         """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
         if run is not None and at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
             return run, at + 1
-        child = self.runs.get((root if run is None else node_prefix(run.id, at)) + block)
+        child = self.runs.get(_prefix_after(root, run, at) + block)
         return None if child is None else (child, 0)
 
     def _child_at_guard(self, row: int, path: Path) -> Run | None:
@@ -450,10 +455,6 @@ class PrefixIndex:
         """What the row computes next is nobody's: its open run goes on past the runs that hang off its end."""
         path.guard = -1
         self._set_lazy(row, True)
-
-    def _prefix_after(self, path: Path) -> bytes:
-        """What the key of a run that hangs off the end of the path begins with."""
-        return path.root if path.run is None else node_prefix(path.run.id, path.at)
 
     def _open_run(self, row: int, path: Path, key: bytes) -> None:
         parent, at = path.run, path.at

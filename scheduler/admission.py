@@ -58,18 +58,18 @@ def let_in(state: State, step: Step) -> None:
         state.is_shut = was_shut
         return
     while state.waiting.num and step.budget > 0:
-        is_plain = _admit_plain_ones(state, step)
+        has_to_wait = _admit_plain_ones(state, step)
         if not state.waiting.num or step.budget <= 0:
             return
         request = state.waiting.head()
-        if not is_plain:
+        if not has_to_wait:
             state.manager.draw_promised()
             if _may_enter(state, step, request):
                 admit(state, step, request)
                 continue
         behind = _one_behind(state, step, request)
         if behind is None:
-            _shut(state, step, None if is_plain else request)
+            _shut(state, step, None if has_to_wait else request)
             return
         request.passed += 1
         admit(state, step, behind)
@@ -98,7 +98,7 @@ def _may_enter(state: State, step: Step, request: RequestState) -> bool:
 
 def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | None:
     """The first of the next that may enter before the head of the queue, which may not; None if it has been passed often enough."""
-    if head.passed >= state.policy.max_passes:
+    if head.passed >= state.policy.max_passes or step.seats <= 0:
         return None
     state.manager.draw_promised()
     behind = state.waiting.behind(NUM_PASSING)
