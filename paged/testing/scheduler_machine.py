@@ -154,12 +154,16 @@ class SchedulerMachine(RigMachine):
         for id in self.in_flight[:num_gone]:
             self.rig.abort(id)
 
-    @where(lambda self: self.rig.live and not self.rig.flights and len(self.rig.live) < MAX_LIVE)
-    @rule(wish=wishes(), steps=st.integers(2, 8))
-    def starve(self, wish: Wish, steps: int) -> None:
-        """Who samples gets no token, and waits for the caller; somebody else needs the memory."""
-        self.rig.step((0,), is_patient=False)
-        self.add(replace(wish, share=1.0, num_sequences=1, num_computed=0, salt="b"), again=False)
+    @where(lambda self: not self.rig.flights and len(self.rig.live) < MAX_LIVE)
+    @rule(wish=wishes(), num_sequences=st.integers(1, 3), steps=st.integers(4, 16))
+    def starve(self, wish: Wish, num_sequences: int, steps: int) -> None:
+        """Of the latest request one sequence gets no token, and waits for the caller; its siblings, and a request before it, grow
+        until it has to give its memory back."""
+        wish = replace(wish, share=0.2, output=1.0, num_computed=0, eos=None, stop=(), priority=0)
+        self.add(replace(wish, num_sequences=1), again=False)
+        self.add(replace(wish, num_sequences=num_sequences, salt="b"), again=False)
+        self.go_on(2, ())
+        self.rig.step((1,) * num_sequences + (0,), is_patient=False)
         self.go_on(steps, ())
 
     @property
