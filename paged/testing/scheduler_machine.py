@@ -27,9 +27,13 @@ class SchedulerMachine(RigMachine):
 
     rig: SchedulerRig
 
-    @initialize(world=scheduler_worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
-    def begin(self, world: World, opening: list[Wish]) -> None:
-        """Requests that are there from the start, together."""
+    @initialize(
+        world=scheduler_worlds(),
+        opening=st.lists(wishes(), min_size=1, max_size=4),
+        is_alike=st.sampled_from([False, False, True]),
+    )
+    def begin(self, world: World, opening: list[Wish], is_alike: bool) -> None:
+        """Requests that are there from the start, together; their prompts may begin alike."""
         able = self.capabilities
         self.rig = SchedulerRig(
             replace(
@@ -43,7 +47,7 @@ class SchedulerMachine(RigMachine):
             type(self).build,
         )
         for wish in opening:
-            self.add(wish, again=False)
+            self.add(replace(wish, prompt=opening[0].prompt + wish.prompt) if is_alike else wish, again=False)
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), again=st.sampled_from([False, False, False, True]))
