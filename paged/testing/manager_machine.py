@@ -110,11 +110,11 @@ class ManagerMachine(RigMachine):
     @rule(tokens=tails(), more=tails(), namespace=st.sampled_from(NAMESPACES))
     def fork_early(self, tokens: list[int], more: list[int], namespace: object) -> None:
         """A short prompt, often shorter than a block, is forked when it has been computed, and its fork goes on."""
-        self.serve(tokens, namespace, "confirm")
-        row = self.rig.idle_rows[-1]
-        before = set(self.rig.rows)
-        self.rig.fork(row)
-        (child,) = set(self.rig.rows) - before
+        row = self.rig.add(tokens, namespace)
+        self.rig.allocate([row], [self.rig.left(row)])
+        while row not in self.rig.idle_rows:
+            self.rig.confirm()
+        child = self.rig.fork(row)
         self.rig.append(child, more)
         if child in self.rig.startable_rows:
             self.rig.allocate([child], [self.rig.left(child)])
