@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,13 +284,14 @@ class TrustedCalls(Views):
             return 0
         spare = tables.num_blocks[rows] * size - computed
         available = self.num_unpromised
-        least, most = 0, limit
+        # Mostly there is room for all of them: that is asked first.
+        least, most, middle = 0, limit, limit
         while least < most:
-            middle = (least + most + 1) // 2
             if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
                 least = middle
             else:
                 most = middle - 1
+            middle = (least + most + 1) // 2
         return least
 
     def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -309,13 +309,9 @@ class TrustedCalls(Views):
         steps = first[places] + nth * size
         order = np.argsort(steps, kind="stable")
         places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
-        edges = np.flatnonzero(np.diff(steps, prepend=-1, append=num_steps)).tolist()
         start = self._batch + 1
-        for begin, end in pairwise(edges):
-            # What is evicted for a block is evicted when it would have been.
-            self._begin_batch(start + int(steps[begin]))
-            self._growth.promise_one_each(rows[places[begin:end]], columns[begin:end])
-            self._growth.draw_promised()
+        if len(steps):
+            self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
         ends = computed + 1
         self._longest = int(tables.num_tokens.max()) + num_steps
@@ -325,6 +321,22 @@ class TrustedCalls(Views):
         tables.num_computed[rows] = computed + num_steps
         tables.last_token[rows] = tokens[:, -1]
         return np.bincount(steps, minlength=num_steps)
+
+    def _draw_ahead(self, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+        """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
+
+        A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
+        """
+        device = self._device
+        evicted, first = device.num_evicted, int(batches[0])
+        self._begin_batch(first)
+        self._growth.promise_one_each(rows, columns)
+        self._growth.draw_promised()
+        if count := device.num_evicted - evicted:
+            later = int(batches[-count:].sum()) - count * first
+            device.idle_steps += later
+            if self._index is not None:
+                self._index.lifetime_steps += later
 
     def _begin_batch(self, number: int) -> None:
         self._batch = number

@@ -490,6 +490,11 @@ class Scheduler:
         }
 
     @property
+    def num_reserved(self) -> int:
+        """Blocks that are kept by count for those who run, beyond those that they hold: nobody else gets them."""
+        return self._state.blocks_reserved()
+
+    @property
     def num_waiting(self) -> int:
         """Requests without a row."""
         return self._state.waiting.num + len(self._state.parked)

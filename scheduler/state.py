@@ -316,6 +316,16 @@ class State:
         owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
+    def blocks_reserved(self) -> int:
+        """Blocks kept by count for those who run, beyond those that they hold."""
+        reserved = 0
+        rows = self.running_rows.array(self.running)
+        if self.counts_reserved and len(rows):
+            blocks = -(-self.columns.reserved[rows] // self.manager.block_size)
+            ahead = blocks - self.manager.num_table_blocks[rows]
+            reserved = int(ahead[ahead > 0].sum())
+        return reserved + self.blocks_owed_bounded(beyond_known=True)
+
     def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
         """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
         what is kept for them anyway."""

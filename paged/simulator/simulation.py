@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
 from paged.hardware import CostModel
+from paged.simulator.answers import STOP, Answers
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Preemptions, SimulationResult, Spread
 from paged.simulator.step_time import StepTime
@@ -23,8 +24,6 @@ from paged.traces import Trace
 MAX_MESSAGES = 10
 UNBOUNDED = 2**30
 """The token budget of a scheduler that is to have none."""
-STOP = 2**31 - 1
-"""The token by which a request ends that declared more than it writes."""
 MOST_AT_ONCE = 512
 """Steps that are taken at once; more win nothing."""
 
@@ -82,8 +81,8 @@ class Simulation:
         self.now_s = 0.0
         self.timeline = Timeline()
         self._prompt_tokens = trace.prompt_tokens
-        self._ends_early = trace.max_tokens > trace.output_tokens
-        self._any_ends_early = bool(self._ends_early.any())
+        self._any_ends_early = bool((trace.max_tokens > trace.output_tokens).any())
+        self._answers = Answers(trace)
         self.latencies = Latencies(len(trace))
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
@@ -189,11 +188,15 @@ class Simulation:
             return 0.0
         seconds, times = seconds[:count], clock[1 : count + 1]
         manager = scheduler.manager
-        held, filled = manager.num_used, self._num_filled()
-        tokens = self._written(requests[:, None], written[:, None] + np.arange(count))
+        held, filled, reserved = manager.num_used, self._num_filled(), scheduler.num_reserved
+        tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
         drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
         total = float(seconds.sum())
-        used = held + drawn.cumsum()
+        risen = drawn.cumsum()
+        used = held + risen
+        # What they draw was reserved, as far as anything was.
+        taken = reserved - scheduler.num_reserved if reserved else 0
+        kept = reserved - taken * risen / max(1, int(risen[-1]))
         self.latencies.steady_tokens(requests, times)
         self._note(
             end_s=float(times[-1]),
@@ -202,6 +205,7 @@ class Simulation:
             tokens=count * num_rows,
             rows=num_rows,
             used=float((used * seconds).sum()) / total if total else float(used[-1]),
+            reserved=float((kept * seconds).sum()) / total if total else float(kept[-1]),
             filled=float(((filled + num_rows * np.arange(1, count + 1)) * seconds).sum()) / total
             if total
             else float(filled),
@@ -218,7 +222,7 @@ class Simulation:
         scheduler, manager = self.scheduler, self.scheduler.manager
         computed, num_rows = batch.num_scheduled_tokens, len(batch.rows)
         seconds = float(self.cost_model.seconds(work_of(batch, manager.block_size, self.cost_model.tiling)))
-        used, filled = manager.num_used, self._num_filled() + computed
+        used, filled, reserved = manager.num_used, self._num_filled() + computed, scheduler.num_reserved
         self._violations_now()
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
         sampled = self._numbers_of(sampling)
@@ -239,23 +243,19 @@ class Simulation:
             tokens=computed,
             rows=num_rows,
             used=float(used),
+            reserved=float(reserved),
             filled=float(filled),
         )
-        ended = np.array([int(id) for id in outputs.ids[outputs.finish > 0]], np.int64)
-        self.latencies.finished(ended, self.now_s)
+        ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
+        if ended:
+            self.latencies.finished(np.array(ended), self.now_s)
+            self._answers.forget(ended)
         self._num_idle += len(ended) + len(outputs.others)
-        return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended.tolist()))
+        return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
         lengths = batch.context_lens if len(sampled) == len(batch.rows) else batch.context_lens[batch.samples]
-        written = lengths - self._prompt_tokens[sampled]
-        tokens = self._written(sampled, written)
-        if self._any_ends_early:
-            tokens[self._ends_early[sampled] & (written + 1 == self.trace.output_tokens[sampled])] = STOP
-        return tokens
-
-    def _written(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
-        return np.minimum(self.trace.output_at(requests, places), np.int32(STOP - 1))
+        return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
 
     def _num_filled(self) -> int:
         """Slots with computed KV of live sequences, each counted once: only last blocks, and reserved ones, have others."""
@@ -265,7 +265,16 @@ class Simulation:
         return manager.num_used * manager.block_size - int(empty[empty > 0].sum())
 
     def _note(
-        self, *, end_s: float, seconds: float, steps: int, tokens: int, rows: int, used: float, filled: float
+        self,
+        *,
+        used: float,
+        reserved: float,
+        filled: float,
+        end_s: float,
+        seconds: float,
+        steps: int,
+        tokens: int,
+        rows: int,
     ) -> None:
         manager, size = self.scheduler.manager, self.scheduler.manager.block_size
         self.timeline.add(
@@ -277,7 +286,7 @@ class Simulation:
                 rows=rows,
                 held=used * size,
                 filled=filled,
-                promised=0.0,
+                promised=reserved * size,
                 cached=manager.num_cached * size,
                 waiting=self.scheduler.num_waiting,
                 away=self.scheduler.num_away,

@@ -4,15 +4,13 @@ One entry a step, or a stretch of steps. Knows slots, counts and seconds. Does n
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-FIELDS = ("end_s", "seconds", "steps", "tokens", "rows", "held", "filled", "promised", "cached", "waiting", "away")
 
-
-class Entry(msgspec.Struct, frozen=True):
+class Entry(NamedTuple):
     """A step, or as many as `steps` with the same rows. Averages are weighted by time.
 
     end_s, seconds  virtual time at its end, and its duration
@@ -38,15 +36,18 @@ class Entry(msgspec.Struct, frozen=True):
     away: int
 
 
+FIELDS = Entry._fields
+
+
 class Timeline:
     """Entries in order, kept as columns."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, ...]] = []
+        self._entries: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
         """The latest entry."""
-        self._entries.append(msgspec.structs.astuple(entry))
+        self._entries.append(entry)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -23,9 +23,9 @@ def content_ids(segment_ids: NDArray[np.int64], request: int) -> NDArray[np.int6
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
 
 
-def output_content_ids(output_ids: NDArray[np.int64], requests: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same for the outputs of `requests`; an output that nobody repeats is unlike its own prompt, too. int64 [n], < 2**31."""
-    return np.where(output_ids == UNSHARED, MAX_SHARED_IDS + MAX_REQUESTS + requests, output_ids)
+def output_content_ids(output_ids: NDArray[np.int64], request: int) -> NDArray[np.int64]:
+    """The same for the request's outputs; one that nobody repeats is unlike its own prompt, too. int64 [n], < 2**31."""
+    return content_ids(output_ids, MAX_REQUESTS + request)
 
 
 def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
@@ -39,12 +39,6 @@ def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed
     tokens = _mixed(np.repeat(_bases(contents, seed), lengths), places)
     tokens[starts] = contents
     return tokens
-
-
-def tokens_at(contents: NDArray[np.int64], places: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
-    """Of each segment the one token at a place, counted from 0; int32 [n]. The same that `segment_tokens` gives."""
-    tokens = _mixed(_bases(contents, seed), places.astype(np.uint32))
-    return np.where(places == 0, contents, tokens).astype(np.int32)
 
 
 def _bases(contents: NDArray[np.int64], seed: int) -> NDArray[np.uint32]:

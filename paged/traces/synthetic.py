@@ -53,7 +53,7 @@ def synthetic(
     token_s        seconds that an answer is assumed to take for each of its tokens: the next turn arrives so much later
 
     The prompt of a later turn is all of the conversation so far and `prompt` new tokens. What was an output there has the segment id
-    that the earlier turn has in `output_ids`; so a prefix cache can hit all of it where the stand-in for the model says `output_at`, and the
+    that the earlier turn has in `output_ids`; so a prefix cache can hit all of it where the stand-in for the model says `output`, and the
     prompt of the turn before where it does not. The last conversations are still under way when no new one begins, and the last one of all may
     be cut short: there are as many requests as were asked for. Arrivals, lengths, turns and pauses have a generator each, so that another
     rate leaves the lengths as they are.

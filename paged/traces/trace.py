@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from paged import InvalidConfig
 from paged.traces.applied import Applied
 from paged.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
-from paged.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens, tokens_at
+from paged.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens
 from paged.traces.limits import at_least, between, generators, not_negative, positive
 from paged.traces.segments import cut, picked
 
@@ -101,13 +101,13 @@ class Trace:
         contents = content_ids(self.segment_ids[segments], request)
         return segment_tokens(contents, self.segment_lengths[segments], self.seed)
 
-    def output_at(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The output token of each request at a place, counted from 0; int32 [n]. What a stand-in for the model says.
+    def output(self, request: int) -> NDArray[np.int32]:
+        """What a stand-in for the model says to one request, int32 [its length], the same at every call.
 
-        A function of the two numbers, so that a request that is computed again says the same; and the tokens of the segment with the
-        output's id, so that a later prompt that repeats the output begins as prompt and output did.
+        The tokens of the segment with the output's id, so that a later prompt that repeats the output begins as prompt and output did.
         """
-        return tokens_at(output_content_ids(self.output_ids[requests], requests), places, self.seed)
+        contents = output_content_ids(self.output_ids[request : request + 1], request)
+        return segment_tokens(contents, self.output_tokens[request : request + 1], self.seed)
 
     @property
     def num_left_out(self) -> int:

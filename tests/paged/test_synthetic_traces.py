@@ -122,11 +122,6 @@ def test_all_prompts_begin_with_the_system_tokens_and_then_differ():
     assert len({tuple(trace.prompt(i)[16:]) for i in range(40)}) == 40
 
 
-def output_of(trace, request):
-    length = int(trace.output_tokens[request])
-    return trace.output_at(np.full(length, request), np.arange(length))
-
-
 def turns_before(trace):
     """For each request the one whose output is last in its prompt, or None."""
     of_output = {int(id): i for i, id in enumerate(trace.output_ids)}
@@ -145,7 +140,7 @@ def test_the_prompt_of_a_turn_is_the_prompt_and_the_output_before_it_and_somethi
     assert len(returning) > 100
     firsts = set()
     for turn, earlier in returning:
-        history = np.concatenate((trace.prompt(earlier), output_of(trace, earlier)))
+        history = np.concatenate((trace.prompt(earlier), trace.output(earlier)))
         assert np.array_equal(trace.prompt(turn)[: len(history)], history)
         assert len(trace.prompt(turn)) == len(history) + 6
         assert trace.arrival_s[turn] >= trace.arrival_s[earlier] + 9 * 0.05 - 1e-9
@@ -189,7 +184,7 @@ def test_a_scheduler_finds_the_whole_history_in_its_prefix_cache():
         while scheduler.has_unfinished:
             batch = scheduler.schedule(0.0)
             places = batch.context_lens[batch.samples].astype(np.int64) - len(prompt)
-            tokens = trace.output_at(np.full(len(places), request), places)
+            tokens = trace.output(request)[places]
             outputs = scheduler.update(batch, tokens, now=0.0)
         earlier = before[request]
         computed = 0 if earlier is None else int(trace.prompt_tokens[earlier]) + 9 - 1
@@ -202,7 +197,7 @@ def test_conversations_outlive_a_file_and_thinning(tmp_path):
     save_trace(trace, tmp_path / "trace")
     back = read_trace(tmp_path / "trace", seed=1)
     assert columns(back) == columns(trace)
-    assert np.array_equal(output_of(back, 9), output_of(trace, 9))
+    assert np.array_equal(back.output(9), trace.output(9))
     thin = trace.thinned(0.5, seed=2)
     assert set(thin.segment_ids.tolist()) <= set(trace.segment_ids.tolist())
 

@@ -89,12 +89,11 @@ def test_prompts_of_superposed_copies_differ_and_share_within_a_copy():
 
 def test_an_output_is_said_the_same_again_and_unlike_the_prompt_and_others():
     trace = Trace.from_lengths([0, 0], [8, 8], [8, 8])
-    places = np.arange(8)
-    first = trace.output_at(np.zeros(8, np.int64), places)
-    assert np.array_equal(first, trace.output_at(np.zeros(8, np.int64), places))
+    first = trace.output(0)
+    assert np.array_equal(first, trace.output(0))
     assert first.dtype == np.int32
     assert first.min() >= 0
-    for other in (trace.output_at(np.ones(8, np.int64), places), trace.prompt(0)):
+    for other in (trace.output(1), trace.prompt(0)):
         assert not (first == other).any()
 
 

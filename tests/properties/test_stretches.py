@@ -88,7 +88,13 @@ class Run:
         self.num_skipped += count
 
     def state(self):
-        return self.manager.snapshot(), self.scheduler.stats(), self.scheduler.counts(), self.scheduler.check()
+        return (
+            self.manager.snapshot(),
+            self.manager.stats(),
+            self.scheduler.stats(),
+            self.scheduler.counts(),
+            self.scheduler.check(),
+        )
 
 
 def sampled(ids, lengths):
