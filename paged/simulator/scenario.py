@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
 from paged.hardware import CostModel, Profile, Roofline, device_named, model_named
+from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.result import SimulationResult
-from paged.simulator.simulation import UNBOUNDED, Simulation
+from paged.simulator.simulation import Simulation
 from paged.simulator.step_time import StepTime
 from paged.traces import Trace, open_trace
 

@@ -4,7 +4,6 @@ Knows the trace, the public calls of a scheduler and a cost model. Does not know
 goes through the steps one by one, or asks for the result.
 """
 
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -14,16 +13,12 @@ from numpy.typing import NDArray
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
 from paged.hardware import CostModel
 from paged.simulator.answers import STOP, Answers
-from paged.simulator.latencies import Latencies
-from paged.simulator.result import Preemptions, SimulationResult, Spread
+from paged.simulator.ledger import Ledger
+from paged.simulator.result import SimulationResult
 from paged.simulator.step_time import StepTime
-from paged.simulator.timeline import Entry, Timeline
 from paged.simulator.work import steady_work, work_of
 from paged.traces import Trace
 
-MAX_MESSAGES = 10
-UNBOUNDED = 2**30
-"""The token budget of a scheduler that is to have none."""
 MOST_AT_ONCE = 512
 """Steps that are taken at once; more win nothing."""
 
@@ -77,28 +72,19 @@ class Simulation:
         self.scheduler = scheduler
         self.cost_model: CostModel = StepTime() if cost_model is None else cost_model
         self.check = check
-        self.num_steps = self.num_skipped = 0
         self.now_s = 0.0
-        self.timeline = Timeline()
+        self._ledger = Ledger(trace, scheduler, price_per_hour)
+        self.latencies, self.timeline = self._ledger.latencies, self._ledger.timeline
         self._prompt_tokens = trace.prompt_tokens
         self._any_ends_early = bool((trace.max_tokens > trace.output_tokens).any())
         self._answers = Answers(trace)
-        self.latencies = Latencies(len(trace))
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
         self._clients = clients
         self._may_skip = fast_forward and not check and answer is None
-        self._price_per_hour = price_per_hour
         # Closed loop: how many clients have nothing to wait for.
         self._num_idle = clients or 0
         self._num_added = 0
-        self._busy_s = 0.0
-        self._peak_usage = 0.0
-        self._output_tokens = 0
-        self._started = time.perf_counter()
-        self._checked_steps = 0
-        self._violations = 0
-        self._messages: list[str] = []
         # The requests of the rows that sampled last, so that steps with the same rows need not ask.
         self._ids: NDArray[np.object_] | None = None
         self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
@@ -111,7 +97,7 @@ class Simulation:
                 # Nobody is here: skip to when somebody comes.
                 self.now_s = max(self.now_s, self._next_arrival())
             self._add_arrived()
-            before, skipped = self.num_skipped, 0.0
+            before, skipped = self._ledger.num_skipped, 0.0
             if self._may_skip:
                 skipped = self._fast_forward()
                 self._add_arrived()
@@ -121,7 +107,7 @@ class Simulation:
                 step = self._finish_step(batch)
                 if skipped:
                     step = msgspec.structs.replace(
-                        step, seconds=step.seconds + skipped, skipped=self.num_skipped - before
+                        step, seconds=step.seconds + skipped, skipped=self._ledger.num_skipped - before
                     )
                 yield step
                 continue
@@ -173,7 +159,7 @@ class Simulation:
         if allowed < 2:
             return 0.0
         ids, known = scheduler.steady_ids()
-        requests, num_rows = self._numbers_of(ids), len(ids)
+        requests = self._numbers_of(ids)
         written = known - self._prompt_tokens[requests]
         if self._any_ends_early:
             # The step in which somebody stops is to be seen.
@@ -187,64 +173,31 @@ class Simulation:
         if count < 2:
             return 0.0
         seconds, times = seconds[:count], clock[1 : count + 1]
-        manager = scheduler.manager
-        held, filled, reserved = manager.num_used, self._num_filled(), scheduler.num_reserved
+        memory = self._ledger.memory()
         tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
         drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
-        total = float(seconds.sum())
-        risen = drawn.cumsum()
-        used = held + risen
-        # What they draw was reserved, as far as anything was.
-        taken = reserved - scheduler.num_reserved if reserved else 0
-        kept = reserved - taken * risen / max(1, int(risen[-1]))
-        self.latencies.steady_tokens(requests, times)
-        self._note(
-            end_s=float(times[-1]),
-            seconds=total,
-            steps=count,
-            tokens=count * num_rows,
-            rows=num_rows,
-            used=float((used * seconds).sum()) / total if total else float(used[-1]),
-            reserved=float((kept * seconds).sum()) / total if total else float(kept[-1]),
-            filled=float(((filled + num_rows * np.arange(1, count + 1)) * seconds).sum()) / total
-            if total
-            else float(filled),
-        )
-        self._peak_usage = max(self._peak_usage, int(used[-1]) / manager.num_blocks)
-        self._output_tokens += count * num_rows
-        self.num_steps += count
-        self.num_skipped += count
-        self._busy_s = float(np.add.accumulate(np.concatenate([[self._busy_s], seconds]))[-1])
+        self._ledger.stretch(memory, requests, times, seconds, drawn)
         before, self.now_s = self.now_s, float(times[-1])
         return self.now_s - before
 
     def _finish_step(self, batch: Batch) -> Step:
-        scheduler, manager = self.scheduler, self.scheduler.manager
-        computed, num_rows = batch.num_scheduled_tokens, len(batch.rows)
-        seconds = float(self.cost_model.seconds(work_of(batch, manager.block_size, self.cost_model.tiling)))
-        used, filled, reserved = manager.num_used, self._num_filled() + computed, scheduler.num_reserved
-        self._violations_now()
+        scheduler, tiling = self.scheduler, self.cost_model.tiling
+        seconds = float(self.cost_model.seconds(work_of(batch, scheduler.manager.block_size, tiling)))
+        memory = self._ledger.memory()
+        self._check(ends_step=False)
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
         sampled = self._numbers_of(sampling)
         tokens = self._stand_in(batch, sampled) if self._answer is None else self._answer(batch)
         self.now_s += seconds
-        self._busy_s += seconds
-        self.num_steps += 1
         outputs = scheduler.update(batch, tokens, now=self.now_s)
-        self._violations_now()
-        self._checked_steps += self.check
-        self.latencies.tokens(sampled, self.now_s)
-        self._output_tokens += len(sampled)
-        self._peak_usage = max(self._peak_usage, used / manager.num_blocks)
-        self._note(
+        self._check(ends_step=True)
+        self._ledger.step(
+            memory,
+            sampled,
             end_s=self.now_s,
             seconds=seconds,
-            steps=1,
-            tokens=computed,
-            rows=num_rows,
-            used=float(used),
-            reserved=float(reserved),
-            filled=float(filled),
+            tokens=batch.num_scheduled_tokens,
+            rows=len(batch.rows),
         )
         ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
         if ended:
@@ -257,46 +210,15 @@ class Simulation:
         lengths = batch.context_lens if len(sampled) == len(batch.rows) else batch.context_lens[batch.samples]
         return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
 
-    def _num_filled(self) -> int:
-        """Slots with computed KV of live sequences, each counted once: only last blocks, and reserved ones, have others."""
-        manager = self.scheduler.manager
-        slots = manager.num_table_blocks.astype(np.int64) * manager.block_size
-        empty = slots - manager.num_computed
-        return manager.num_used * manager.block_size - int(empty[empty > 0].sum())
-
-    def _note(
-        self,
-        *,
-        used: float,
-        reserved: float,
-        filled: float,
-        end_s: float,
-        seconds: float,
-        steps: int,
-        tokens: int,
-        rows: int,
-    ) -> None:
-        manager, size = self.scheduler.manager, self.scheduler.manager.block_size
-        self.timeline.add(
-            Entry(
-                end_s=end_s,
-                seconds=seconds,
-                steps=steps,
-                tokens=tokens,
-                rows=rows,
-                held=used * size,
-                filled=filled,
-                promised=reserved * size,
-                cached=manager.num_cached * size,
-                waiting=self.scheduler.num_waiting,
-                away=self.scheduler.num_away,
-            )
-        )
+    @property
+    def num_steps(self) -> int:
+        """So far."""
+        return self._ledger.num_steps
 
     @property
     def num_output_tokens(self) -> int:
         """Written so far, by all requests."""
-        return self._output_tokens
+        return self._ledger.output_tokens
 
     def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
         """The request of each id, int64 [n]."""
@@ -304,13 +226,9 @@ class Simulation:
             self._ids, self._numbers = ids, np.array(ids.tolist(), np.int64) if len(ids) else np.empty(0, np.int64)
         return self._numbers
 
-    def _violations_now(self) -> None:
+    def _check(self, *, ends_step: bool) -> None:
         if self.check:
-            found = self.scheduler.check()
-            self._violations += len(found)
-            self._messages.extend(
-                f"step {self.num_steps}: {message}" for message in found[: MAX_MESSAGES - len(self._messages)]
-            )
+            self._ledger.checked(self.scheduler.check(), ends_step=ends_step)
 
     def _why_stuck(self) -> str:
         waiting = self.scheduler.waiting_ids()
@@ -319,69 +237,7 @@ class Simulation:
 
     def result(self) -> SimulationResult:
         """The figures so far; after the last step, those of the whole simulation."""
-        scheduler, manager = self.scheduler, self.scheduler.manager
-        stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
-        budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
-        makespan = self.latencies.last_token_s
-        mean = dict(self.timeline.weighted())
-        too_long = self.trace.num_left_out
-        moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
-        wall = time.perf_counter() - self._started
-        slots = manager.num_blocks * manager.block_size
-        cost = None
-        if self._price_per_hour is not None and self._output_tokens:
-            cost = self._price_per_hour * makespan / 3600 / self._output_tokens * 1e6
-        return SimulationResult(
-            trace=self.trace.name,
-            policy=scheduler.policy.name,
-            num_blocks=manager.num_blocks,
-            block_size=manager.block_size,
-            host_blocks=manager.num_host_blocks,
-            max_tokens_per_step=budget,
-            max_sequences=limits.max_sequences,
-            prefix_caching=manager.prefix_caching,
-            requests=self._num_added + too_long,
-            finished=counts["finished"],
-            rejected=counts["rejected"] + too_long,
-            steps=self.num_steps,
-            skipped_steps=self.num_skipped,
-            makespan_s=makespan,
-            busy_s=self._busy_s,
-            prompt_tokens=stats.prompt_tokens,
-            output_tokens=self._output_tokens,
-            throughput=self._output_tokens / makespan if makespan else 0.0,
-            requests_per_s=counts["finished"] / makespan if makespan else 0.0,
-            ttft_s=self.latencies.ttft(),
-            itl_s=self.latencies.itl(),
-            longest_gap_s=self.latencies.longest_gap(),
-            e2e_s=self.latencies.e2e(),
-            preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
-            max_preemptions=stats.max_preemptions,
-            memory=_spread(mean, slots),
-            memory_while_waiting=_spread(dict(self.timeline.weighted(while_waiting=True)), slots),
-            peak_block_usage=self._peak_usage,
-            mean_block_usage=mean["held"] / slots,
-            row_occupancy=mean["rows"] / limits.max_sequences,
-            token_occupancy=None if budget is None else stats.computed_tokens / max(1, stats.steps * budget),
-            hit_tokens=stats.hit_tokens,
-            prefix_hit_rate=stats.hit_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
-            computed_tokens=stats.computed_tokens,
-            wasted_tokens=stats.recomputed_tokens,
-            swapped_out_blocks=stats.swapped_out_blocks,
-            swapped_in_blocks=stats.swapped_in_blocks,
-            waste=(stats.recomputed_tokens + moved) / stats.computed_tokens if stats.computed_tokens else 0.0,
-            cost_per_million_tokens=cost,
-            checked_steps=self._checked_steps,
-            violations=self._violations,
-            violation_messages=tuple(self._messages),
-            wall_s=wall,
-            us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
-        )
-
-
-def _spread(mean: dict[str, float], slots: int) -> Spread:
-    kept = mean["held"] + mean["promised"]
-    return Spread(of_held=mean["filled"] / kept if kept else 0.0, of_pool=mean["filled"] / slots)
+        return self._ledger.result(self._num_added)
 
 
 def simulate(

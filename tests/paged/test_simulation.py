@@ -109,7 +109,7 @@ def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
     result = simulate(trace_of("0,5,20,,"), scheduler, check=True)
     assert result.violations == 2 * result.steps == 40
     assert len(result.violation_messages) == 10
-    assert result.violation_messages[0] == "step 0: block 3 is lost"
+    assert result.violation_messages[0] == "step 1: block 3 is lost"
 
 
 def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, monkeypatch):
@@ -171,6 +171,26 @@ def test_no_values_have_no_percentiles():
 def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one():
     values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
     assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
+
+
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_blocks_kept_by_count_are_memory_that_is_taken(trace_of, fast_forward):
+    """4 tokens of prompt and 12 of output are 4 blocks of 4: what the row does not hold of them yet is kept for it, in every step."""
+    shares = {}
+    for policy in ("trtllm-guaranteed-no-evict", "vllm"):
+        simulation = Simulation(
+            trace_of("0,4,12,,"), scheduler_of(policy=policy), SECOND_A_STEP, fast_forward=fast_forward
+        )
+        assert sum(1 + step.skipped for step in simulation.steps()) == 12
+        columns = simulation.timeline.columns()
+        if policy == "vllm":
+            assert not columns["promised"].any()
+        else:
+            assert columns["held"] + columns["promised"] == pytest.approx(16)
+        shares[policy] = simulation.result().memory.of_held
+    # In step i of 12, from 0 on, 4 + i tokens are computed in 16 slots.
+    assert shares["trtllm-guaranteed-no-evict"] == pytest.approx(sum(4 + i for i in range(12)) / (12 * 16))
+    assert shares["vllm"] > 0.8
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
