@@ -481,12 +481,12 @@ class ManagerRig:
         """Whether the manager has confirmed content, where it may leave it to a row that is still computing it."""
         return self._path(node) in self.manager.cached_contents()
 
-    def _leader(self, node: Node, candidates: list[Block]) -> Block:
-        """Which of several rows that compute the same content the manager shows to others; the first, if it shows none."""
+    def _leader(self, node: Node, candidates: list[Block]) -> Block | None:
+        """Which of the blocks that are to have the same content the manager shows to others; None, if it shows none."""
         namespace, tokens = node
         shown = self.manager.lookup([*tokens, 0], self.namespaces[namespace]).blocks.tolist()
         column = len(tokens) // self.world.block_size - 1
-        return next((b for b in candidates if len(shown) > column and self.ids[b] == shown[column]), candidates[0])
+        return next((b for b in candidates if len(shown) > column and self.ids[b] == shown[column]), None)
 
     def _match(
         self, pairs: Any, copies: Sequence[Copy], sources: dict[Block, int], targets: dict[Block, int]

@@ -347,10 +347,11 @@ class NaiveManager:
             row.scheduled, row.batch = count, self.batch
         return copies
 
-    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block]) -> None:
+    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block | None]) -> None:
         """The full blocks that these rows compute are pending, up to the first whose content somebody has or is computing.
 
-        Where two rows of one call compute the same content, `leader` says whose block it will be: the manager may choose.
+        Where two rows of one batch compute the same content, `leader` says whose block it will be: the manager may choose. A row that was
+        placed before them, and whose content somebody had then, may lead now that this was evicted; or not.
         """
         if not (self.prefix_caching and self.shares_in_flight):
             return
@@ -364,14 +365,19 @@ class NaiveManager:
                 rows.remove(row)
             else:
                 self.catch_up(row)
-        for row in rows:
+        before = [r for n, r in self.rows.items() if r.batch == self.batch and r.writes and n not in numbers]
+        for row in [*rows, *before]:
             for node, block in self._computing(row):
                 computing.setdefault(node, []).append(block)
-        for row in rows:
+        for row in [*rows, *before]:
             for node, block in self._computing(row):
                 candidates = computing[node]
-                if node in lives or (len(candidates) > 1 and leader(node, candidates) is not block):
+                if node in lives:
                     break
+                if row in before or len(candidates) > 1:
+                    shown = leader(node, candidates)
+                    if block is not (shown or (candidates[0] if row in rows else None)):
+                        break
                 self.pending[node] = (row, block)
 
     def confirm(self, numbers: Sequence[int], is_shown: Callable[[Node], bool] = lambda node: True) -> None:
