@@ -2,8 +2,8 @@
 
     python benchmarks/policy_study.py --traces DIR --out benchmarks/results/policies
 
-A closed loop three times oversubscribed, the second half of each trace (what can be tuned was tuned on the first), the budget at the roofline's
-knee for all that have one. Memory shares are weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none.
+A closed loop three times oversubscribed, the second half of each trace (what can be tuned was tuned on the first), one budget for all that have
+one: at the roofline's knee, unless the command says another. Memory shares are weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none.
 """
 
 import argparse
@@ -37,6 +37,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Policies side by side on saturated loads.")
     parser.add_argument("--traces", type=Path, required=True, help="folder with the Azure and Mooncake traces")
     parser.add_argument("--requests", type=int, default=3_000, help="of each half trace")
+    parser.add_argument("--policies", nargs="+", choices=list(policies()), default=list(policies()))
+    parser.add_argument(
+        "--budget", type=int, default=None, help="tokens a step for all that have a budget; the knee by default"
+    )
     parser.add_argument("--only", default="", help="loads whose name contains this")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None, help="write NAME.md and NAME.json", metavar="NAME")
@@ -50,7 +54,7 @@ def main() -> None:
             base = Scenario(
                 load=load_named(load, arguments.traces, half="second"),
                 device=device,
-                max_tokens_per_step="knee",
+                max_tokens_per_step=arguments.budget or "knee",
                 max_sequences=512,
             )
             count = len(base.load.build())
@@ -58,7 +62,8 @@ def main() -> None:
                 base, load=msgspec.structs.replace(base.load, keep=min(1.0, arguments.requests / count))
             )
             clients = clients_for(base, 3.0)
-            for name, policy in policies().items():
+            for name in arguments.policies:
+                policy = policies()[name]
                 closed = msgspec.structs.replace(base.load, clients=clients)
                 scenarios.append(msgspec.structs.replace(base, load=closed, policy=policy))
                 cells.append((f"{setup}, {load}", name))
@@ -74,13 +79,17 @@ def main() -> None:
         *origin(),
     ]
     for cell in dict.fromkeys(cell for cell, _ in cells):
-        results = {name: found[cell][name] for name in policies()}
+        results = {name: found[cell][name] for name in policies() if name in found[cell]}
         # Whoever knows the lengths is no policy that one can have.
-        best = max(result.throughput for name, result in results.items() if name not in (KNOWN, "orca-oracle"))
-        first = results["paged"]
+        best = max(
+            (result.throughput for name, result in results.items() if name not in (KNOWN, "orca-oracle")),
+            default=1.0,
+        )
+        # Of one that has a budget, if any has.
+        first = max(results.values(), key=lambda result: result.max_tokens_per_step or 0)
         lines += [
             *("", f"## {cell}", ""),
-            f"{first.requests:,} requests, {first.num_blocks:,} blocks of {first.block_size}, budget {first.max_tokens_per_step:,}.",
+            f"{first.requests:,} requests, {first.num_blocks:,} blocks of {first.block_size}, budget {first.max_tokens_per_step or 0:,}.",
             *("", *table(HEAD, (row(name, result, best) for name, result in results.items()))),
         ]
     print("\n".join(lines))
