@@ -186,7 +186,7 @@ def page(results: list[dict[str, Any]], command: str, seconds: float) -> str:
         "# Planted faults",
         "",
         f"{summary(results)} Python {platform.python_version()}, Hypothesis {version('hypothesis')}, numpy {version('numpy')}; "
-        f"{os.cpu_count()} cores that other work shared; {seconds / 60:.0f} minutes.",
+        f"{os.cpu_count()} cores; {seconds / 60:.0f} minutes.",
         "",
         "```",
         command,
