@@ -49,7 +49,7 @@ format: $(STAMP) ## rewrite the sources as `lint` wants them
 bench: $(STAMP) ## time a scheduler step
 	@$(BIN)/paged bench scheduler
 
-campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; two hours)
+campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; forty minutes on two cores)
 	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
