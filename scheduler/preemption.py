@@ -166,7 +166,6 @@ def note_transfer(
     transfer.host_blocks += held_host
     transfer.waiting.append(waiting)
     transfer.num_returning += len(moves.device_to_host)
-    transfer.arriving_on_host.update(moves.device_to_host[:, 1].tolist())
     transfer.arriving.update(moves.host_to_device[:, 1].tolist())
 
 

@@ -91,9 +91,8 @@ class Transfer:
     waiting: list[RequestState]
     # Device blocks that become available when it ends: what it copies out.
     num_returning: int = 0
-    # Blocks whose contents are not there yet.
+    # Device blocks whose contents are not there yet. What is on its way to the host can be read on the device, whose block is held.
     arriving: set[int] = field(default_factory=set)
-    arriving_on_host: set[int] = field(default_factory=set)
 
 
 class State:
@@ -270,13 +269,11 @@ class State:
         return sum(transfer.num_returning for transfer in self.transfers.values())
 
     def waits_for_transfer(self, row: int) -> bool:
-        """Whether a block of the row is still being copied to, in either tier, by a background transfer."""
+        """Whether a block of the row is still being copied to by a background transfer."""
         if not self.transfers:
             return False
-        blocks, tail = set(self.manager.table(row).tolist()), set(self.manager.host_tail(row).tolist())
-        return any(
-            blocks & transfer.arriving or tail & transfer.arriving_on_host for transfer in self.transfers.values()
-        )
+        blocks = set(self.manager.table(row).tolist())
+        return any(blocks & transfer.arriving for transfer in self.transfers.values())
 
     def usage_of(self, state: RequestState, num_output: int | None = None) -> RequestUsage:
         """What the request took so far."""

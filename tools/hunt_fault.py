@@ -17,10 +17,10 @@ from typing import Any
 from hypothesis import settings
 
 import block_manager
-from paged.testing import Violation, random_program, replay, shrink
+from paged.testing import SCENARIOS, Violation, random_program, replay, run_scenario, shrink
 from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
 
-MANAGER, SCHEDULER, PROGRAMS = "manager machine", "scheduler machine", "random programs"
+MANAGER, SCHEDULER, PROGRAMS, READY = "manager machine", "scheduler machine", "random programs", "a scenario"
 CALLS = 60
 
 
@@ -52,6 +52,16 @@ def run_programs(most: int) -> int:
     return most
 
 
+def run_scenarios() -> int:
+    """Each failure of the field once; returns how many there are. Raises Caught."""
+    for number, name in enumerate(SCENARIOS, 1):
+        try:
+            run_scenario(name)
+        except Violation as violation:
+            raise Caught(violation, number) from violation
+    return len(SCENARIOS)
+
+
 def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, Any]:
     """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler."""
     alone = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
@@ -60,6 +70,7 @@ def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, An
     ways = [
         *alone,
         (PROGRAMS, lambda: run_programs(examples)),
+        (READY, run_scenarios),
         (SCHEDULER, lambda: run_machine(SchedulerMachine, examples)),
         *longer,
         (PROGRAMS, lambda: run_programs(4 * examples)),

@@ -139,6 +139,28 @@ _ABORTS: tuple[Call, ...] = (
 )
 
 SCENARIOS: dict[str, Scenario] = {
+    "content leaves while copies wait": Scenario(
+        source="planted here: tests/faults/offload-while-copies-wait.patch",
+        holds="While the copies of a step that failed are still to run, nothing else is copied to where they write.",
+        worlds=tuple(
+            World(
+                num_blocks=6,
+                block_size=1,
+                host_blocks=host_blocks,
+                host_caching=True,
+                max_tokens_per_step=8,
+                vocabulary=16,
+            )
+            for host_blocks in (1, 2, 3)
+        ),
+        calls=(
+            *(_request("first", 0, 3, 1), _request("goes on", 3, 1, 6), _STEP, ("schedule", ())),
+            *(_request("takes room", 4, 2, 1), ("schedule", ()), ("cancel", (False,)), ("update", ((),))),
+            *(_BATCH * 2),
+        ),
+        counts={"finished": 3},
+        needs=("host_content", "cancel"),
+    ),
     "two prompts fill the pool": Scenario(
         source="vLLM #57104",
         holds="Requests of 4 + 1 and 3 + 1 blocks in 7 blocks both finish.",

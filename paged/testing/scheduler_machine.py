@@ -58,23 +58,50 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), more=tails())
     def arrive_together(self, wish: Wish, more: list[int]) -> None:
-        """Two requests whose prompts begin alike, at once: the second shares or follows."""
-        wish = replace(wish, reads_cache=True, writes_cache=True)
-        self.add(wish, again=False)
-        self.add(replace(wish, prompt=wish.prompt + more), again=False)
+        """Two requests whose prompts begin alike for two blocks, at once and before all others: the second shares or follows."""
+        prompt = (wish.prompt * 2 * self.rig.world.block_size)[: 2 * self.rig.world.block_size]
+        wish = replace(
+            wish, share=0.8, reads_cache=True, writes_cache=True, priority=-2, num_sequences=1, num_computed=0
+        )
+        self.add(replace(wish, prompt=prompt), again=False)
+        self.add(replace(wish, prompt=prompt + more), again=False)
+        if not self.rig.flights:
+            self.schedule_ahead(2)
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
-    @rule(wish=wishes(), steps=st.integers(4, 16), counts=COUNTS, is_patient=st.booleans())
-    def crowd(self, wish: Wish, steps: int, counts: tuple[int, ...], is_patient: bool) -> None:
-        """Three short prompts that grow until they are in each other's way. The last one may be a group, of which a sequence waits."""
-        wish = replace(wish, share=0.2, output=1.0, num_computed=0)
-        for salt in (None, "a"):
-            self.add(replace(wish, num_sequences=1, salt=salt), again=False)
+    @rule(
+        wish=wishes(),
+        share=st.sampled_from([0.2, 0.5]),
+        output=st.sampled_from([0.5, 1.0]),
+        steps=st.integers(4, 24),
+        counts=COUNTS,
+        is_patient=st.booleans(),
+        runs_dry=st.booleans(),
+    )
+    def crowd(
+        self,
+        wish: Wish,
+        share: float,
+        output: float,
+        steps: int,
+        counts: tuple[int, ...],
+        is_patient: bool,
+        runs_dry: bool,
+    ) -> None:
+        """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
+        be a group, of which a sequence waits. In the end whoever samples may have to wait for tokens, with all that is reserved for him;
+        who gave way goes on."""
+        wish = replace(wish, share=0.2, output=output, num_computed=0)
+        self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
+        self.add(replace(wish, num_sequences=1, salt="a"), again=False)
         self.add(replace(wish, salt="b"), again=False)
         if is_patient:
             self.serve(steps, counts)
         else:
             self.go_on(steps, counts)
+        if runs_dry:
+            self.rig.step((0,), is_patient=False)
+            self.go_on(3, ())
 
     @where(lambda self: len(self.rig.flights) < 3)
     @rule()
