@@ -1,4 +1,5 @@
-"""Failures of the field as ready scenarios: each hung, leaked, crashed or crossed tenants somewhere, made small enough to run in a test.
+"""Failures of the field as ready scenarios: each hung, leaked, crashed or crossed tenants somewhere, made small enough to run in a test;
+and what random programs hardly ever reach.
 
     run_scenario("abort in every state", build)          # one of them on your scheduler; raises Violation
     for name in SCENARIOS: run_scenario(name, build)     # all
