@@ -58,7 +58,7 @@ pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minu
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
 
-faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (half an hour)
+faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (ten minutes on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
