@@ -97,7 +97,7 @@ class Simulation:
                 # Nobody is here: skip to when somebody comes.
                 self.now_s = max(self.now_s, self._next_arrival())
             self._add_arrived()
-            before, skipped = self._ledger.num_skipped, 0.0
+            before, skipped = self.num_skipped, 0.0
             if self._may_skip:
                 skipped = self._fast_forward()
                 self._add_arrived()
@@ -107,7 +107,7 @@ class Simulation:
                 step = self._finish_step(batch)
                 if skipped:
                     step = msgspec.structs.replace(
-                        step, seconds=step.seconds + skipped, skipped=self._ledger.num_skipped - before
+                        step, seconds=step.seconds + skipped, skipped=self.num_skipped - before
                     )
                 yield step
                 continue
@@ -214,6 +214,11 @@ class Simulation:
     def num_steps(self) -> int:
         """So far."""
         return self._ledger.num_steps
+
+    @property
+    def num_skipped(self) -> int:
+        """Of them, taken at once with others."""
+        return self._ledger.num_skipped
 
     @property
     def num_output_tokens(self) -> int:
