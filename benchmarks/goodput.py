@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 from rich.progress import track
-from study import KNOWN, SETUPS, load_named, origin, policies, table, written
+from study import KNOWN, LOADS, SETUPS, TOLD, origin, policies, reported, table, written
 
 from paged import Policy
 from paged.simulator import Load, Scenario, run
@@ -24,10 +24,7 @@ from paged.simulator.study import processes
 TTFTS, GAPS = (10.0, 20.0, 40.0), (0.2, 1.0)
 TARGETS = tuple((ttft, gap) for gap in GAPS for ttft in TTFTS)
 """p99 of time to first token and of a request's longest gap between two tokens, seconds."""
-LOADS = ("azure", "mooncake", "sharegpt")
 TOLERANCE = 0.03
-TOLD = (KNOWN, "orca-oracle")
-"""Who knows lengths is no policy that one can have."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -98,9 +95,7 @@ def scenarios(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Scenari
         name: policy for name, policy in policies().items() if not arguments.policies or name in arguments.policies
     }
     for name in arguments.loads:
-        load = load_named(name, arguments.traces, half="second")
-        load = msgspec.structs.replace(load, keep=min(1.0, arguments.requests / len(load.build())))
-        base = Scenario(load=load, device=SETUPS[arguments.setup], max_tokens_per_step="knee", max_sequences=512)
+        base = reported(name, arguments.traces, arguments.setup, arguments.requests)
         for called, policy in chosen.items():
             yield name, called, msgspec.structs.replace(base, policy=policy)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 from rich.progress import track
-from study import KNOWN, SETUPS, clients_for, load_named, origin, policies, table, written
+from study import KNOWN, LOADS, SETUPS, TOLD, clients_for, origin, policies, reported, table, written
 
 from paged.simulator import Scenario, SimulationResult, run_all
 
@@ -47,20 +47,11 @@ def main() -> None:
     arguments = parser.parse_args()
     cells: list[tuple[str, str]] = []
     scenarios: list[Scenario] = []
-    for setup, device in SETUPS.items():
-        for load in ("azure", "mooncake", "sharegpt"):
+    for setup in SETUPS:
+        for load in LOADS:
             if arguments.only not in f"{setup}, {load}":
                 continue
-            base = Scenario(
-                load=load_named(load, arguments.traces, half="second"),
-                device=device,
-                max_tokens_per_step=arguments.budget or "knee",
-                max_sequences=512,
-            )
-            count = len(base.load.build())
-            base = msgspec.structs.replace(
-                base, load=msgspec.structs.replace(base.load, keep=min(1.0, arguments.requests / count))
-            )
+            base = reported(load, arguments.traces, setup, arguments.requests, arguments.budget or "knee")
             clients = clients_for(base, 3.0)
             for name in arguments.policies:
                 policy = policies()[name]
@@ -80,9 +71,8 @@ def main() -> None:
     ]
     for cell in dict.fromkeys(cell for cell, _ in cells):
         results = {name: found[cell][name] for name in policies() if name in found[cell]}
-        # Whoever knows the lengths is no policy that one can have.
         best = max(
-            (result.throughput for name, result in results.items() if name not in (KNOWN, "orca-oracle")),
+            (result.throughput for name, result in results.items() if name not in TOLD),
             default=1.0,
         )
         # Of one that has a budget, if any has.

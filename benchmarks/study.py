@@ -15,8 +15,12 @@ import numpy as np
 
 from paged import POLICIES, Policy
 from paged.simulator import Device, Load, Scenario
+from paged.simulator.scenario import Budget
 
 KNOWN = "paged, lengths known"
+TOLD = (KNOWN, "orca-oracle")
+"""Who knows lengths is no policy that one can have."""
+LOADS = ("azure", "mooncake", "sharegpt")
 CONTEXT, DECLARED = 4096, 1024
 SETUPS = {
     "13B on 40 GB": Device(model="llama-2-13b", device="a100-40g"),
@@ -45,6 +49,13 @@ def load_named(name: str, traces: Path, **changes: Any) -> Load:
         case _:
             raise ValueError(f"no load is called {name}")
     return msgspec.structs.replace(load, **changes)
+
+
+def reported(name: str, traces: Path, setup: str, requests: int, budget: Budget = "knee") -> Scenario:
+    """A load's second half, of which about so many requests are kept, on a setup: what was tuned was tuned on the first."""
+    load = load_named(name, traces, half="second")
+    load = msgspec.structs.replace(load, keep=min(1.0, requests / len(load.build())))
+    return Scenario(load=load, device=SETUPS[setup], max_tokens_per_step=budget, max_sequences=512)
 
 
 def clients_for(scenario: Scenario, oversubscription: float) -> int:

@@ -308,20 +308,22 @@ class State:
             tokens = manager.num_tokens[rows]
             if self.counts_reserved:
                 tokens = np.maximum(tokens, self.columns.reserved[rows])
-            short = -(-tokens // manager.block_size) - manager.num_table_blocks[rows]
-            owed = int(short[short > 0].sum())
+            owed = self._blocks_beyond(rows, tokens)
         owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
     def blocks_reserved(self) -> int:
         """Blocks kept by count for those who run, beyond those that they hold."""
         reserved = 0
-        rows = self.running_rows.array(self.running)
-        if self.counts_reserved and len(rows):
-            blocks = -(-self.columns.reserved[rows] // self.manager.block_size)
-            ahead = blocks - self.manager.num_table_blocks[rows]
-            reserved = int(ahead[ahead > 0].sum())
+        if self.counts_reserved:
+            rows = self.running_rows.array(self.running)
+            reserved = self._blocks_beyond(rows, self.columns.reserved[rows])
         return reserved + self.blocks_owed_bounded(beyond_known=True)
+
+    def _blocks_beyond(self, rows: Rows, tokens: NDArray[np.int64]) -> int:
+        """Blocks that so many tokens of each of these rows take beyond those that it holds."""
+        short = -(-tokens // self.manager.block_size) - self.manager.num_table_blocks[rows]
+        return int(short[short > 0].sum())
 
     def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
         """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past

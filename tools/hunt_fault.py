@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import settings
 
@@ -22,6 +23,7 @@ from paged.testing.machines import ManagerMachine, SchedulerMachine, first_viola
 
 MANAGER, SCHEDULER, PROGRAMS, READY = "manager machine", "scheduler machine", "random programs", "a scenario"
 CALLS = 60
+T = TypeVar("T")
 
 
 class Caught(Exception):
@@ -42,24 +44,24 @@ def run_machine(machine: type[Any], most: int) -> int:
     return examples
 
 
+def run_each(run: Callable[[T], object], things: Sequence[T]) -> int:
+    """`run` each of these, one after another; returns how many there are. Raises Caught."""
+    for number, thing in enumerate(things, 1):
+        try:
+            run(thing)
+        except Violation as violation:
+            raise Caught(violation, number) from violation
+    return len(things)
+
+
 def run_programs(most: int) -> int:
     """Up to `most` random programs, each to its end; returns how many there were. Raises Caught."""
-    for seed in range(most):
-        try:
-            random_program(seed, CALLS).drain()
-        except Violation as violation:
-            raise Caught(violation, seed + 1) from violation
-    return most
+    return run_each(lambda seed: random_program(seed, CALLS).drain(), range(most))
 
 
 def run_scenarios() -> int:
     """Each failure of the field once; returns how many there are. Raises Caught."""
-    for number, name in enumerate(SCENARIOS, 1):
-        try:
-            run_scenario(name)
-        except Violation as violation:
-            raise Caught(violation, number) from violation
-    return len(SCENARIOS)
+    return run_each(run_scenario, list(SCENARIOS))
 
 
 def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, Any]:
