@@ -271,6 +271,12 @@ class TrustedCalls(Views):
         """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
         return not self._growth.any_shared_tail and self._offload is None and self._retentions is None
 
+    def go_alone(self, rows: Rows) -> bool:
+        """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
+        another row of their batch, as long as no block is looked up (`most_decodes`)."""
+        index, num_blocks = self._index, self._tables.num_blocks
+        return index is None or not any(index.may_find_next(row, num_blocks.item(row)) for row in rows.tolist())
+
     def most_decodes(self, rows: Rows, limit: int) -> int:
         """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
         them has to look a full block up."""
@@ -284,6 +290,10 @@ class TrustedCalls(Views):
             return 0
         spare = tables.num_blocks[rows] * size - computed
         available = self.num_unpromised
+        if int(spare.max()) < size:
+            # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
+            rounds, place = divmod(available, len(rows))
+            return min(limit, rounds * size + int(np.partition(spare, place)[place]))
         # Mostly there is room for all of them: that is asked first.
         least, most, middle = 0, limit, limit
         while least < most:
@@ -295,9 +305,9 @@ class TrustedCalls(Views):
         return least
 
     def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """`next_batch`, `place_decodes`, `draw_promised`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what these rows
-        sampled, one batch after the other. The caller has seen by `most_decodes` that they can. Returns the blocks that each batch drew,
-        int64 [k]."""
+        """`next_batch`, `place_decodes`, `draw_promised`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
+        of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
+        they can. Returns the blocks that each batch drew, int64 [k]."""
         tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
         computed = tables.num_computed[rows]
         have = tables.num_blocks[rows].astype(np.int64)
@@ -313,12 +323,12 @@ class TrustedCalls(Views):
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
-        ends = computed + 1
+        tables.num_computed[rows] = computed + num_steps
         self._longest = int(tables.num_tokens.max()) + num_steps
         tables.ensure_tokens(self._longest + 1)
+        rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
         tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
         tables.num_tokens[rows] = ends + num_steps
-        tables.num_computed[rows] = computed + num_steps
         tables.last_token[rows] = tokens[:, -1]
         return np.bincount(steps, minlength=num_steps)
 

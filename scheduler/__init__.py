@@ -4,7 +4,7 @@ Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 """
 
 from scheduler.accounting import SchedulerStats
-from scheduler.batch import Batch, Output, Outputs, RequestUsage
+from scheduler.batch import Batch, Output, Outputs, RequestUsage, SteadyBatch
 from scheduler.core import Scheduler
 from scheduler.errors import (
     BatchEnded,
@@ -47,6 +47,7 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "Status",
+    "SteadyBatch",
     "UnknownPolicy",
     "UnknownRequest",
     "WaitingFull",

@@ -69,7 +69,9 @@ def let_in(state: State, step: Step) -> None:
                 continue
         behind = _one_behind(state, step, request)
         if behind is None:
-            _shut(state, step, None if has_to_wait else request)
+            # Where prompts are computed whole, one that comes in this step may have left too little of the budget for the next one.
+            if state.policy.chunked or not step.chunks:
+                _shut(state, step, None if has_to_wait else request)
             return
         request.passed += 1
         admit(state, step, behind)

@@ -164,6 +164,8 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
         wanted = np.where(todo > 1, wanted, 0)
     elif state.first_tokens:
         wanted = _in_lockstep(state, rows, wanted)
+    if len(rows) <= step.seats and int(wanted.sum()) <= step.budget:
+        return wanted
     if state.policy.composition == "decodes_first":
         is_decode = todo == 1
         order = np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])

@@ -18,7 +18,7 @@ from block_manager import BlockManager, InvalidConfig, token_array
 from scheduler import ending
 from scheduler.accounting import SchedulerStats
 from scheduler.admission import let_in
-from scheduler.batch import Batch, Output, Outputs
+from scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from scheduler.check import violations_of
 from scheduler.composition import compose_running
 from scheduler.errors import (
@@ -44,7 +44,7 @@ from scheduler.request import Request, RequestState, namespace_root, replaced, s
 from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
-from scheduler.stretch import has_stop, skip, steady_rows, steady_steps
+from scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _UNLIMITED = 2**62
@@ -263,17 +263,14 @@ class Scheduler:
     def steady_steps(self, limit: int) -> int:
         """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
         ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes."""
-        return steady_steps(self._state, limit)
+        return steady_steps(self._state, steady_rows(self._state), limit)
 
-    def steady_ids(self) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
-        """The requests of the rows that those steps run, object [n], and how many tokens each row knows, int64 [n]."""
-        rows = steady_rows(self._state)
-        if rows is None:
-            return np.empty(0, object), np.empty(0, np.int64)
-        return self._state.columns.id[rows], self._state.manager.num_tokens[rows]
+    def steady_batch(self) -> SteadyBatch:
+        """What the first of those steps runs; nothing where there are none."""
+        return steady_batch(self._state, steady_rows(self._state))
 
     def skip(self, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
-        """So many steps ran as int32 `token_ids` [rows, steps] has columns: what row i of `steady_ids` sampled in each.
+        """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
 
         For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
         blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
@@ -289,18 +286,18 @@ class Scheduler:
         num_rows, num_steps = tokens.shape
         if not num_steps:
             return np.empty(0, np.int64)
-        allowed = steady_steps(state, num_steps)
-        expected = 0 if state.steady is None else len(state.steady[0])
-        if num_rows != expected or num_steps > allowed:
+        found = steady_rows(state)
+        allowed = steady_steps(state, found, num_steps)
+        expected = 0 if found is None else found[1]
+        if found is None or num_rows != expected or num_steps > allowed:
             raise WrongTokens(
-                f"skip: {allowed} of the next {num_steps} steps are steady, with {expected} rows; got tokens for {num_rows} rows."
+                f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
             )
-        tokens = tokens.astype(np.int32)
-        assert state.steady is not None, "steps are allowed"
-        if has_stop(state, state.steady[0], tokens):
+        tokens, rows = tokens.astype(np.int32), found[0]
+        if has_stop(state, rows[:expected], tokens):
             raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
         state.now = now
-        drawn = skip(state, tokens)
+        drawn = skip(state, rows, tokens)
         if self._checks:
             self._raise_violations()
         return drawn

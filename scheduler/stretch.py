@@ -1,4 +1,4 @@
-"""Steps that need no decision, taken at once: while the same rows decode, nobody comes, goes or is short of memory.
+"""Steps that need no decision, taken at once: while the same rows compute a token each, nobody comes, goes or is short of memory.
 
 For who knows beforehand what every row samples: a simulator. `skip` leaves behind what so many calls of schedule and update would,
 down to the ids of the blocks; `steady_steps` says how many there are. Knows what could end such a stretch. Decides nothing.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.batch import SteadyBatch
 from scheduler.rows import Rows
 from scheduler.state import State
 from scheduler.status import Status
 
 
-def steady_rows(state: State) -> Rows | None:
-    """The rows that the coming steps run, one token each, in their order; None where the next step may be another one."""
-    if state.steady is None or not state.running.num:
+def steady_rows(state: State) -> tuple[Rows, int] | None:
+    """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
+    the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
+    limits, manager = state.limits, state.manager
+    if not state.running.num or (state.steady is None and not state.first_tokens):
         return None
-    rows, limits, manager = state.steady[0], state.limits, state.manager
-    if rows is not state.running_rows.array(state.running) or len(rows) > min(
-        limits.max_tokens_per_step, limits.max_sequences
-    ):
+    rows = state.running_rows.array(state.running)
+    if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
         return None
     if state.outstanding or state.carried or state.doomed or state.transfers or state.to_reject or state.bounded:
         return None
@@ -32,20 +33,47 @@ def steady_rows(state: State) -> Rows | None:
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
-    return rows if manager.may_skip else None
+    if not manager.may_skip:
+        return None
+    if state.steady is None:
+        return _in_lockstep(state, rows)
+    return (rows, len(rows)) if state.steady[0] is rows else None
 
 
-def steady_steps(state: State, limit: int) -> int:
-    """How many of the coming steps, at most `limit`, run these rows and decide nothing; the step in which one of them ends is not
-    among them."""
-    rows = steady_rows(state)
-    if rows is None or limit < 1:
-        return 0
+def _in_lockstep(state: State, rows: Rows) -> tuple[Rows, int] | None:
+    """`steady_rows` where some may be in the middle of their prompts."""
     manager = state.manager
+    computed = manager.num_computed[rows]
+    todo = manager.num_tokens[rows] - computed
+    if (computed < state.first_tokens).any() or (todo < 1).any():
+        return None
+    decodes, walkers = rows[todo == 1], rows[todo > 1]
+    if not len(walkers) or not manager.go_alone(walkers):
+        # Where all decode, the step after this one is known.
+        return None
+    return np.concatenate([decodes, walkers]), len(decodes)
+
+
+def steady_steps(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
+    """How many of the coming steps, at most `limit`, run what `steady_rows` found and decide nothing; the step in which one of them ends,
+    or samples for the first time, is not among them."""
+    if found is None or limit < 1:
+        return 0
+    (rows, num_samples), manager = found, state.manager
     if state.foresight is not None and state.waiting.num:
         limit = min(limit, state.foresight.steps_left)
-    ends = int((state.columns.max_total[rows] - manager.num_tokens[rows]).min())
-    return max(0, manager.most_decodes(rows, min(limit, ends - 1)))
+    known = manager.num_tokens[rows]
+    left = state.columns.max_total[rows] - known
+    left[num_samples:] = (known - manager.num_computed[rows])[num_samples:]
+    return max(0, manager.most_decodes(rows, min(limit, int(left.min()) - 1)))
+
+
+def steady_batch(state: State, found: tuple[Rows, int] | None) -> SteadyBatch:
+    """What the first of these steps runs; nothing where there is none."""
+    if found is None:
+        return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
+    rows, num_samples = found
+    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
 
 
 def has_stop(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> bool:
@@ -55,18 +83,18 @@ def has_stop(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> bool:
     return bool((token_ids[:, :, None] == state.columns.stops[rows][:, None, :]).any())
 
 
-def skip(state: State, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The coming steps have run, `token_ids[i, j]` being what row i sampled in step j. The caller has asked `steady_steps` and
-    `has_stop`. Returns the blocks that each step drew, int64 [steps]."""
-    assert state.steady is not None, "a steady stretch has rows"
-    rows, computed, ends = state.steady
+def skip(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The coming steps have run these rows, `token_ids[i, j]` being what row i sampled in step j. The caller has asked `steady_rows`,
+    `steady_steps` and `has_stop`. Returns the blocks that each step drew, int64 [steps]."""
     num_steps = token_ids.shape[1]
     drawn = state.manager.skip_decodes(rows, token_ids)
-    state.steady = (rows, computed + num_steps, ends + num_steps)
+    if state.steady is not None:
+        steady, computed, ends = state.steady
+        state.steady = (steady, computed + num_steps, ends + num_steps)
     if state.composes_apart:
         state.num_decode_steps += num_steps
     stats = state.stats
     stats.steps += num_steps
-    stats.computed_tokens += token_ids.size
+    stats.computed_tokens += len(rows) * num_steps
     stats.output_tokens += token_ids.size
     return drawn

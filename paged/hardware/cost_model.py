@@ -16,7 +16,7 @@ class CostModel(Protocol):
         """The tiles that it wants counted in a step's work; None: none."""
 
     def seconds(self, work: StepWork) -> Any:
-        """Duration of a step that does this work; of arrays an array. Work of nothing takes none."""
+        """Duration of a step that does this work; of arrays an array, also where some amounts are numbers. Work of nothing takes none."""
 
     def costs(self, block_size: int) -> Costs:
         """What the scheduler is to expect of swapping and recomputing."""

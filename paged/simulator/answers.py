@@ -1,7 +1,9 @@
-"""What the stand-in for the model says: each request's output tokens, made when its first is asked for and kept until its last.
+"""What the stand-in for the model says: each request's output tokens, made when it comes in and kept until its last.
 
 Knows a trace and which of its requests are being answered. Does not know when they are asked.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +24,15 @@ class Answers:
         self._free: list[int] = []
         self._table = np.empty((0, 1), np.int32)
 
+    def begin(self, requests: Iterable[int]) -> None:
+        """These are about to be asked for, those among them that are not already."""
+        for request in requests:
+            if self._place[request] < 0:
+                self._make(request)
+
     def tokens(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The tokens of these requests at places, counted from 0: int32 of the places' shape, [n] or [n, steps]."""
+        """The tokens of these requests, which were begun, at places, counted from 0: int32 of the places' shape, [n] or [n, steps]."""
         rows = self._place[requests]
-        if (rows < 0).any():
-            for request in requests[rows < 0].tolist():
-                self._begin(request)
-            rows = self._place[requests]
         return self._table[rows if places.ndim == 1 else rows[:, None], places]
 
     def forget(self, requests: list[int]) -> None:
@@ -39,7 +43,7 @@ class Answers:
                 self._place[request] = -1
                 self._free.append(row)
 
-    def _begin(self, request: int) -> None:
+    def _make(self, request: int) -> None:
         trace = self._trace
         length = int(trace.output_tokens[request])
         written = np.minimum(trace.output(request), np.int32(STOP - 1))

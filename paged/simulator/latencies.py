@@ -18,9 +18,9 @@ class Latencies:
         self._last = np.full(num_requests, np.nan)
         self._end = np.full(num_requests, np.nan)
         self._longest_gap = np.full(num_requests, np.nan)
-        # Gaps between tokens, and how many tokens had each.
+        # Gaps between tokens, an array a note, and how many tokens had each of a note's gaps.
         self._gaps: list[NDArray[np.float64]] = []
-        self._gap_counts: list[NDArray[np.int64]] = []
+        self._gap_counts: list[int] = []
 
     def arrived(self, request: int, now: float) -> None:
         """The request came."""
@@ -28,35 +28,35 @@ class Latencies:
 
     def tokens(self, requests: NDArray[np.int64], now: float) -> None:
         """Each of these distinct requests has a new token."""
-        last = self._last[requests]
-        gaps = now - last
-        is_first = np.isnan(last)
+        gaps = now - self._last[requests]
+        self._last[requests] = now
+        is_first = np.isnan(gaps)
         if is_first.any():
             self._first[requests[is_first]] = now
-            gaps = gaps[~is_first]
-            self._longest_gap[requests[~is_first]] = np.fmax(self._longest_gap[requests[~is_first]], gaps)
-        else:
-            self._longest_gap[requests] = np.fmax(self._longest_gap[requests], gaps)
-        self._note(gaps, np.ones(len(gaps), np.int64))
-        self._last[requests] = now
+            requests, gaps = requests[~is_first], gaps[~is_first]
+        self._widen(requests, gaps)
+        self._note(gaps, 1)
 
     def steady_tokens(self, requests: NDArray[np.int64], times: NDArray[np.float64]) -> None:
         """Each of these distinct requests has a new token at each of these rising `times`, and had its last one before them all."""
-        gaps = np.diff(times)
         self.tokens(requests, float(times[0]))
-        if len(gaps):
-            self._note(gaps, np.full(len(gaps), len(requests), np.int64))
-            self._longest_gap[requests] = np.fmax(self._longest_gap[requests], gaps.max())
+        gaps = times[1:] - times[:-1]
+        if len(gaps) and len(requests):
             self._last[requests] = times[-1]
+            self._widen(requests, gaps.max())
+            self._note(gaps, len(requests))
 
     def finished(self, requests: NDArray[np.int64], now: float) -> None:
         """These requests had their last token."""
         self._end[requests] = now
 
-    def _note(self, gaps: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
+    def _widen(self, requests: NDArray[np.int64], gaps: NDArray[np.float64] | np.float64) -> None:
+        self._longest_gap[requests] = np.fmax(self._longest_gap[requests], gaps)
+
+    def _note(self, gaps: NDArray[np.float64], count: int) -> None:
         if len(gaps):
             self._gaps.append(gaps)
-            self._gap_counts.append(counts)
+            self._gap_counts.append(count)
 
     @property
     def last_token_s(self) -> float:
@@ -82,8 +82,11 @@ class Latencies:
 
     def gaps(self, first_note: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Gaps between tokens as they were noted, float64 [n], and how many tokens had each, int64 [n]; from that note on."""
-        gaps, counts = self._gaps[first_note:], self._gap_counts[first_note:]
-        return (np.concatenate(gaps), np.concatenate(counts)) if gaps else (np.empty(0), np.empty(0, np.int64))
+        gaps = self._gaps[first_note:]
+        if not gaps:
+            return np.empty(0), np.empty(0, np.int64)
+        counts = np.repeat(np.array(self._gap_counts[first_note:], np.int64), [len(part) for part in gaps])
+        return np.concatenate(gaps), counts
 
     def ttft(self) -> Percentiles:
         return Percentiles.of(_known(self.ttft_of_each()))

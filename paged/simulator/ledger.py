@@ -50,9 +50,12 @@ class Ledger:
     def memory(self) -> Memory:
         """Now. Slots that several sequences share are counted once: only last blocks, and reserved ones, have empty ones."""
         manager = self._scheduler.manager
-        empty = manager.num_table_blocks.astype(np.int64) * manager.block_size - manager.num_computed
-        filled = manager.num_used * manager.block_size - int(empty[empty > 0].sum())
-        return Memory(manager.num_used, filled, self._scheduler.num_reserved)
+        used, size = manager.num_used, manager.block_size
+        empty = manager.num_table_blocks * np.int64(size)
+        empty -= manager.num_computed
+        # Of a swapped row more is computed than its table holds.
+        np.maximum(empty, 0, out=empty)
+        return Memory(used, used * size - int(empty.sum()), self._scheduler.num_reserved)
 
     def step(
         self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, tokens: int, rows: int
@@ -75,13 +78,20 @@ class Ledger:
         )
 
     def stretch(
-        self, memory: Memory, requests: NDArray[np.int64], times: Times, seconds: Times, drawn: NDArray[np.int64]
+        self,
+        memory: Memory,
+        requests: NDArray[np.int64],
+        times: Times,
+        seconds: Times,
+        drawn: NDArray[np.int64],
+        *,
+        rows: int,
     ) -> None:
-        """Steps that ended at `times` after `seconds` each, [steps], a token for each of these requests in each; before the first the
-        memory was this, and each drew so many blocks."""
-        steps, rows = len(times), len(requests)
+        """Steps of so many rows that ended at `times` after `seconds` each, [steps], a token for each of these requests in each; before the
+        first the memory was this, and each drew so many blocks."""
+        steps = len(times)
         self.latencies.steady_tokens(requests, times)
-        self.output_tokens += steps * rows
+        self.output_tokens += steps * len(requests)
         self.num_steps += steps
         self.num_skipped += steps
         # One after the other: the same sum, to the last bit, as step by step.

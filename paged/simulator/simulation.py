@@ -19,8 +19,9 @@ from paged.simulator.step_time import StepTime
 from paged.simulator.work import steady_work, work_of
 from paged.traces import Trace
 
-MOST_AT_ONCE = 512
-"""Steps that are taken at once; more win nothing."""
+LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512
+"""Steps that are asked for at once: few, since most stretches are short and what was timed and not taken is lost, then twice as many each
+time that all were taken; more win nothing."""
 
 Answer = Callable[[Batch], NDArray[np.int32]]
 
@@ -82,9 +83,12 @@ class Simulation:
         self._answer = answer
         self._clients = clients
         self._may_skip = fast_forward and not check and answer is None
+        self._ask_for = LEAST_AT_ONCE
         # Closed loop: how many clients have nothing to wait for.
         self._num_idle = clients or 0
         self._num_added = 0
+        # As Python's own, one more than there are: in every step it is asked when the next one comes.
+        self._arrivals: list[float] = [*trace.arrival_s.tolist(), np.inf]
         # The requests of the rows that sampled last, so that steps with the same rows need not ask.
         self._ids: NDArray[np.object_] | None = None
         self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
@@ -120,11 +124,9 @@ class Simulation:
 
     def _next_arrival(self) -> float:
         """When the next request comes; never, while every client waits."""
-        if self._num_added == len(self.trace):
-            return np.inf
         if self._clients is None:
-            return float(self.trace.arrival_s[self._num_added])
-        return self.now_s if self._num_idle else np.inf
+            return self._arrivals[self._num_added]
+        return self.now_s if self._num_idle and self._num_added < len(self.trace) else np.inf
 
     def _add_arrived(self) -> None:
         while (arrival := self._next_arrival()) <= self.now_s:
@@ -155,28 +157,32 @@ class Simulation:
     def _fast_forward(self) -> float:
         """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
         scheduler = self.scheduler
-        allowed = scheduler.steady_steps(MOST_AT_ONCE)
+        asked = self._ask_for
+        allowed = scheduler.steady_steps(asked)
         if allowed < 2:
             return 0.0
-        ids, known = scheduler.steady_ids()
-        requests = self._numbers_of(ids)
-        written = known - self._prompt_tokens[requests]
-        if self._any_ends_early:
+        first = scheduler.steady_batch()
+        requests = self._numbers_of(first.ids)[: first.num_samples]
+        written = first.context_lens[: first.num_samples] - self._prompt_tokens[requests]
+        if self._any_ends_early and len(requests):
             # The step in which somebody stops is to be seen.
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
             if allowed < 2:
                 return 0.0
-        seconds = self.cost_model.seconds(steady_work(known, allowed, self.cost_model.tiling))
+        clock, seconds = np.empty(allowed + 1), np.empty(allowed)
+        seconds[:] = self.cost_model.seconds(steady_work(first, allowed, self.cost_model.tiling))
         # Sums in the order in which the steps come: the same clock to the last bit.
-        clock = np.add.accumulate(np.concatenate([[self.now_s], seconds]))
+        clock[0], clock[1:] = self.now_s, seconds
+        np.add.accumulate(clock, out=clock)
         count = min(allowed, int(np.searchsorted(clock[:-1], self._next_arrival(), "left")))
         if count < 2:
             return 0.0
+        self._ask_for = min(MOST_AT_ONCE, 2 * asked) if count == asked else LEAST_AT_ONCE
         seconds, times = seconds[:count], clock[1 : count + 1]
         memory = self._ledger.memory()
         tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
         drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
-        self._ledger.stretch(memory, requests, times, seconds, drawn)
+        self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids))
         before, self.now_s = self.now_s, float(times[-1])
         return self.now_s - before
 
@@ -207,6 +213,7 @@ class Simulation:
         return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
+        self._answers.begin(map(int, batch.admitted))
         lengths = batch.context_lens if len(sampled) == len(batch.rows) else batch.context_lens[batch.samples]
         return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
 

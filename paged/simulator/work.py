@@ -4,9 +4,8 @@ Knows a batch's arrays and an engine's tiles. Does not know what an amount costs
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paged import Batch
+from paged import Batch, SteadyBatch
 from paged.hardware import StepWork, Tiling
 
 
@@ -35,24 +34,23 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
     )
 
 
-def steady_work(known: NDArray[np.int64], num_steps: int, tiling: Tiling | None = None) -> StepWork:
-    """So many steps in which the same rows decode: `known`, int64 [rows] in the batch's order, is what each attends to in the first of
-    them. Columns, [steps] each."""
-    rows = np.full(num_steps, float(len(known)))
+def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None) -> StepWork:
+    """So many steps with the same rows, a token each; `first` is what the first of them runs. What rises with the contexts comes in columns,
+    [steps], the rest as numbers."""
+    known, sampled = first.context_lens, first.num_samples
     rising = np.arange(num_steps)
     context = int(known.sum()) + len(known) * rising.astype(np.float64)
-    num_tiles, positions = np.zeros(num_steps), np.zeros(num_steps)
+    num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)
     if tiling is not None:
         longest = tiling.longest_contexts(known)
-        num_tiles = np.full(num_steps, float(len(longest)))
+        num_tiles, sampling = float(len(longest)), float(-(-sampled // tiling.places))
         positions = tiling.whole_pieces(longest[:, None] + rising).sum(axis=0).astype(np.float64)
     return StepWork(
-        computed_tokens=rows,
-        sampled_rows=rows,
+        computed_tokens=float(len(known)),
+        sampled_rows=float(sampled),
         context_tokens=context,
         attended_pairs=context,
-        moved_tokens=np.zeros(num_steps),
         tiles=num_tiles,
-        sampling_tiles=num_tiles,
+        sampling_tiles=sampling,
         tile_context=positions,
     )

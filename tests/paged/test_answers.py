@@ -17,12 +17,14 @@ def test_tokens_are_those_of_the_outputs_whoever_was_forgotten_before(steps, dat
         requests = np.array(sorted(chosen))
         places = np.array([data.draw(st.integers(0, LENGTHS[request] - 1)) for request in requests])
         expected = [int(TRACE.output(request)[place]) for request, place in zip(requests, places, strict=True)]
+        answers.begin(requests.tolist())
         assert answers.tokens(requests, places).tolist() == expected
         answers.forget(data.draw(st.lists(st.sampled_from(range(len(LENGTHS))), unique=True)))
 
 
 def test_tokens_of_a_stretch_come_a_row_for_each_request():
     answers = Answers(TRACE)
+    answers.begin([1, 6])
     found = answers.tokens(np.array([6, 1]), np.array([[80, 81, 82], [0, 1, 2]]))
     assert found.tolist() == [TRACE.output(6)[80:83].tolist(), TRACE.output(1)[:3].tolist()]
 
@@ -30,5 +32,6 @@ def test_tokens_of_a_stretch_come_a_row_for_each_request():
 def test_who_declared_more_than_he_writes_says_stop_last():
     trace = Trace.from_lengths([0.0, 0.0], [4, 4], [3, 5]).declared(64, cap=5)
     answers = Answers(trace)
+    answers.begin([0, 1])
     assert answers.tokens(np.array([0]), np.array([[1, 2]])).tolist() == [[int(trace.output(0)[1]), STOP]]
     assert answers.tokens(np.array([1]), np.array([4])).tolist() == [int(trace.output(1)[4])]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, InvalidConfig, Request, Scheduler
+from paged import BlockManager, InvalidConfig, Request, Scheduler, SteadyBatch
 from paged.hardware import Profile, StepWork, Tiling
 from paged.simulator import Simulation, steady_work, work_of
 from paged.traces import Trace
@@ -56,10 +56,10 @@ def test_a_stretch_of_decodes_is_what_its_batches_are():
     lengths = [6, 13, 7, 5, 30, 8]
     decodes = [batch for batch in batches(lengths, max_tokens=12, budget=256) if (batch.num_tokens == 1).all()]
     assert len(decodes) == 11
-    together = steady_work(decodes[0].context_lens, len(decodes), SMALL)
+    together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].context_lens, len(lengths)), len(decodes), SMALL)
     one_by_one = StepWork.of_steps([work_of(batch, 4, SMALL) for batch in decodes])
     for name in together.__struct_fields__:
-        assert getattr(together, name).tolist() == getattr(one_by_one, name).tolist(), name
+        assert np.broadcast_to(getattr(together, name), 11).tolist() == getattr(one_by_one, name).tolist(), name
     assert len(set(together.tile_context.tolist())) > 2
 
 

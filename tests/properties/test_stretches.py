@@ -3,10 +3,11 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import event, given, strategies as st, target
+from hypothesis import event, example, given, strategies as st, target
 
 from paged import POLICIES, BlockManager, NeverFits, Request, Scheduler, WrongTokens
 
+ON_DEMAND = msgspec.structs.replace(POLICIES["static"], name="lockstep on demand", reservation="prompt")
 CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_outputs=0)
 
 
@@ -43,16 +44,23 @@ class Run:
             self.manager, policy=world["policy"], max_tokens_per_step=world["budget"], max_sequences=world["seats"]
         )
         self.requests = list(enumerate(requests))
-        self.num_steps = self.num_skipped = 0
+        self.num_steps = self.num_skipped = self.num_walked = 0
         self.log = []
 
     def add_arrived(self):
         while self.requests and self.requests[0][1][0] <= self.num_steps:
-            number, (_, prompt, max_tokens, priority) = self.requests.pop(0)
+            number, (_, prompt, max_tokens, priority, *caching) = self.requests.pop(0)
+            reads, writes = caching or (True, True)
+            request = Request(
+                id=f"r{number}",
+                prompt=prompt,
+                max_tokens=max_tokens,
+                priority=priority,
+                reads_cache=reads,
+                writes_cache=writes,
+            )
             try:
-                self.scheduler.add(
-                    Request(id=f"r{number}", prompt=prompt, max_tokens=max_tokens, priority=priority), now=float(number)
-                )
+                self.scheduler.add(request, now=float(number))
             except NeverFits:
                 self.log.append((self.num_steps, "never fits", number))
 
@@ -73,9 +81,9 @@ class Run:
         count = self.scheduler.steady_steps(most)
         if not count:
             return
-        ids, known = self.scheduler.steady_ids()
-        tokens = np.stack([sampled(ids, known + j) for j in range(count)], axis=1)
-        self.scheduler.skip(tokens, now=float(self.num_steps + count - 1))
+        ids, known, num_samples = self.scheduler.steady_batch()
+        tokens = [sampled(ids[:num_samples], known[:num_samples] + j) for j in range(count)]
+        self.scheduler.skip(np.stack(tokens, axis=1), now=float(self.num_steps + count - 1))
         rows = [self.scheduler.manager.table(row) for row in rows_of(self.scheduler, ids)]
         size = self.manager.block_size
         for j in range(count):
@@ -83,9 +91,10 @@ class Run:
                 int(table[(n + j - 1) // size]) * size + (n + j - 1) % size
                 for table, n in zip(rows, known, strict=True)
             ]
-            self.log.append((self.num_steps + j, ids.tolist(), [1] * len(ids), (), (), slots, [0] * len(ids)))
+            self.log.append((self.num_steps + j, ids.tolist(), [1] * len(ids), (), (), slots, [0] * num_samples))
         self.num_steps += count
         self.num_skipped += count
+        self.num_walked += count * (num_samples < len(ids))
 
     def state(self):
         return (
@@ -108,8 +117,61 @@ def rows_of(scheduler, ids):
     return [scheduler._state.requests[id].rows[0] for id in ids]
 
 
+@st.composite
+def lockstep(draw):
+    """The same of batches that walk long prompts, of which some begin alike, token by token; not all requests use the cache."""
+    starts = st.integers(0, 2).map(lambda times: [1, 0, 1, 1] * times)
+    content = st.builds(
+        lambda start, token, length: start + [token] * length, starts, st.integers(0, 3), st.integers(1, 30)
+    )
+    requests = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([0, 0, 0, 9]), content, st.integers(1, 12), st.just(0), st.booleans(), st.booleans()
+            ),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    world = {
+        "num_blocks": draw(st.integers(40, 160)),
+        "block_size": draw(st.integers(1, 4)),
+        "host_blocks": 0,
+        "prefix_caching": draw(st.sampled_from([True, True, False])),
+        "policy": draw(st.sampled_from([POLICIES["static"], ON_DEMAND])),
+        "budget": draw(st.sampled_from([6, 12, 64])),
+        "seats": draw(st.integers(3, 6)),
+    }
+    return sorted(requests, key=lambda request: request[0]), world
+
+
+BUDGET_TAKEN_BY_ONE_THAT_RETURNS = (
+    [(0, [0], 1, 1), (0, [0, 0], 3, 0), (0, [0, 0], 6, 0), (0, [0], 4, 0), (0, [0, 0], 1, 0)],
+    {
+        "num_blocks": 4,
+        "block_size": 3,
+        "host_blocks": 0,
+        "prefix_caching": False,
+        "policy": "trtllm-max-utilization",
+        "budget": 4,
+        "seats": 3,
+    },
+)
+
+
+@example(workload=BUDGET_TAKEN_BY_ONE_THAT_RETURNS, most=1)
 @given(workload=workloads(), most=st.integers(1, 50))
 def test_steps_taken_at_once_are_the_steps_one_by_one(workload, most):
+    compare(workload, most)
+
+
+@given(workload=lockstep(), most=st.integers(1, 50))
+def test_so_are_those_in_the_middle_of_prompts(workload, most):
+    compare(workload, most)
+
+
+def compare(workload, most):
+    """Serve the workload both ways; after each stretch both have the same state."""
     slow, fast = Run(*workload), Run(*workload)
     while fast.requests or fast.scheduler.has_unfinished:
         fast.step()
@@ -121,6 +183,7 @@ def test_steps_taken_at_once_are_the_steps_one_by_one(workload, most):
     assert slow.log == fast.log
     assert not slow.scheduler.has_unfinished
     event(f"skipped {min(9, fast.num_skipped * 10 // fast.num_steps)} of 10")
+    event(f"some of them in the middle of prompts: {fast.num_walked > 0}")
     target(float(fast.num_skipped))
 
 
