@@ -4,7 +4,8 @@
 
 Arrivals are the second half's of each trace, of which every seed keeps a share, stretched in time until a target is missed. A load meets a pair of
 targets when it does with every seed, and no request was rejected. Rates are sought within 3 %. The budget is the roofline's knee for all
-that have one; `static` and `orca` have none, as their systems have none.
+that split prompts. Those that compute a prompt whole could not let two long ones in together by that: they have their systems' own budgets,
+and `static` and `orca` none.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from study import KNOWN, LOADS, SETUPS, TOLD, origin, policies, reported, table,
 
 from paged import Policy
 from paged.simulator import Load, Scenario, run
+from paged.simulator.scenario import Budget
 from paged.simulator.search import Rates, search
 from paged.simulator.study import processes
 
@@ -97,7 +99,8 @@ def scenarios(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Scenari
     for name in arguments.loads:
         base = reported(name, arguments.traces, arguments.setup, arguments.requests)
         for called, policy in chosen.items():
-            yield name, called, msgspec.structs.replace(base, policy=policy)
+            budget: Budget = "knee" if policy.chunked else "own"
+            yield name, called, msgspec.structs.replace(base, policy=policy, max_tokens_per_step=budget)
 
 
 def lines_of(load: str, found: dict[str, Found]) -> list[str]:

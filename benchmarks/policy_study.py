@@ -3,7 +3,9 @@
     python benchmarks/policy_study.py --traces DIR --out benchmarks/results/policies
 
 A closed loop three times oversubscribed, the second half of each trace (what can be tuned was tuned on the first), one budget for all that have
-one: at the roofline's knee, unless the command says another. Memory shares are weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none.
+one: at the roofline's knee, unless the command says another; below, each with the budget that its system uses by default. Memory shares are
+weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none. "of the best" is of the first, without
+those who are told lengths.
 """
 
 import argparse
@@ -21,11 +23,21 @@ HEAD = (
 )
 
 
+OWN = ", own budget"
+
+
+def label(name: str, result: SimulationResult) -> str:
+    """What a policy is called in its line; with a budget of its own that, too."""
+    if name.endswith(OWN):
+        return f"`{name.removesuffix(OWN)}` at {result.max_tokens_per_step:,}"
+    return name if name == KNOWN else f"`{name}`"
+
+
 def row(name: str, result: SimulationResult, best: float) -> tuple[object, ...]:
     """One policy's line."""
     memory, gap = result.memory_while_waiting, result.longest_gap_s
     return (
-        *(f"`{name}`" if name != KNOWN else KNOWN, f"{result.throughput:,.0f}", f"{result.throughput / best:.3f}"),
+        *(label(name, result), f"{result.throughput:,.0f}", f"{result.throughput / best:.3f}"),
         *(f"{memory.of_pool:.1%}", f"{memory.of_held:.1%}", f"{result.waste:.2%}"),
         *(f"{result.preemptions.recompute + result.preemptions.swap:,}", result.max_preemptions),
         *(f"{gap.p50:.2f}", f"{gap.p99:.2f}", f"{result.row_occupancy * result.max_sequences:.1f}"),
@@ -53,11 +65,14 @@ def main() -> None:
                 continue
             base = reported(load, arguments.traces, setup, arguments.requests, arguments.budget or "knee")
             clients = clients_for(base, 3.0)
+            base = msgspec.structs.replace(base, load=msgspec.structs.replace(base.load, clients=clients))
             for name in arguments.policies:
                 policy = policies()[name]
-                closed = msgspec.structs.replace(base.load, clients=clients)
-                scenarios.append(msgspec.structs.replace(base, load=closed, policy=policy))
+                scenarios.append(msgspec.structs.replace(base, policy=policy))
                 cells.append((f"{setup}, {load}", name))
+                if policy.default_budget is not None:
+                    scenarios.append(msgspec.structs.replace(base, policy=policy, max_tokens_per_step="own"))
+                    cells.append((f"{setup}, {load}", name + OWN))
     found: dict[str, dict[str, SimulationResult]] = {}
     for place, outcome in track(run_all(scenarios, jobs=arguments.jobs), total=len(scenarios)):
         cell, name = cells[place]
@@ -70,13 +85,12 @@ def main() -> None:
         *origin(),
     ]
     for cell in dict.fromkeys(cell for cell, _ in cells):
-        results = {name: found[cell][name] for name in policies() if name in found[cell]}
-        best = max(
-            (result.throughput for name, result in results.items() if name not in TOLD),
-            default=1.0,
-        )
+        order = [*policies(), *(name + OWN for name in policies())]
+        results = {name: found[cell][name] for name in order if name in found[cell]}
+        alike = {name: result for name, result in results.items() if not name.endswith(OWN)}
+        best = max((result.throughput for name, result in alike.items() if name not in TOLD), default=1.0)
         # Of one that has a budget, if any has.
-        first = max(results.values(), key=lambda result: result.max_tokens_per_step or 0)
+        first = max(alike.values(), key=lambda result: result.max_tokens_per_step or 0)
         lines += [
             *("", f"## {cell}", ""),
             f"{first.requests:,} requests, {first.num_blocks:,} blocks of {first.block_size}, budget {first.max_tokens_per_step or 0:,}.",

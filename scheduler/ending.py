@@ -278,7 +278,8 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
         if state.foresight is not None:
-            state.foresight.finished(total - request.prompt_len - request.appended[sequence])
+            num_output = total - request.prompt_len - request.appended[sequence]
+            state.foresight.finished(num_output, pause=request.longest_pause)
         state.retain_content(request, row)
         state.close_row(request, sequence)
         if request.num_live == 0:

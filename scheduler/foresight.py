@@ -27,8 +27,16 @@ PATIENCE = 64
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
 GAIN = 0.1
-"""How far above the policy's quantile one goes for each time that the waste is the target over it, and below it where there is none. No sum over
+"""How far one goes above the quantile for each time that the waste is the target over it, and below it where there is none. No sum over
 time: what an admission costs shows thousands of tokens later, and a sum would swing."""
+RISE = 0.02
+"""By how much the quantile itself rises when a request ends that stood still for too long. Those are few and far between, so it is a sum, and a
+slow one: it falls with all others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
+
+
+ROWS, MIDDLE = 16, 0.25
+"""With so many rows the quantile is what was said. Errors of more guesses cancel, and those of fewer do not: with n rows it is √(ROWS ÷ n) times
+as far from MIDDLE."""
 
 
 def peak(held: Counts, remaining: Counts) -> int:
@@ -46,8 +54,7 @@ class Foresight:
         self._state = state
         self._knows = policy.foresight == "expected"
         self._lengths = OutputLengths(state.max_total)
-        self.quantile = policy.quantile
-        self._target = policy.waste_target
+        self.quantile = self._base = policy.quantile
         self._next_look = 0
         # What `_those_in` found last, and when.
         self._moment: tuple[int, int, int, int, float] | None = None
@@ -56,24 +63,31 @@ class Foresight:
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
 
-    def finished(self, num_output: int) -> None:
-        """A sequence has ended by itself after so many tokens: the next ones may be as long, and be let in more or less boldly."""
+    def finished(self, num_output: int, *, pause: int) -> None:
+        """A sequence has ended by itself after so many tokens, and stood still for so many steps at the longest because blocks were taken from
+        it: the next ones may be as long, and be let in more or less boldly."""
         self._lengths.note(num_output)
-        if self._target is None:
+        policy = self._state.policy
+        if policy.waste_target is None and policy.stall_target is None:
             return
         stats, size = self._state.stats, self._state.manager.block_size
         seen = stats.computed_tokens, stats.recomputed_tokens + 2 * stats.swapped_in_blocks * size
         computed, wasted = seen[0] - self._seen[0], seen[1] - self._seen[1]
         self._seen = seen
-        if self._lengths.num_noted <= self._state.policy.known_outputs:
-            # What was wasted while nothing was foreseen is no reason for care.
+        if self._lengths.num_noted <= policy.known_outputs:
+            # What happened while nothing was foreseen is no reason for care.
             return
+        least, most = policy.quantile_range
+        if (share := policy.stall_target) is not None:
+            self._base += RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
+            self._base = min(most, max(least, self._base))
         kept = math.exp(-computed / MEMORY)
         self._computed = self._computed * kept + computed
         self._wasted = self._wasted * kept + wasted
-        excess = self._wasted / max(1.0, self._computed) / self._target - 1.0
-        least, most = self._state.policy.quantile_range
-        self.quantile = min(most, max(least, self._state.policy.quantile + GAIN * excess))
+        excess = 0.0
+        if policy.waste_target is not None:
+            excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
+        self.quantile = min(most, max(least, self._base + GAIN * excess))
 
     def looks_now(self, step: Step, was_shut: bool) -> bool:
         """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where
@@ -153,9 +167,15 @@ class Foresight:
         self._moment, self._in = moment, (known + state.manager.block_size // 2, remaining)
         return self._in
 
+    def _quantile_now(self) -> float:
+        """The quantile for as many rows as there are."""
+        num_rows = max(1, self._state.running_rows.count() + self._state.away.num)
+        least, most = self._state.policy.quantile_range
+        return min(most, max(least, MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / num_rows)))
+
     def _remaining(self, known: Counts, written: Counts, most: Counts, expected: Counts) -> Counts:
         """Tokens for which sequences go on that have `written` of `known` themselves, and may have `most` more; `expected` in the end, or 0."""
-        remaining = self._lengths.remaining(written, self.quantile)
+        remaining = self._lengths.remaining(written, self._quantile_now())
         if self._knows:
             remaining = np.where(expected > known, expected - known, remaining)
         return np.maximum(np.minimum(remaining, most), 1)

@@ -61,7 +61,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         state.away.remove(victim)
     gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
     if gives and not victim.has_given:
-        victim.has_given = True
+        victim.has_given, victim.gave_at = True, state.stats.steps
         _count(state, step, victim, "swap" if swaps else "recompute")
     if victim.is_bounded:
         victim.is_bounded = False

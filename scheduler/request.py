@@ -227,7 +227,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     is_new       never admitted yet
     is_plain     new, one sequence, nothing to load: most are
     follows      id of the request whose blocks it waits to share (None: it does not)
-    has_given    blocks were taken from it since it last ran: it counts as preempted
+    has_given    blocks were taken from it since it last ran: it counts as preempted, since step `gave_at`
+    longest_pause
+                 steps that it stood still for at the longest, because blocks were taken from it
     is_bounded   its worst case is reserved and it is no victim
     passed       how often one behind it was admitted before it
     is_doomed    aborted in flight; it goes when its batches end
@@ -262,6 +264,8 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     is_doomed: bool = False
     is_new: bool = True
     has_given: bool = False
+    gave_at: int = 0
+    longest_pause: int = 0
     transfers: frozenset[int] = frozenset()
     num_asked: int = 0
     load_batch: int = 0

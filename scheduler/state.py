@@ -178,7 +178,9 @@ class State:
 
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
-        state.has_given = False
+        if state.has_given:
+            state.has_given = False
+            state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
         self.running_rows.join(state.live_rows, at_end=self.running.add(state))
         state.status = Status.RUNNING
 

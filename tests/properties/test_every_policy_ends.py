@@ -171,6 +171,8 @@ def policies(draw):
             max_preemptions=draw(st.sampled_from([None, None, 1, 3])),
             known_outputs=draw(st.sampled_from([0, 0, 2])),
             waste_target=draw(st.sampled_from([None, 0.01])),
+            stall_target=draw(st.sampled_from([None, 0.01])),
+            stall_limit=draw(st.sampled_from([0, 5])),
             max_passes=draw(st.sampled_from([0, 0, 1, 4])),
             **fields,
         )

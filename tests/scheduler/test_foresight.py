@@ -10,6 +10,7 @@ from scheduler import POLICIES, Request, Scheduler
 from scheduler.foresight import STRIDE, peak
 from scheduler.lengths import BEYOND, WINDOW, OutputLengths
 
+STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
 ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")
 SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 40)), min_size=1, max_size=8)
 
@@ -162,7 +163,7 @@ def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebo
 
 
 def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_beyond_up_to_its_bounds():
-    policy = msgspec.structs.replace(POLICIES["paged"], known_outputs=0)
+    policy = msgspec.structs.replace(STEERED, known_outputs=0)
     foresight = scheduler_on(30, policy)._state.foresight
     stats = foresight._state.stats
 
@@ -171,7 +172,7 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
         for _ in range(20):
             stats.computed_tokens += 100_000
             stats.recomputed_tokens += round(100_000 * waste)
-            foresight.finished(10)
+            foresight.finished(10, pause=0)
         return foresight.quantile
 
     assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
@@ -182,13 +183,55 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
 
 
 def test_what_was_wasted_while_nothing_was_foreseen_is_no_reason_for_care():
-    foresight = scheduler_on(30, POLICIES["paged"])._state.foresight
+    foresight = scheduler_on(30, STEERED)._state.foresight
     foresight._state.stats.computed_tokens = foresight._state.stats.recomputed_tokens = 1000
     for _ in range(POLICIES["paged"].known_outputs):
-        foresight.finished(10)
-    assert foresight.quantile == POLICIES["paged"].quantile
-    foresight.finished(10)
+        foresight.finished(10, pause=100)
+    assert foresight.quantile == STEERED.quantile
+    foresight.finished(10, pause=0)
     assert foresight.quantile == pytest.approx(0.3)
+
+
+def test_the_quantile_rests_where_as_many_stand_still_for_long_as_may():
+    policy = msgspec.structs.replace(STEERED, known_outputs=0, waste_target=None, stall_target=0.01, stall_limit=5)
+    foresight = scheduler_on(30, policy)._state.foresight
+
+    def quantile_after(num, pause):
+        for _ in range(num):
+            foresight.finished(10, pause=pause)
+        return foresight.quantile
+
+    assert quantile_after(1, 6) == pytest.approx(0.42)
+    assert quantile_after(99, 5) == pytest.approx(0.4)
+    assert quantile_after(10_000, 0) == policy.quantile_range[0]
+    assert quantile_after(1_000, 6) == policy.quantile_range[1]
+    assert quantile_after(99, 0) == pytest.approx(policy.quantile_range[1] - 0.02)
+
+
+@pytest.mark.parametrize(("num_rows", "quantile"), [(16, 0.4), (64, 0.325), (4, 0.55), (1, 0.8), (0, 0.8)])
+def test_more_rows_need_less_care_each(num_rows, quantile):
+    scheduler = scheduler_on(400, STEERED, max_tokens_per_step=400)
+    for number in range(num_rows):
+        scheduler.add(request(str(number), 4, 40))
+    step(scheduler)
+    assert scheduler._state.foresight._quantile_now() == pytest.approx(quantile)
+
+
+def test_a_request_stands_still_from_when_blocks_are_taken_until_it_runs_again():
+    policy = msgspec.structs.replace(STEERED, foresight="none", waste_target=None, max_preemptions=None, watermark=0.0)
+    scheduler = scheduler_on(10, policy, max_tokens_per_step=64)
+    for name in "ab":
+        scheduler.add(request(name, 8, 20))
+    pauses = []
+    while scheduler.status("b") in ("waiting", "running", "paused"):
+        was = scheduler.status("b")
+        step(scheduler)
+        pauses.append(was == "running" and scheduler.status("b") == "paused")
+        if scheduler.status("b") == "running" and True in pauses:
+            break
+    stood = len(pauses) - 1 - pauses.index(True)
+    assert stood > 0
+    assert scheduler._state.requests["b"].longest_pause == stood
 
 
 @pytest.mark.parametrize(
@@ -201,6 +244,8 @@ def test_what_was_wasted_while_nothing_was_foreseen_is_no_reason_for_care():
         ({"quantile_range": (0.8, 0.1)}, "quantile_range has to be two shares"),
         ({"quantile_range": 0.5}, "quantile_range has to be two shares"),
         ({"waste_target": 0.0}, "waste_target has to be in"),
+        ({"stall_target": 1.0}, "stall_target has to be in"),
+        ({"stall_limit": -1}, "stall_limit has to be at least 0"),
         ({"known_outputs": -1}, "known_outputs has to be at least 0"),
         ({"max_passes": -1}, "max_passes has to be at least 0"),
     ],
