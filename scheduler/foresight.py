@@ -32,8 +32,6 @@ time: what an admission costs shows thousands of tokens later, and a sum would s
 RISE = 0.02
 """By how much the quantile itself rises when a request ends that stood still for too long. Those are few and far between, so it is a sum, and a
 slow one: it falls with all others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
-
-
 ROWS, MIDDLE = 16, 0.25
 """With so many rows the quantile is what was said. Errors of more guesses cancel, and those of fewer do not: with n rows it is √(ROWS ÷ n) times
 as far from MIDDLE."""
