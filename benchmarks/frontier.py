@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from rich.progress import track
-from study import KNOWN, LOADS, SETUPS, clients_for, origin, policies, reported, table, written
+from study import KNOWN, LOADS, SETUPS, origin, policies, reported, saturated, table, titled, written
 
 from paged import POLICIES, Policy
 from paged.simulator import Scenario, SimulationResult, run_all
@@ -33,7 +33,7 @@ def compared() -> dict[str, Policy]:
             f"quantile {share:g}": msgspec.structs.replace(POLICIES["paged"], quantile=share, **held)
             for share in QUANTILES
         },
-        **{name if name == KNOWN else f"`{name}`": named[name] for name in ("paged", KNOWN, "vllm", "fastgen")},
+        **{titled(name): named[name] for name in ("paged", KNOWN, "vllm", "fastgen")},
     }
 
 
@@ -58,8 +58,7 @@ def main() -> None:
     cells: list[tuple[str, str]] = []
     scenarios: list[Scenario] = []
     for load in LOADS:
-        base = reported(load, arguments.traces, arguments.setup, arguments.requests)
-        base = msgspec.structs.replace(base, load=msgspec.structs.replace(base.load, clients=clients_for(base, 3.0)))
+        base = saturated(reported(load, arguments.traces, arguments.setup, arguments.requests))
         for name, policy in compared().items():
             cells.append((load, name))
             scenarios.append(msgspec.structs.replace(base, policy=policy))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 from rich.progress import track
-from study import KNOWN, LOADS, SETUPS, TOLD, origin, policies, reported, table, written
+from study import KNOWN, LOADS, SETUPS, TOLD, origin, policies, reported, table, titled, written
 
 from paged import Policy
 from paged.simulator import Load, Scenario, run
@@ -117,9 +117,7 @@ def lines_of(load: str, found: dict[str, Found]) -> list[str]:
         return cells
 
     head = ("policy", *(f"TTFT {ttft:g}, gap {gap:g}" for ttft, gap in TARGETS))
-    rows: list[list[str]] = [
-        [name if name == KNOWN else f"`{name}`", *map(cell, each.goodput)] for name, each in found.items()
-    ]
+    rows: list[list[str]] = [[titled(name), *map(cell, each.goodput)] for name, each in found.items()]
     if "paged" in found:
         rows.append(["`paged` ÷ best other", *ratio([name for name in found if name not in ("paged", *TOLD)])])
         rows.append(["`paged` ÷ itself, lengths known", *ratio([name for name in found if name == KNOWN])])

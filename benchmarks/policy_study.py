@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 from rich.progress import track
-from study import KNOWN, LOADS, SETUPS, TOLD, clients_for, origin, policies, reported, table, written
+from study import LOADS, SETUPS, TOLD, origin, policies, reported, saturated, table, titled, written
 
 from paged.simulator import Scenario, SimulationResult, run_all
 
@@ -30,7 +30,7 @@ def label(name: str, result: SimulationResult) -> str:
     """What a policy is called in its line; with a budget of its own that, too."""
     if name.endswith(OWN):
         return f"`{name.removesuffix(OWN)}` at {result.max_tokens_per_step:,}"
-    return name if name == KNOWN else f"`{name}`"
+    return titled(name)
 
 
 def row(name: str, result: SimulationResult, best: float) -> tuple[object, ...]:
@@ -63,9 +63,7 @@ def main() -> None:
         for load in LOADS:
             if arguments.only not in f"{setup}, {load}":
                 continue
-            base = reported(load, arguments.traces, setup, arguments.requests, arguments.budget or "knee")
-            clients = clients_for(base, 3.0)
-            base = msgspec.structs.replace(base, load=msgspec.structs.replace(base.load, clients=clients))
+            base = saturated(reported(load, arguments.traces, setup, arguments.requests, arguments.budget or "knee"))
             for name in arguments.policies:
                 policy = policies()[name]
                 scenarios.append(msgspec.structs.replace(base, policy=policy))

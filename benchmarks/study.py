@@ -65,6 +65,17 @@ def clients_for(scenario: Scenario, oversubscription: float) -> int:
     return max(1, round(oversubscription * scenario.num_blocks() * scenario.block_size / mean))
 
 
+def saturated(scenario: Scenario) -> Scenario:
+    """The same in a closed loop, three times oversubscribed."""
+    load = msgspec.structs.replace(scenario.load, clients=clients_for(scenario, 3.0))
+    return msgspec.structs.replace(scenario, load=load)
+
+
+def titled(name: str) -> str:
+    """A policy in a table: its name as code, or in words what it is."""
+    return name if name == KNOWN else f"`{name}`"
+
+
 def origin() -> list[str]:
     """Where figures were taken, and by which command, as Markdown."""
     return [

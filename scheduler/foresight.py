@@ -75,17 +75,22 @@ class Foresight:
         if self._lengths.num_noted <= policy.known_outputs:
             # What happened while nothing was foreseen is no reason for care.
             return
-        least, most = policy.quantile_range
         if (share := policy.stall_target) is not None:
-            self._base += RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
-            self._base = min(most, max(least, self._base))
+            self._base = self._within(
+                self._base + (RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share))
+            )
         kept = math.exp(-computed / MEMORY)
         self._computed = self._computed * kept + computed
         self._wasted = self._wasted * kept + wasted
         excess = 0.0
         if policy.waste_target is not None:
             excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
-        self.quantile = min(most, max(least, self._base + GAIN * excess))
+        self.quantile = self._within(self._base + GAIN * excess)
+
+    def _within(self, quantile: float) -> float:
+        """As much of it as the policy's range allows."""
+        least, most = self._state.policy.quantile_range
+        return min(most, max(least, quantile))
 
     def looks_now(self, step: Step, was_shut: bool) -> bool:
         """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where
@@ -168,8 +173,7 @@ class Foresight:
     def _quantile_now(self) -> float:
         """The quantile for as many rows as there are."""
         num_rows = max(1, self._state.running_rows.count() + self._state.away.num)
-        least, most = self._state.policy.quantile_range
-        return min(most, max(least, MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / num_rows)))
+        return self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / num_rows))
 
     def _remaining(self, known: Counts, written: Counts, most: Counts, expected: Counts) -> Counts:
         """Tokens for which sequences go on that have `written` of `known` themselves, and may have `most` more; `expected` in the end, or 0."""
