@@ -102,7 +102,7 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
     found: list[str] = []
     size = tables.block_size
     for row in tables.live_rows.tolist():
-        num_blocks, end = int(tables.num_blocks[row]), tables.end(row)
+        num_blocks, end = int(tables.num_blocks[row]), int(tables.num_launched[row])
         have = num_blocks + len(tiers.tails.get(row, ()))
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
@@ -115,10 +115,10 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
             )
         if tables.last_token[row] != tables.tokens[row, tables.num_tokens[row] - 1]:
             found.append(f"6: the last token of row {row} is not {tables.last_token[row]}.")
-        if end > tables.num_tokens[row]:
-            found.append(f"6: row {row} has computed or scheduled {end} tokens and knows {tables.num_tokens[row]}.")
-        if tables.batch[row] and tables.num_scheduled[row] < 1:
-            found.append(f"6: row {row} is in batch {tables.batch[row]} with {tables.num_scheduled[row]} tokens.")
+        if not tables.num_computed[row] <= min(end, tables.num_tokens[row]):
+            found.append(
+                f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
+            )
     return found
 
 
@@ -223,9 +223,9 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
         if path is None:
             found.append(f"4: row {row} has no path.")
             continue
-        full = int(tables.num_computed[row]) // size
+        full = tables.content_end(row) // size
         if path.published > full:
-            found.append(f"4: row {row} has {path.published} nodes and {full} full blocks confirmed.")
+            found.append(f"4: row {row} has {path.published} nodes and {full} full blocks launched.")
         if index.is_lazy[row] != ((path.open is not None and path.guard < 0) or not path.writes):
             found.append(
                 f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."

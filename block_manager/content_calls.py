@@ -93,7 +93,7 @@ class ContentCalls(TrustedCalls):
 
     def block_hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
-        row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
+        row = self._tables.one(row, allow_swapped=True)
         return [] if self._index is None else inspection.hashes(self._index, row)
 
     def take_events(self) -> Sequence[Event]:

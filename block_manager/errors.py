@@ -5,8 +5,8 @@
     ├── OutOfBlocks        more blocks wanted than can be drawn
     ├── UnknownRow         a row that no sequence holds
     ├── DuplicateRow       the same row twice in one call
-    ├── RowInFlight        the row is in a batch that has not ended
-    ├── RowNotInFlight     the row is in no batch
+    ├── RowInFlight        the row is in this batch already
+    ├── NothingInFlight    no batch is out
     ├── RowSwapped         part of the row lies on the host
     ├── InvalidTokens      no tokens, or tokens that are no token ids
     ├── InvalidNamespace   a namespace that cannot be told apart exactly
@@ -56,15 +56,16 @@ class DuplicateRow(_RowError):
 
 
 class RowInFlight(_RowError):
-    """The row is in a batch that has not ended."""
+    """The row is in the batch that is being composed already; it can be in the next one as well."""
 
-    sentence = "in flight; confirm or cancel its batch first."
+    sentence = "in this batch already; next_batch() begins another one."
 
 
-class RowNotInFlight(_RowError):
-    """The row is in no batch, so there is nothing to confirm or cancel."""
+class NothingInFlight(PagedError, ValueError):
+    """No batch is out or being composed, so there is nothing to confirm or cancel."""
 
-    sentence = "not in flight; there is nothing to confirm or cancel."
+    def __init__(self) -> None:
+        super().__init__("no row is in flight; there is nothing to confirm or cancel.")
 
 
 class RowSwapped(_RowError):

@@ -139,6 +139,8 @@ class EventLog:
         self._tables = tables
         self._records: list[Record] = []
         self._was_cleared = False
+        # Nodes that came to a tier, and are not confirmed yet.
+        self._pending: list[tuple[Stretch, str]] = []
         # By row that has an open run: the tokens that it has when the run's next node is due to be told; and the run, and the block that
         # is its first node.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
@@ -162,20 +164,46 @@ class EventLog:
         told = self._num_told(row)
         self._due[row] = _NEVER
         if length > told:
-            self._records.append(([(run, told, length)], "device", True))
+            self.came([(run, told, length)], "device")
 
     def came(self, nodes: list[Stretch], tier: str) -> None:
-        """These nodes reside in a tier from now on. The list belongs to the log."""
+        """These nodes reside in a tier from now on; pending ones are told when they are confirmed. The list belongs to the log."""
+        if any(run.pending or run.row >= 0 for run, _, _ in nodes):
+            pending = [(run, max(first, self._index.confirmed_length(run)), stop) for run, first, stop in nodes]
+            self._pending += [(stretch, tier) for stretch in pending if stretch[1] < stretch[2]]
+            nodes = self._confirmed(nodes)
         self._records.append((nodes, tier, True))
 
     def left(self, nodes: list[Stretch], tier: str) -> None:
         """These nodes reside in a tier no more. The list belongs to the log."""
+        if self._pending:
+            nodes = self._confirmed(nodes)
         self._records.append((nodes, tier, False))
+
+    def confirm(self) -> None:
+        """A batch has ended: some nodes may be confirmed now, others are gone."""
+        pending, self._pending = self._pending, []
+        for (run, first, stop), tier in pending:
+            if stretches := self._residing(run, first, stop, tier):
+                self.came(stretches, tier)
+
+    def _confirmed(self, nodes: list[Stretch]) -> list[Stretch]:
+        clipped = [(run, first, min(stop, self._index.confirmed_length(run))) for run, first, stop in nodes]
+        return [stretch for stretch in clipped if stretch[1] < stretch[2]]
+
+    def _residing(self, run: Run, first: int, stop: int, tier: str) -> list[Stretch]:
+        """Which of these nodes reside in a tier."""
+        if tier == "device":
+            stop = min(stop, run.num_device)
+            return [(run, first, stop)] if first < stop else []
+        if run.host is None:
+            return []
+        return [(run, first + a, first + b) for a, b in _stretches(run.host[first:stop] >= 0)]
 
     def clear(self) -> None:
         """All content is forgotten; whatever was not told yet never will be."""
         self._due[:] = _NEVER
-        self._records = []
+        self._records, self._pending = [], []
         self._was_cleared = True
 
     def take(self) -> Events:
@@ -193,10 +221,11 @@ class EventLog:
 
     def _held(self, run: Run) -> list[Record]:
         """Where the nodes of a run reside, without those of an open one that are still to be told."""
-        length = run.num_device if run.row < 0 else self._num_told(run.row)
+        length = min(run.num_device, run.confirmed_length) if run.row < 0 else self._num_told(run.row)
         found: list[Record] = [([(run, 0, length)], "device", True)]
         if run.num_host and run.host is not None:
-            found.append(([(run, start, stop) for start, stop in _stretches(run.host >= 0)], "host", True))
+            there = run.host[: self._index.confirmed_length(run)] >= 0
+            found.append(([(run, start, stop) for start, stop in _stretches(there)], "host", True))
         return found
 
     def _num_told(self, row: int) -> int:

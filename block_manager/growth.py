@@ -50,6 +50,8 @@ class Growth:
         self.num_promised = 0
         # Changes are noted once somebody has asked for them.
         self._is_watched = False
+        # Sources of this batch's copies that nobody else holds: not to be drawn again before the batch's moves are made.
+        self._copied: list[Blocks] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
@@ -165,7 +167,8 @@ class Growth:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Rows about to write a partial block that others hold get a copy of their own; the last holder writes in place.
+        """Rows about to write a partial block that others hold, or that became content meanwhile, get a copy of their own; else the
+        last holder writes in place.
 
         Raises OutOfBlocks when the copies and `num_grown` more blocks cannot be had, changing nothing.
         """
@@ -174,12 +177,12 @@ class Growth:
         copies = 0
         holders: dict[int, int] = {}
         for row in rows[tables.shares_tail[rows]].tolist():
-            column, offset = divmod(int(tables.num_computed[row]), tables.block_size)
+            column, offset = divmod(int(tables.num_launched[row]), tables.block_size)
             if offset:
                 block = int(tables.blocks[0, row, column])
                 left = holders.setdefault(block, device.num_refs(block))
                 sharing.append((row, column, block))
-                if left > 1:
+                if left > 1 or device.is_content(block):
                     holders[block] = left - 1
                     copies += 1
         if copies + num_grown > device.num_available:
@@ -187,13 +190,27 @@ class Growth:
         pairs: list[tuple[int, int]] = []
         for row, column, block in sharing:
             tables.shares_tail[row] = False
-            if device.num_refs(block) > 1:
+            is_shared, source = device.num_refs(block) > 1, np.array([block])
+            if is_shared or device.is_content(block):
                 copy = device.draw(1)
                 pairs.append((block, int(copy[0])))
-                device.release(np.array([block]))
+                if is_shared:
+                    device.release(source)
+                else:
+                    self._copied.append(source)
                 self.write(row, column, copy)
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
+
+    def release_copied(self) -> None:
+        """The batch is composed: what it copies from may be drawn for the next one."""
+        for block in self._copied:
+            self._device.release(block)
+        self._copied = []
+
+    def copied(self) -> list[int]:
+        """Blocks that only a copy of this batch holds; for the checker."""
+        return [block.item(0) for block in self._copied]
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""

@@ -62,6 +62,17 @@ class HostResidence:
             found.append(places[run][block] if has_run else -1)
         return found
 
+    def give_up(self, run: Run, length: int) -> None:
+        """What was to be the run's nodes from `length` on is no content: their host blocks carry nothing."""
+        if not run.num_host or run.host is None or length >= len(run.host):
+            return
+        places = run.host[length:]
+        blocks = places[places >= 0]
+        if len(blocks):
+            run.num_host -= len(blocks)
+            self._host.forget_content(blocks)
+        run.host = run.host[:length].copy() if run.num_host else None
+
     def clear(self) -> None:
         """No host block carries a node; the caller has seen that none is used."""
         self._host.forget_all()

@@ -64,8 +64,7 @@ def rows_as_values(tables: Tables, tiers: Tiers, index: PrefixIndex | None) -> d
             [
                 int(tables.reserved[row]),
                 int(tables.num_computed[row]),
-                tables.end(row),
-                int(tables.batch[row]),
+                int(tables.num_launched[row]),
                 int(tables.uid[row]),
             ],
             tiers.tails[row].tolist() if row in tiers.tails else None,

@@ -21,9 +21,10 @@ from block_manager.content_key import root_prefix
 from block_manager.errors import (
     InvalidConfig,
     InvalidTokens,
+    NothingInFlight,
     RowInFlight,
-    RowNotInFlight,
 )
+from block_manager.flights import Flight
 from block_manager.moves import Moves, joined
 from block_manager.sharing import truncate_table
 from block_manager.stats import MemoryStats
@@ -119,7 +120,7 @@ class BlockManager(ContentCalls):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
-        """What is allocated from now on is another batch: pending nodes are seen only within one. Returns its number."""
+        """What is allocated from now on is another batch, which runs after those before it. Returns its number."""
         self._begin_batch(self._batch + 1)
         return self._batch
 
@@ -132,62 +133,73 @@ class BlockManager(ContentCalls):
         return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
-        """The row knows more tokens. Raises UnknownRow, RowInFlight or InvalidTokens."""
+        """The row knows more tokens. Raises UnknownRow or InvalidTokens."""
         row = self._tables.one(row, allow_swapped=True)
         self._tables.extend(row, token_array(tokens))
         self._longest = max(self._longest, int(self._tables.num_tokens[row]))
 
-    def allocate(self, rows: RowsLike, counts: ArrayLike) -> Moves:
-        """Put `counts[i]` more tokens of `rows[i]` in flight: draw the blocks they need, copy a partial block that is shared.
+    def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
+        """Put `counts[i]` more tokens of `rows[i]` in flight in the batch that is being composed: draw the blocks they need, copy a
+        partial block that is shared.
 
-        Raises UnknownRow, DuplicateRow, RowInFlight, RowSwapped, InvalidTokens (less than 1, or more than the row knows) or
-        OutOfBlocks, changing nothing.
+        A row may be in several batches that are out, once in each. The last `unknown[i]` of its tokens have no values yet: earlier
+        batches sample them, or they are drafts; they become no content before `append` tells them. Raises UnknownRow, DuplicateRow,
+        RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than the row knows and `unknown`)
+        or OutOfBlocks, changing nothing.
         """
-        array = self._tables.checked(rows)
-        wanted = _counts(counts, array, "counts")
-        beyond = wanted > self._tables.num_tokens[array] - self._tables.num_computed[array]
-        if (wanted < 1).any() or beyond.any():
-            i = int(((wanted < 1) | beyond).nonzero()[0][0])
-            known = int(self._tables.num_tokens[array[i]] - self._tables.num_computed[array[i]])
+        tables = self._tables
+        array = tables.checked(rows)
+        wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
+        for row in array.tolist():
+            if self._flights.composed.share_of(row, int(tables.uid[row])) is not None:
+                raise RowInFlight(row)
+        known = tables.num_tokens[array] - tables.num_launched[array]
+        is_wrong = (
+            (wanted < 1) | (beyond < 0) | (wanted > beyond + np.maximum(known, 0)) | (wanted > np.iinfo(np.int32).max)
+        )
+        if is_wrong.any():
+            i = int(is_wrong.nonzero()[0][0])
             raise InvalidTokens(
-                f"row {array[i]}: {wanted[i]} tokens wanted in flight; it knows {known} that are not computed."
+                f"row {array[i]}: {wanted[i]} tokens wanted in flight, {beyond[i]} of them unknown; it knows {max(known[i], 0)} that are "
+                "not launched."
             )
-        return self._with_content(self.place(array, wanted))
+        moves = self._with_content(self.place(array, wanted))
+        # Whoever runs them in the order of the calls has read the sources before anything else is written there.
+        self._growth.release_copied()
+        return moves
 
-    def confirm(self, rows: RowsLike) -> None:
-        """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
+    def confirm(self) -> int:
+        """The oldest batch that is out has run: what it computed is confirmed, full blocks are nodes, duplicates are given back.
 
-        Rows that share what their own batch computes are confirmed together with all of it. Raises UnknownRow, DuplicateRow,
-        RowNotInFlight, or RowInFlight naming a row of such a batch that is not listed, changing nothing.
+        Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight.
         """
-        array = self._in_flight(rows)
-        batches = set(self._tables.batch[array].tolist())
-        if self._sharing is not None:
-            self._sharing.require_whole(batches, array)
-        self.settle(array, self._tables.num_computed[array] + self._tables.num_scheduled[array])
-        for batch in batches:
-            if not (self._tables.batch == batch).any():
-                self.forget_sharers(batch)
+        flight = self._ending(0)
+        self.settle(flight)
+        return flight.number
 
-    def cancel(self, rows: RowsLike) -> dict[int, int]:
-        """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
+    def cancel(self) -> dict[int, int]:
+        """The latest batch, that is being composed or out, was not computed: blocks drawn for it go back, pending nodes are withdrawn.
 
-        A row that shared such a node gives up its table from there on; if it is in flight itself, it is cancelled, too.
-        Returns, for each such row, the hit tokens that it gave up and that had been counted. Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
+        A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
+        that had been counted. Raises NothingInFlight, changing nothing.
         """
-        array = self._in_flight(rows)
-        # Later placed rows may build on pending nodes of earlier ones, never the other way round.
-        for row in array[::-1].tolist():
-            if self._tables.batch[row]:
-                self._cancel(row)
-        return {} if self._sharing is None else self._sharing.take_lost_hits()
+        return self.take_back(self._ending(-1))
+
+    def _ending(self, place: int) -> Flight:
+        flights = self._flights
+        if flights.composed.parts and (place or not flights.outstanding):
+            flights.seal()
+            self.next_batch()
+        if not flights.outstanding:
+            raise NothingInFlight
+        return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
         """The tables of these rows hold at least `num_blocks[i]` blocks (lookahead, preallocation), and keep them on cancel.
 
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
         """
-        array = self._tables.checked(rows, allow_in_flight=True)
+        array = self._tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
             raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
@@ -199,9 +211,10 @@ class BlockManager(ContentCalls):
         self._any_reserved = True
 
     def truncate(self, row: int, num_blocks: int) -> None:
-        """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; num_computed falls with them.
+        """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; its watermarks fall with them.
 
-        Raises UnknownRow, RowInFlight or InvalidConfig (negative, or past the table's end), changing nothing.
+        What batches that are out compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's end),
+        changing nothing.
         """
         row = self._tables.one(row, allow_swapped=True)
         have = int(self._tables.num_blocks[row])
@@ -210,40 +223,34 @@ class BlockManager(ContentCalls):
         if self._sharing is not None:
             self._sharing.truncate(row, num_blocks)
         else:
-            truncate_table(self._tables, self._growth, self._tiers, row, num_blocks)
+            truncate_table(self._tables, self._flights, self._growth, self._tiers, row, num_blocks)
 
     def free(self, rows: RowsLike) -> None:
-        """These rows end; their blocks go back tail first. Raises UnknownRow, DuplicateRow or RowInFlight, changing nothing."""
+        """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
         for row in self._tables.checked(rows, allow_swapped=True).tolist():
             self.close(row)
 
     def fork(self, row: int) -> int:
-        """A new row with the same tokens that shares every block with computed tokens, the partial one too.
+        """A new row with the same tokens that shares every block with launched tokens, the partial one too.
 
-        Who writes the shared partial block first copies it. Raises UnknownRow, RowInFlight or RowSwapped, changing nothing.
+        Who writes the shared partial block first copies it. Of batches that are out it has the same shares, as far as their tokens
+        are known. Raises UnknownRow or RowSwapped, changing nothing.
         """
         row = self._tables.one(row)
         tables, index = self._tables, self._index
-        computed = int(tables.num_computed[row])
-        num_blocks = -(-computed // self.block_size)
+        launched = tables.content_end(row)
+        num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
         if index is not None:
-            parent = index.paths[row]
-            path = index.open_path(child, parent.root, reads=parent.reads, writes=parent.writes)
-            if parent.open is not None and index.num_published(row) > parent.published:
-                path.run, path.at = parent.open, index.num_published(row) - parent.published - 1
-                if parent.guard >= 0:
-                    # The guarded end is not a node yet; the parent's path says where the tree ends.
-                    path.at = min(path.at, parent.guard - 1)
-                path.published = parent.published + path.at + 1
-            else:
-                path.run, path.at, path.published = parent.run, parent.at, parent.published
+            index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
             self._device.hold(blocks)
             self._growth.write(child, 0, blocks)
-        tables.num_computed[child] = computed
-        if computed % self.block_size:
+        tables.num_launched[child] = launched
+        tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
+        self._flights.inherit(row, child, launched)
+        if launched % self.block_size:
             tables.shares_tail[row] = tables.shares_tail[child] = True
             self._growth.any_shared_tail = True
         if self._sharing is not None:
@@ -251,16 +258,14 @@ class BlockManager(ContentCalls):
         return child
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """All blocks from column `keep` on go to the host. Raises UnknownRow, DuplicateRow, RowInFlight, InvalidConfig or
-        OutOfBlocks (tier "host"), changing nothing.
+        """All blocks from column `keep` on go to the host, after what batches that are out write into them.
+
+        Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing.
         """
         array = self._tables.checked(rows, allow_swapped=True)
         least = int(self._tables.num_blocks[array].min()) if len(array) else 0
         if not _is_count(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
-        for row in array.tolist():
-            if self.is_unconfirmed(row):
-                raise RowInFlight(row, " It shares blocks that are still being computed.")
         return self._with_content(self.give_to_host(array, keep))
 
     def swap_in(self, rows: RowsLike) -> Moves:
@@ -270,12 +275,12 @@ class BlockManager(ContentCalls):
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
-        row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
+        row = self._tables.one(row, allow_swapped=True)
         return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
-        row = self._tables.one(row, allow_in_flight=True, allow_swapped=True)
+        row = self._tables.one(row, allow_swapped=True)
         held = int(self._tables.num_blocks[row]) * self.block_size
         if not (_is_count(start) and _is_count(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
@@ -315,7 +320,9 @@ class BlockManager(ContentCalls):
         held_host = self._held_host.copy()
         if self._offload is not None:
             held_host.update(self._offload.held().tolist())
-        found = violations_of(self._tables, self._device, self._host, self._index, self._tiers, self._held, held_host)
+        held = self._held.copy()
+        held.update(self._growth.copied())
+        found = violations_of(self._tables, self._device, self._host, self._index, self._tiers, held, held_host)
         if self._growth.num_promised:
             found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
         return found
@@ -329,24 +336,6 @@ class BlockManager(ContentCalls):
             "figures": self.stats(),
         }
 
-    def _cancel(self, row: int) -> None:
-        if self._sharing is not None:
-            self._sharing.cancel(row)
-            return
-        tables = self._tables
-        tables.num_scheduled[row] = 0
-        tables.batch[row] = 0
-        self._growth.give_back(
-            row, max(-(-int(tables.num_computed[row]) // self.block_size), int(tables.reserved[row]))
-        )
-
     def _with_content(self, moves: Moves) -> Moves:
         """A call's own copies, and those of content that are planned: kind by kind, content first."""
         return moves if self._offload is None else joined([self._offload.take_moves(), moves])
-
-    def _in_flight(self, rows: RowsLike) -> Rows:
-        array = self._tables.checked(rows, allow_in_flight=True)
-        idle = self._tables.batch[array] == 0
-        if idle.any():
-            raise RowNotInFlight(int(array[idle][0]))
-        return array

@@ -80,6 +80,10 @@ class Pool:
         """References to one block."""
         return max(int(self.state[block]), 0) & _REFERENCES
 
+    def is_content(self, block: int) -> bool:
+        """Whether one used block carries a node."""
+        return bool(self.state[block] >= _CONTENT)
+
     def has_content(self, blocks: Blocks | slice) -> NDArray[np.bool_]:
         """bool [n]: whether each of these blocks carries a node."""
         state = self.state[blocks]
@@ -223,6 +227,17 @@ class Pool:
         """These used blocks carry nodes of `run`."""
         self.state[blocks] |= _CONTENT
         self.run[blocks] = run
+
+    def forget_content(self, blocks: Blocks) -> None:
+        """These distinct blocks, used or cached ones, carry no node any more; cached ones become free."""
+        if not len(blocks):
+            return
+        self.hold(blocks)
+        self.state[blocks] &= _REFERENCES
+        if self.level is not None:
+            self.level[blocks] = 0
+        self.run[blocks] = None
+        self.release(blocks[::-1].copy())
 
     def forget_all(self) -> None:
         """No block carries a node any more; the caller has seen that none is used."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.content_key import extend_chain, namespace_digest, node_prefix
+from block_manager.flights import Flight, Flights
 from block_manager.free_list import Blocks, Stretch, Taken
 from block_manager.host_residence import HostResidence
 from block_manager.pool import Pool
@@ -45,13 +46,16 @@ def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
 class PrefixIndex:
     """Finds, publishes, withdraws and forgets content."""
 
-    def __init__(self, tables: Tables, device: Pool, host: Pool) -> None:
+    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
         self._tables = tables
+        self._flights = flights
         self._device = device
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
+        # Closed runs with pending nodes, by the batch that computes them.
+        self._pending: dict[int, list[Run]] = {}
         # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
         self.is_lazy = np.zeros(tables.num_rows, np.bool_)
         # Paths that are not: while there are none, a step need not even ask.
@@ -78,6 +82,18 @@ class PrefixIndex:
         self.num_attentive += writes
         return path
 
+    def fork_path(self, row: int, child: int) -> None:
+        """The child stands where the row does, on pending nodes too."""
+        parent, full = self.paths[row], self._tables.content_end(row) // self._block_size
+        path = self.open_path(child, parent.root, reads=parent.reads, writes=parent.writes)
+        path.run, path.at, path.published = parent.run, parent.at, parent.published
+        if parent.open is None:
+            return
+        # A guarded end is no node yet: the row's path says where the tree ends.
+        count = min(self._pending_length(parent.open), full - parent.published)
+        if count > 0:
+            path.run, path.at, path.published = parent.open, count - 1, parent.published + count
+
     def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
         """`open_path` for a row that computes a first full block which nobody has, found under `key` (root and tokens) from now on."""
         self._ensure_rows(row)
@@ -99,7 +115,7 @@ class PrefixIndex:
         run, start = path.open, path.published
         if run is not None and path.guard < 0 and not run.retained:
             stop = tables.num_computed.item(row) // self._block_size
-            if stop > start:
+            if stop > start and tables.content_end(row) // self._block_size == stop:
                 blocks = tables.blocks[:, row, start:stop].astype(np.int64)
                 if self._device.retire(blocks[0], run):
                     self._keep(run, row, start, blocks)
@@ -129,17 +145,22 @@ class PrefixIndex:
         path = self.paths[row]
         if path.open is not None and (length := self._confirmed_length(path.open)) > 0:
             return path.open, length - 1
-        return None if path.run is None else (path.run, path.at)
+        run, at = path.run, path.at
+        while run is not None and (length := self._confirmed_length(run)) <= at:
+            # Above a pending node all may be pending, up to where a confirmed one stands.
+            run, at = (run, length - 1) if length else (run.parent, run.at)
+        return None if run is None else (run, at)
 
     def num_published(self, row: int) -> int:
-        """Blocks of the row that are nodes, confirmed ones only."""
+        """Blocks of the row that are nodes, pending ones too."""
         path = self.paths[row]
-        return path.published if path.open is None else path.published + self._confirmed_length(path.open)
+        return path.published if path.open is None else path.published + self._pending_length(path.open)
 
     def match(self, path: Path | None, root: bytes, data: bytes, limit: int) -> Match:
         """The longest run of blocks, at most `limit`, that continues `path` (None: from the root) with the tokens in `data`.
 
-        Finds what resides on the device and is confirmed, or pending in the batch that is being composed. Changes nothing.
+        Finds what resides on the device, confirmed or pending: what a batch that is out computes is there for all later ones. Changes
+        nothing.
         """
         run, at = (path.run, path.at) if path is not None else (None, -1)
         first = path.published if path is not None else 0
@@ -182,7 +203,7 @@ class PrefixIndex:
         segments: list[tuple[Run, int, int]] = []
         while block < limit:
             if run is not None and run.num_host and run.host is not None:
-                is_there = run.host[at + 1 : min(run.length, at + 1 + limit - block)] >= 0
+                is_there = run.host[at + 1 : min(run.confirmed_length, at + 1 + limit - block)] >= 0
                 count = len(is_there) if is_there.all() else int(is_there.argmin())
                 same = self._common(run, at + 1, data, block, count) if count else 0
                 if same:
@@ -193,7 +214,7 @@ class PrefixIndex:
                         break
             prefix = _prefix_after(root, run, at)
             child = self.runs.get(prefix + data[block * size : (block + 1) * size])
-            if child is None or child.row >= 0 or child.host_block(0) < 0:
+            if child is None or child.row >= 0 or child.host_block(0) < 0 or not child.confirmed_length:
                 break
             run, at = child, -1
         return segments
@@ -219,7 +240,7 @@ class PrefixIndex:
         path.published += num_blocks
 
     def fills_next(self, row: int, end: int) -> bool:
-        """Whether a row that is not lazy, put in flight up to `end` tokens, fills the block that has to be looked up next."""
+        """Whether a row that is not lazy, put in flight up to `end` tokens that it knows, fills the block that has to be looked up next."""
         path = self.paths[row]
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
 
@@ -278,7 +299,7 @@ class PrefixIndex:
                 break
             run, at = found
             if self._confirmed_length(run) <= at:
-                # Pending in a later batch. What is confirmed goes first, unless somebody stands on the pending one already:
+                # Pending in a later batch. What is confirmed goes first, unless a row or a run stands on the pending one already:
                 # then this row looks again when its next block is full.
                 if not self._give_way(run, at):
                     break
@@ -309,23 +330,35 @@ class PrefixIndex:
     def _give_way(self, run: Run, at: int) -> bool:
         """Withdraw the pending nodes of an open run, the first of them at `at`, if no other run and no row stands on them; whether
         that was so. Its row looks them up when it has computed them."""
-        if any(offset >= at for offset in run.children or ()):
+        if run.row < 0 or any(offset >= at for offset in run.children or ()):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False
         if at == 0:
-            self.withdraw(run.row)
+            self._abandon_run(run.row, run)
         else:
             self.paths[run.row].guard = at
             self._set_lazy(run.row, False)
         return True
 
-    def withdraw(self, row: int) -> None:
-        """The row's pending nodes were not computed: its open run shrinks to what is confirmed, or goes if nothing is."""
+    def fall_back(self, row: int) -> None:
+        """The row is launched to fewer tokens than before: its path ends there, and its open run shrinks, or goes if nothing is left.
+
+        No other row stands on what is lost.
+        """
         path = self.paths[row]
-        run = path.open
-        if run is None or self._confirmed_length(run) > 0:
-            return
+        run, full = path.open, self._tables.content_end(row) // self._block_size
+        if run is not None:
+            length = full - path.published
+            self.host.give_up(run, max(length, 0))
+            if length <= 0:
+                self._abandon_run(row, run)
+        if path.open is None:
+            path.truncate(full)
+
+    def _abandon_run(self, row: int, run: Run) -> None:
+        """The row's open run has no node any more, and nothing hangs off it."""
+        path = self.paths[row]
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
@@ -333,17 +366,61 @@ class PrefixIndex:
             self.log.closed(run, row, 0)
         self._unlink(run)
 
+    def confirm(self, batch: int) -> None:
+        """The batch ran: what it computed of closed runs is confirmed."""
+        for run in self._pending.pop(batch, ()):
+            run.pending = [entry for entry in run.pending if entry[0] != batch]
+        if self.log is not None:
+            self.log.confirm()
+
+    def withdraw(self, batch: int) -> None:
+        """The batch did not run: what it was to compute of closed runs is no content. No row stands on it."""
+        # A child's id is higher than its parent's.
+        for run in sorted(self._pending.pop(batch, ()), key=lambda run: -run.id):
+            length = min([first for number, first in run.pending if number == batch], default=run.length)
+            run.pending = [entry for entry in run.pending if entry[0] != batch]
+            if length < run.length:
+                assert run.blocks is not None, "a closed run keeps its blocks"
+                self._device.forget_content(run.blocks[0, length : run.num_device])
+                self.host.give_up(run, length)
+                run.num_device = min(run.num_device, length)
+                self._shorten(run, length)
+            self._trim(run)
+        if self.log is not None:
+            self.log.confirm()
+
+    def nodes_lost(self, flight: Flight) -> dict[Run, int]:
+        """Of each run, the first node that the batch computes: none of them is content if it does not run."""
+        lost: dict[Run, int] = {}
+        for run in self._pending.get(flight.number, ()):
+            lost[run] = min([first for number, first in run.pending if number == flight.number], default=run.length)
+        for row, start, _ in flight.shares(self._tables):
+            path = self.paths[row]
+            if path.open is not None:
+                lost[path.open] = max(start // self._block_size - path.published, 0)
+        return lost
+
+    def first_on(self, row: int, lost: dict[Run, int]) -> int:
+        """The row's first block whose node is among these or behind one of them on its run, before its own open run; -1: none."""
+        column = 0
+        for run, offset, count in self.paths[row].segments(0):
+            if run in lost and offset + count > lost[run]:
+                return column + max(0, lost[run] - offset)
+            column += count
+        return -1
+
     def close_run(self, row: int, length: int | None = None) -> None:
         """The row extends its run no more: the run keeps its tokens and blocks by itself, and the path becomes closed."""
         path = self.paths[row]
         run = path.open
         if run is None:
             return
-        length = self._confirmed_length(run) if length is None else length
-        if length == 0:
-            self.withdraw(row)
+        length = self._pending_length(run) if length is None else length
+        if length <= 0:
+            self._abandon_run(row, run)
             return
         start = path.published
+        self._note_pending(run, row, start, length)
         blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
         self._device.carry(blocks[0], run)
@@ -354,6 +431,18 @@ class PrefixIndex:
             self.num_attentive += 1
         path.open, path.guard = None, -1
         path.run, path.at, path.published = run, length - 1, start + length
+
+    def _note_pending(self, run: Run, row: int, start: int, length: int) -> None:
+        """Which batches compute the nodes of the row's run, which begins at its block `start`, that are not confirmed."""
+        first = self._tables.num_computed.item(row) // self._block_size - start
+        if first >= length:
+            return
+        for batch, share in self._flights.shares_of(row):
+            stop = min(share.end // self._block_size - start, length)
+            if stop > max(first, 0):
+                run.pending.append((batch, max(first, 0)))
+                self._pending.setdefault(batch, []).append(run)
+                first = stop
 
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
@@ -409,7 +498,7 @@ class PrefixIndex:
 
     def _confirmed_length(self, run: Run) -> int:
         if run.row < 0:
-            return run.length
+            return run.confirmed_length
         path = self.paths[run.row]
         length = self._tables.num_computed.item(run.row) // self._block_size - path.published
         # What comes after a guarded end has to be looked up before it counts, by `publish` of this very row.
@@ -418,7 +507,7 @@ class PrefixIndex:
     def _total_length(self, run: Run) -> int:
         if run.row < 0:
             return run.length
-        return self._tables.end(run.row) // self._block_size - self.paths[run.row].published
+        return self._tables.content_end(run.row) // self._block_size - self.paths[run.row].published
 
     def _pending_length(self, run: Run) -> int:
         """Nodes of the run, with those that any batch is computing."""
@@ -429,13 +518,9 @@ class PrefixIndex:
 
     def _visible(self, run: Run) -> tuple[int, int]:
         """(nodes that a lookup may use, of them confirmed)."""
-        row = run.row
-        if row < 0:
-            return run.num_device, run.num_device
-        confirmed = self._confirmed_length(run)
-        if self._tables.batch[row] == self.batch:
-            return self._pending_length(run), confirmed
-        return confirmed, confirmed
+        if run.row < 0:
+            return run.num_device, min(run.num_device, run.confirmed_length)
+        return self._pending_length(run), self._confirmed_length(run)
 
     def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:
         """The node after the path's last one with these tokens."""
@@ -522,8 +607,11 @@ class PrefixIndex:
             length = max(length, run.length - int((run.host[run.length - 1 :: -1] >= 0).argmax()))
         if run.children:
             length = max(length, max(run.children) + 1)
-        if length >= run.length:
-            return
+        if length < run.length:
+            self._shorten(run, length)
+
+    def _shorten(self, run: Run, length: int) -> None:
+        """The closed run has only its first `length` nodes; the others reside nowhere and have no child."""
         run.length = length
         if run.digests is not None:
             del run.digests[length:]

@@ -31,6 +31,7 @@ class Run:
     host        int64 [n], the host blocks of the first nodes, of all in a closed run, -1 where one has none; None: none has
     num_host    nodes that reside on the host
     retained    number of a retention → (its last node on this run, its level); None: there is none
+    pending     of a closed run whose last nodes are not confirmed: (batch, first node that this batch computes), rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as somebody asked
     """
@@ -48,6 +49,7 @@ class Run:
         "num_device",
         "num_host",
         "parent",
+        "pending",
         "retained",
         "row",
         "tokens",
@@ -67,8 +69,14 @@ class Run:
         self.host: NDArray[np.int64] | None = None
         self.num_host = 0
         self.retained: dict[int, tuple[int, int]] | None = None
+        self.pending: list[tuple[int, int]] = []
         self.children: dict[int, int] | None = None
         self.digests: list[bytes] | None = None
+
+    @property
+    def confirmed_length(self) -> int:
+        """Nodes of a closed run that are computed and confirmed."""
+        return min(self.length, self.pending[0][1]) if self.pending else self.length
 
     def host_block(self, at: int) -> int:
         """The host block of node `at`, -1 where it has none."""

@@ -1,9 +1,9 @@
-"""Sharing by content: hits, the rows that share what their own batch still computes, and duplicates that are given back.
+"""Sharing by content: hits, rows that share what a batch still computes, and duplicates that are given back.
 
-    a batch  | leader: block 7 pending | sharer: block 7 from column 2 on |
-    computed → block 7 is a node for both;  cancelled → the sharer's table ends before column 2
+    batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
+    7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
 
-Knows the prefix index, and who shares what is not confirmed. Does not know requests; used only with a prefix cache.
+Knows the prefix index, and which rows share what is not confirmed. Does not know requests; used only with a prefix cache.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from block_manager.errors import RowInFlight
+from block_manager.flights import Flight, Flights
 from block_manager.growth import Growth
 from block_manager.offload import Offload
 from block_manager.pool import Pool
 from block_manager.prefix_index import Match, PrefixIndex
 from block_manager.runs import Run
-from block_manager.tables import Rows, Tables
+from block_manager.tables import Tables
 from block_manager.tiers import Tiers
 
 
 class Sharer(NamedTuple):
-    """A row that took blocks which another row of the same batch was still computing, the first of them at `column`."""
+    """A row that took blocks which a batch was still computing for another row, the first of them at `column`."""
 
     row: int
     uid: int
@@ -31,11 +31,12 @@ class Sharer(NamedTuple):
     is_counted: bool
 
 
-def truncate_table(tables: Tables, growth: Growth, tiers: Tiers, row: int, keep: int) -> None:
-    """The row's table ends at column `keep`; nothing behind it is kept on the host, and num_computed falls with it."""
+def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tiers, row: int, keep: int) -> None:
+    """The row's table ends at column `keep`, on the host if it is swapped, and its watermarks fall with it."""
     if tables.is_swapped[row]:
-        tiers.drop(row)
-    tables.num_computed[row] = min(int(tables.num_computed[row]), keep * tables.block_size)
+        tiers.trim(row, keep)
+    flights.clip(row, keep * tables.block_size)
+    tables.fall_back(row, keep * tables.block_size)
     growth.give_back(row, keep)
     tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
@@ -56,6 +57,7 @@ class Sharing:
     def __init__(
         self,
         tables: Tables,
+        flights: Flights,
         device: Pool,
         index: PrefixIndex,
         growth: Growth,
@@ -63,11 +65,13 @@ class Sharing:
         offload: Offload | None,
     ) -> None:
         self._tables = tables
+        self._flights = flights
         self._offload = offload
         self._device = device
         self._index = index
         self._growth = growth
         self._tiers = tiers
+        # By the batch for which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self._lost_hits: dict[int, int] = {}
         self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
@@ -77,11 +81,13 @@ class Sharing:
 
         What only the host has is loaded, into `room` blocks at most (None: as many as there are), where that is worth it.
 
-        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. With `first_is_known`
-        the caller has seen that some run begins with the row's first block.
+        Does nothing for a row in flight, nor for one with blocks beyond its nodes: what it has computed itself it need not find. With
+        `first_is_known` the caller has seen that some run begins with the row's first block.
         """
         index, tables = self._index, self._tables
         path = index.paths[row]
+        if tables.num_launched[row] != tables.num_computed[row]:
+            return 0
         if path.open is None and path.published < tables.full_blocks(row):
             # What it computed could not become nodes while another batch had the same ones pending; now that may have ended.
             self.publish(row)
@@ -123,7 +129,7 @@ class Sharing:
         self._growth.write(row, have, blocks)
         index.follow(row, match)
         stop = have + match.num_blocks
-        tables.num_computed[row] = stop * size
+        tables.set_progress(row, stop * size)
         if match.first_pending >= 0:
             self._sharers.setdefault(index.batch, []).append(
                 Sharer(row, int(tables.uid[row]), match.first_pending, count)
@@ -156,7 +162,7 @@ class Sharing:
             start += count
         self._growth.write(row, have, blocks)
         index.step_on(row, segments[-1], num_blocks)
-        tables.num_computed[row] = (have + num_blocks) * size
+        tables.set_progress(row, (have + num_blocks) * size)
         return num_blocks * size
 
     def publish(self, row: int) -> None:
@@ -180,42 +186,30 @@ class Sharing:
             self._growth.write(other, column, new)
             self._device.release(old)
 
-    def cancel(self, row: int) -> None:
-        """What is in flight for the row was not computed; whoever shares it loses it, too."""
-        tables, index = self._tables, self._index
-        batch = int(tables.batch[row])
-        first = int(tables.num_computed[row]) // tables.block_size
-        unconfirmed = set(tables.blocks[0, row, first : tables.num_blocks[row]].tolist())
-        for sharer in reversed(self._sharers.get(batch, [])):
-            if sharer.row != row and tables.uid[sharer.row] == sharer.uid:
-                held = tables.blocks[0, sharer.row, sharer.column : tables.num_blocks[sharer.row]].tolist()
-                if not unconfirmed.isdisjoint(held):
-                    self._roll_back(sharer)
-        tables.num_scheduled[row] = 0
-        tables.batch[row] = 0
-        index.withdraw(row)
-        keep = max(-(-int(tables.num_computed[row]) // tables.block_size), int(tables.reserved[row]))
-        self._growth.give_back(row, keep)
+    def cut_sharers(self, flight: Flight) -> None:
+        """Rows that share what the batch, the latest one, was to compute give up their tables from the first such node on."""
+        lost = self._index.nodes_lost(flight)
+        if not lost:
+            return
+        starts = {share.row: share.start for share in flight.shares(self._tables)}
+        for sharer in [sharer for sharers in self._sharers.values() for sharer in sharers]:
+            row = sharer.row
+            if self._tables.uid[row] != sharer.uid:
+                continue
+            column = self._index.first_on(row, lost)
+            # What a row was to compute itself falls back with its own share.
+            if column >= 0 and (row not in starts or column < starts[row] // self._tables.block_size):
+                self._cut(sharer, column)
 
-    def _roll_back(self, sharer: Sharer) -> None:
-        row, tables = sharer.row, self._tables
-        if tables.batch[row]:
-            self.cancel(row)
+    def _cut(self, sharer: Sharer, column: int) -> None:
+        row = sharer.row
         self._lost_hits.setdefault(row, 0)
-        if tables.num_blocks[row] > sharer.column:
-            if sharer.is_counted:
-                lost = (self._index.paths[row].published - sharer.column) * tables.block_size
-                self.hit_tokens -= lost
-                self.pending_hit_tokens -= lost
-                self._lost_hits[row] += lost
-            self.truncate(row, sharer.column)
-
-    def require_whole(self, batches: set[int], rows: Rows) -> None:
-        """Raise RowInFlight when a row of these batches is not among `rows` while others share what their batch computes."""
-        for batch in batches & self._sharers.keys():
-            left_out = np.setdiff1d((self._tables.batch == batch).nonzero()[0], rows)
-            if len(left_out):
-                raise RowInFlight(int(left_out[0]), " Rows of its batch share blocks, so the batch is confirmed whole.")
+        if sharer.is_counted:
+            lost = (self._index.paths[row].published - column) * self._tables.block_size
+            self.hit_tokens -= lost
+            self.pending_hit_tokens -= lost
+            self._lost_hits[row] += lost
+        self.truncate(row, column)
 
     def take_lost_hits(self) -> dict[int, int]:
         """For each row that was rolled back since the last call, the hit tokens that it gave up and that had been counted."""
@@ -230,16 +224,23 @@ class Sharing:
             sharers.extend([Sharer(child, uid, column, False) for column in columns])
 
     def forget_sharers(self, batch: int) -> None:
-        """The batch has ended as computed: what its rows shared of one another is confirmed."""
+        """The batch has ended as computed: what its rows shared is confirmed."""
         self._sharers.pop(batch, None)
 
+    def hand_down(self, batch: int) -> None:
+        """The batch, the latest one, was cancelled: what its rows share still is of the batches before it."""
+        sharers, outstanding = self._sharers.pop(batch, []), self._flights.outstanding
+        if sharers and outstanding:
+            self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
+
     def truncate(self, row: int, keep: int) -> None:
-        """The row gives up its blocks from column `keep` on, and all it has on the host."""
-        if keep == self._tables.num_blocks[row] and not self._tables.is_swapped[row]:
+        """The row gives up its blocks from column `keep` on, on either tier."""
+        tables = self._tables
+        if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
         self._index.close_run(row)
         self._index.paths[row].truncate(keep)
-        truncate_table(self._tables, self._growth, self._tiers, row, keep)
+        truncate_table(tables, self._flights, self._growth, self._tiers, row, keep)
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""

@@ -3,10 +3,13 @@
 Knows rows, their tokens, their block tables and how far each is computed. Does not know which blocks are free, what they
 are shared with, or whose request a row serves.
 
-    tokens of a row   | confirmed      | in flight       | known, not scheduled |
-                      0          num_computed    + num_scheduled        num_tokens
+    tokens of a row   | computed       | launched         | known, not launched |
+                      0          num_computed       num_launched          num_tokens
     its block table   | b0 | b1 | b2 | b3 | reserved |
                                                   num_blocks
+
+The three watermarks: *known* tokens have values, *launched* ones are computed or in batches that have not ended, *computed* ones are
+confirmed. A row may be launched past what it knows: the batch before samples that token.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.errors import DuplicateRow, InvalidTokens, RowInFlight, RowSwapped, UnknownRow
+from block_manager.errors import DuplicateRow, InvalidTokens, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
 Tokens = NDArray[np.int32]
@@ -90,9 +93,8 @@ class Tables:
     num_blocks    int64 [rows]                   blocks in the table
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
-    num_computed  int64 [rows]                   tokens whose KV is confirmed
-    num_scheduled int64 [rows]                   tokens in flight; stale where the row is in no batch
-    batch         int64 [rows]                   the batch the row is in flight in, 0 for none
+    num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
+    num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row whose batch has not ended
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     last_token    int32 [rows]                   tokens[row, num_tokens - 1], so that a decode step reads one cache line and not
                                                  one of each row
@@ -108,7 +110,7 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self._set_blocks(np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32))
         self._num_rows = num_rows
-        for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid"):
+        for name in ("num_blocks", "reserved", "num_tokens", "num_launched", "num_computed", "uid"):
             setattr(self, name, np.zeros(num_rows, np.int64))
         for name in ("is_swapped", "shares_tail"):
             setattr(self, name, np.zeros(num_rows, np.bool_))
@@ -121,9 +123,8 @@ class Tables:
     num_blocks: NDArray[np.int64]
     reserved: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
+    num_launched: NDArray[np.int64]
     num_computed: NDArray[np.int64]
-    num_scheduled: NDArray[np.int64]
-    batch: NDArray[np.int64]
     uid: NDArray[np.int64]
     is_swapped: NDArray[np.bool_]
     shares_tail: NDArray[np.bool_]
@@ -157,9 +158,8 @@ class Tables:
 
     def close(self, row: int) -> None:
         """Take the row back; its table is empty by now."""
-        self.num_blocks[row] = self.num_tokens[row] = self.num_computed[row] = 0
-        self.batch[row] = self.uid[row] = 0
-        self.reserved[row] = 0
+        self.num_blocks[row] = self.num_tokens[row] = self.num_launched[row] = self.num_computed[row] = 0
+        self.uid[row] = self.reserved[row] = 0
         self.shares_tail[row] = False
         heapq.heappush(self._free_rows, row)
 
@@ -208,9 +208,19 @@ class Tables:
             grown[:, row, :used] = self.blocks[:, row, :used]
         self._set_blocks(grown)
 
-    def end(self, row: int) -> int:
-        """Tokens of the row that are confirmed or in flight."""
-        return int(self.num_computed[row]) + (int(self.num_scheduled[row]) if self.batch[row] else 0)
+    def content_end(self, row: int) -> int:
+        """Tokens of the row that are launched and known: what may be content."""
+        return min(self.num_tokens.item(row), self.num_launched.item(row))
+
+    def set_progress(self, row: int, num_tokens: int) -> None:
+        """The row's first so many tokens, and no more of them, are launched and computed."""
+        self.num_launched[row] = self.num_computed[row] = num_tokens
+
+    def fall_back(self, row: int, num_tokens: int) -> None:
+        """No more than the row's first so many tokens are launched or computed."""
+        if num_tokens < self.num_launched[row]:
+            self.num_launched[row] = num_tokens
+            self.num_computed[row] = min(self.num_computed.item(row), num_tokens)
 
     def _set_blocks(self, blocks: NDArray[np.int32]) -> None:
         self.blocks = blocks
@@ -227,12 +237,10 @@ class Tables:
         start = column * self.block_size
         return self.tokens[row, start : start + self.block_size].tobytes()
 
-    def checked(
-        self, rows: int | Sequence[int] | Rows, *, allow_in_flight: bool = False, allow_swapped: bool = False
-    ) -> Rows:
-        """`rows` as int64 [n] once every one of them is live, listed once and, unless allowed, neither in flight nor swapped.
+    def checked(self, rows: int | Sequence[int] | Rows, *, allow_swapped: bool = False) -> Rows:
+        """`rows` as int64 [n] once every one of them is live, listed once and, unless allowed, not swapped.
 
-        Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
+        Raises UnknownRow, DuplicateRow or RowSwapped.
         """
         try:
             array = np.atleast_1d(np.asarray(rows))
@@ -254,25 +262,19 @@ class Tables:
         overwritten = self._scratch[array] != order
         if overwritten.any():
             raise DuplicateRow(int(array[overwritten][0]))
-        if not allow_in_flight:
-            in_flight = self.batch[array] != 0
-            if in_flight.any():
-                raise RowInFlight(int(array[in_flight][0]))
         if not allow_swapped:
             swapped = self.is_swapped[array]
             if swapped.any():
                 raise RowSwapped(int(array[swapped][0]))
         return array
 
-    def one(self, row: int, *, allow_in_flight: bool = False, allow_swapped: bool = False) -> int:
+    def one(self, row: int, *, allow_swapped: bool = False) -> int:
         """`row` once it is one live row. Raises as `checked`."""
         if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
             raise UnknownRow(row)
         row = int(row)
         if not 0 <= row < self._num_rows or self.uid[row] == 0:
             raise UnknownRow(row)
-        if not allow_in_flight and self.batch[row] != 0:
-            raise RowInFlight(row)
         if not allow_swapped and self.is_swapped[row]:
             raise RowSwapped(row)
         return row
@@ -283,9 +285,8 @@ class Tables:
             "num_blocks",
             "reserved",
             "num_tokens",
+            "num_launched",
             "num_computed",
-            "num_scheduled",
-            "batch",
             "uid",
             "is_swapped",
             "shares_tail",

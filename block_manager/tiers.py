@@ -108,6 +108,21 @@ class Tiers:
             self._tables.is_swapped[row] = False
             self._release_host(tail)
 
+    def trim(self, row: int, keep: int) -> None:
+        """The swapped row keeps its first `keep` blocks only, on the device and after that on the host."""
+        tail, on_host = self.tails[row], max(keep - int(self._tables.num_blocks[row]), 0)
+        if not on_host:
+            self.drop(row)
+        elif on_host < len(tail):
+            self.tails[row] = tail[:on_host]
+            self._release_host(tail[on_host:])
+
+    def tail_is_node(self, row: int, column: int) -> bool:
+        """Whether the swapped row's block at `column` is a host block that carries a node."""
+        place = column - int(self._tables.num_blocks[row])
+        tail = self.tails[row]
+        return 0 <= place < len(tail) and bool(self._host.has_content(tail[place : place + 1])[0])
+
     def _release_host(self, tail: Blocks) -> None:
         # Tail first, so that the host evicts children before parents, too.
         self._host.release(tail[::-1].astype(np.int64))
@@ -135,9 +150,9 @@ class Tiers:
         return 0 if index is None else index.paths[row].published + len(index.nodes_of_forks(row))
 
     def _private_blocks(self, row: int, keep: int) -> Blocks:
-        """Device blocks from column `keep` on that hold computed tokens and have no node."""
+        """Device blocks from column `keep` on that hold launched tokens and have no node."""
         tables = self._tables
-        stop = min(-(-int(tables.num_computed[row]) // tables.block_size), int(tables.num_blocks[row]))
+        stop = min(-(-int(tables.num_launched[row]) // tables.block_size), int(tables.num_blocks[row]))
         return tables.blocks[0, row, max(keep, self._num_nodes(row)) : stop].astype(np.int64)
 
     def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
@@ -171,7 +186,7 @@ class Tiers:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         # Lookahead blocks hold nothing to come back for.
-        keep = min(keep, -(-int(tables.num_computed[row]) // tables.block_size))
+        keep = min(keep, -(-int(tables.num_launched[row]) // tables.block_size))
         self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
         tables.set_num_blocks(row, keep)
         tables.reserved[row] = 0

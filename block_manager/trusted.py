@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from block_manager.errors import InvalidConfig
 from block_manager.events import EventLog
+from block_manager.flights import Flight, Flights, Share
 from block_manager.free_list import Blocks
 from block_manager.growth import Growth, TableChanges
 from block_manager.moves import NO_MOVES, Moves
@@ -41,7 +42,8 @@ class TrustedCalls(Views):
         self._tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
         self._device = Pool(self.num_blocks, "device")
         self._host = Pool(self.num_host_blocks, "host")
-        self._index = PrefixIndex(self._tables, self._device, self._host) if prefix_caching else None
+        self._flights = Flights(self._tables)
+        self._index = PrefixIndex(self._tables, self._flights, self._device, self._host) if prefix_caching else None
         self.host_caching = host_caching
         self._offload: Offload | None = None
         if host_caching and self._index is not None:
@@ -53,7 +55,7 @@ class TrustedCalls(Views):
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
         self._sharing = (
-            Sharing(self._tables, self._device, self._index, self._growth, self._tiers, self._offload)
+            Sharing(self._tables, self._flights, self._device, self._index, self._growth, self._tiers, self._offload)
             if self._index
             else None
         )
@@ -120,8 +122,8 @@ class TrustedCalls(Views):
         wanted = -(-end // size)
         if wanted > have:
             self._growth.promise(row, have, wanted - have)
-        tables.num_scheduled[row] = end - computed
-        tables.batch[row] = self._batch
+        tables.num_launched[row] = end
+        self._flights.composed.place(row, computed, end)
         if index is not None and not index.is_lazy[row]:
             self._begin_pending(index, row, end)
         return row, computed, end - computed
@@ -174,7 +176,7 @@ class TrustedCalls(Views):
             stop = int(self._tables.num_blocks[row])
             self._growth.note(row, start)
             if (
-                self._tables.num_computed[row] % self.block_size
+                self._tables.num_launched[row] % self.block_size
                 and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
             ):
                 self._tables.shares_tail[row] = True
@@ -230,7 +232,7 @@ class TrustedCalls(Views):
     def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
         tables, growth = self._tables, self._growth
-        ends = tables.num_computed[rows] + counts
+        ends = tables.num_launched[rows] + counts
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
         wanted = -(-ends[short] // self.block_size)
@@ -239,30 +241,26 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
-        tables.num_scheduled[rows] = counts
-        tables.batch[rows] = self._batch
+        tables.num_launched[rows] = ends
+        self._flights.composed.place(rows, ends - counts, ends)
         self._look_up_next(rows, ends)
         return moves
 
-    def place_decodes(
-        self, rows: Rows, computed: NDArray[np.int64], ends: NDArray[np.int64], *, counts_stand: bool = False
-    ) -> Moves:
-        """`place` of one token for each of these rows, which have `computed` tokens and `ends`, one more, both int64 [n].
+    def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
+        """`place` of one token for each of these rows, of which `starts` are launched, and `ends`, one more, both int64 [n].
 
-        Their blocks are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`. With
-        `counts_stand` each of these rows had one token in flight when it was last placed.
+        Their blocks are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`.
         """
         tables, growth = self._tables, self._growth
         have = tables.num_blocks[rows]
-        short = (computed >= have * self.block_size).nonzero()[0]
+        short = (starts >= have * self.block_size).nonzero()[0]
         moves = NO_MOVES
         if growth.any_shared_tail:
             moves = growth.copy_shared_tails(rows, len(short))
         if len(short):
             growth.promise_one_each(rows[short], have[short])
-        if not counts_stand:
-            tables.num_scheduled[rows] = 1
-        tables.batch[rows] = self._batch
+        tables.num_launched[rows] = ends
+        self._flights.composed.place(rows, starts, ends)
         self._look_up_next(rows, ends)
         return moves
 
@@ -323,7 +321,7 @@ class TrustedCalls(Views):
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
-        tables.num_computed[rows] = computed + num_steps
+        tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
         self._longest = int(tables.num_tokens.max()) + num_steps
         tables.ensure_tokens(self._longest + 1)
         rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
@@ -351,6 +349,7 @@ class TrustedCalls(Views):
     def _begin_batch(self, number: int) -> None:
         self._batch = number
         self._device.free_list.now = self._host.free_list.now = number
+        self._flights.begin(number)
         if self._index is not None:
             self._index.batch = number
 
@@ -366,6 +365,8 @@ class TrustedCalls(Views):
                 self._begin_pending(index, int(rows[place]), int(ends[place]))
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
+        # What nobody knows yet is no content.
+        end = min(end, self._tables.num_tokens.item(row))
         if index.fills_next(row, end):
             # First of all: what is evicted is known no more, and this row computes it for others, too.
             self._growth.evict_promised()
@@ -377,12 +378,12 @@ class TrustedCalls(Views):
         if self._growth.any_shared_tail:
             return self.place(np.array([row]), np.array([count]))
         have = int(tables.num_blocks[row])
-        end = int(tables.num_computed[row]) + count
+        end = int(tables.num_launched[row]) + count
         wanted = -(-end // self.block_size)
         if wanted > have:
             self._growth.write(row, have, self._device.draw(wanted - have))
-        tables.num_scheduled[row] = count
-        tables.batch[row] = self._batch
+        tables.num_launched[row] = end
+        self._flights.composed.place(row, end - count, end)
         if self._index is not None and not self._index.is_lazy[row]:
             self._begin_pending(self._index, row, end)
         return NO_MOVES
@@ -401,31 +402,89 @@ class TrustedCalls(Views):
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
         return slots
 
-    def settle(self, rows: Rows, ends: NDArray[np.int64], chunk_rows: Sequence[int] = ()) -> None:
-        """`confirm` for rows that the caller vouches for, whose confirmed and scheduled tokens add up to `ends`, int64 [n].
-
-        `chunk_rows` are those of them that may have had more than one token in flight. From now on they count as the others do,
-        so that `place_decodes` need not say how many each has.
-        """
+    def settle(self, flight: Flight) -> None:
+        """The batch, the oldest that is out, ran: what it computed is confirmed, full blocks are nodes, duplicates go back."""
         tables, index = self._tables, self._index
-        for row in chunk_rows:
-            tables.num_scheduled[row] = 1
-        tables.num_computed[rows] = ends
-        tables.batch[rows] = 0
-        if index is not None and index.num_attentive:
-            for place in index.attentive(rows).tolist():
-                self.publish(int(rows[place]))
-
-    def forget_sharers(self, batch: int) -> None:
-        """Batch `batch` has ended as computed: what its rows shared of one another is confirmed."""
+        self._flights.end(flight)
+        if flight.is_whole:
+            for rows, _, ends in flight.parts:
+                tables.num_computed[rows] = ends
+        else:
+            for row, _, end in flight.shares(tables):
+                tables.num_computed[row] = max(
+                    tables.num_computed.item(row), min(end, tables.num_launched.item(row), tables.num_tokens.item(row))
+                )
+        if index is None:
+            return
+        index.confirm(flight.number)
+        if index.num_attentive:
+            for rows, _, _ in flight.parts:
+                if isinstance(rows, int):
+                    if rows not in flight.gone and not index.is_lazy[rows]:
+                        self._publish(rows)
+                else:
+                    for place in index.attentive(rows).tolist():
+                        if (row := rows.item(place)) not in flight.gone:
+                            self._publish(row)
         if self._sharing is not None:
-            self._sharing.forget_sharers(batch)
+            self._sharing.forget_sharers(flight.number)
+
+    def _publish(self, row: int) -> None:
+        # A swapped row has no device block that could carry a node.
+        if not self._tables.is_swapped[row]:
+            self.publish(row)
+
+    def take_back(self, flight: Flight) -> dict[int, int]:
+        """The batch, the latest that is out, did not run: rows fall back to where it began, pending nodes are withdrawn.
+
+        A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
+        that had been counted.
+        """
+        tables, index, sharing = self._tables, self._index, self._sharing
+        if sharing is not None:
+            sharing.cut_sharers(flight)
+        shares = list(flight.shares(tables))[::-1]
+        for share in shares:
+            self._fall_back(share)
+        for share in shares:
+            # Whether a tail is shared is known when all have given back what they lose.
+            self._note_shared_tail(share.row)
+        self._flights.end(flight)
+        if index is None or sharing is None:
+            return {}
+        index.withdraw(flight.number)
+        sharing.hand_down(flight.number)
+        return sharing.take_lost_hits()
+
+    def _fall_back(self, share: Share) -> None:
+        tables, size = self._tables, self.block_size
+        row, stays, _ = share
+        if tables.is_swapped[row] and stays % size and self._tiers.tail_is_node(row, stays // size):
+            # A node that never becomes full is no place for a private tail.
+            stays -= stays % size
+        tables.fall_back(row, stays)
+        if self._index is not None:
+            self._index.fall_back(row)
+        keep = -(-tables.num_launched.item(row) // size)
+        if tables.is_swapped[row]:
+            self._tiers.trim(row, keep)
+        self._growth.give_back(row, max(keep, int(tables.reserved[row])))
+
+    def _note_shared_tail(self, row: int) -> None:
+        """The row's last block, full a moment ago, may be partial now and others' as well."""
+        tables = self._tables
+        column, offset = divmod(tables.num_launched.item(row), self.block_size)
+        if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
+            tables.shares_tail[row] = True
+            self._growth.any_shared_tail = True
 
     def close(self, row: int) -> None:
         """`free` of one row that the caller vouches for."""
         tables = self._tables
         num_blocks = tables.num_blocks.item(row)
         first, stop = (0, 0) if self._index is None else self._index.end_path(row)
+        if self._flights.may_have(row):
+            self._flights.leave(row)
         if tables.is_swapped[row]:
             self._tiers.drop(row)
         # Apart, because a release of blocks that look alike is one read and one write.
@@ -513,13 +572,13 @@ class TrustedCalls(Views):
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """The first `num_computed` tokens of the row are in its blocks, written by somebody else; full blocks become nodes."""
-        self._tables.num_computed[row] = num_computed
+        self._tables.set_progress(row, num_computed)
         self.publish(row)
 
     def shrink(self, row: int, reserved: int) -> None:
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
         self._tables.reserved[row] = reserved
-        self._growth.give_back(row, max(-(-int(self._tables.num_computed[row]) // self.block_size), reserved))
+        self._growth.give_back(row, max(-(-int(self._tables.num_launched[row]) // self.block_size), reserved))
 
     def claim(self) -> None:
         """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""

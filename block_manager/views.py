@@ -40,13 +40,18 @@ class Views:
 
     @property
     def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of its own batch's pending nodes)."""
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
         return self._tables.num_computed
+
+    @property
+    def num_launched(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
+        return self._tables.num_launched
 
     @property
     def num_scheduled(self) -> NDArray[np.int64]:
         """int64 [rows]: tokens of each row that are in flight; a copy."""
-        return np.where(self._tables.batch != 0, self._tables.num_scheduled, 0)
+        return self._tables.num_launched - self._tables.num_computed
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -57,11 +62,6 @@ class Views:
     def live_rows(self) -> Rows:
         """int64 [n]: the rows that sequences hold, rising."""
         return self._tables.live_rows
-
-    @property
-    def batch_of_row(self) -> NDArray[np.int64]:
-        """int64 [rows]: the number of the batch that each row is in flight in; 0 for none."""
-        return self._tables.batch
 
     @property
     def ref_counts(self) -> NDArray[np.int32]:

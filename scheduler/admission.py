@@ -247,7 +247,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     manager = state.manager
     follows, is_placed = None, not (request.is_bounded or state.counts_reserved)
     for row in request.rows:
-        if row < 0 or manager.batch_of_row[row]:
+        if row < 0 or manager.is_in_flight(row):
             continue
         todo = int(manager.num_tokens[row]) - int(manager.num_computed[row])
         if todo == 0:

@@ -82,7 +82,7 @@ def _in_flight(state: State) -> list[str]:
     in_batches = [row for batch in state.outstanding for row in batch.ticket.rows.tolist()]
     if len(set(in_batches)) != len(in_batches):
         found.append("8: a row is in two batches.")
-    in_flight = {row for row in manager.live_rows.tolist() if manager.batch_of_row[row]}
+    in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
     if in_flight != set(in_batches) or state.num_in_flight != len(in_batches):
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
     for batch in state.outstanding:

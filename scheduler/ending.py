@@ -237,7 +237,7 @@ def _account(state: State, batch: Batch) -> None:
         return
     manager = state.manager
     for row, high in list(state.recovering.items()):
-        if manager.batch_of_row[row] != batch.number:
+        if manager.is_in_flight(row) != batch.number:
             continue
         start = int(manager.num_computed[row])
         stop = start + int(manager.num_scheduled[row])

@@ -143,7 +143,7 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
         if state.transfers:
             return True
     for row in request.live_rows:
-        if not state.manager.batch_of_row[row]:
+        if not state.manager.is_in_flight(row):
             place_chunk(state, step, request, row)
     return step.num_rows > 0
 

@@ -64,7 +64,7 @@ def compute() -> Callable[..., None]:
         if count is None:
             count = int(manager.num_tokens[row] - manager.num_computed[row])
         moves = manager.allocate([row], [count])
-        manager.confirm([row])
+        manager.confirm()
         return moves
 
     return compute

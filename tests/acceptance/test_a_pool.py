@@ -43,8 +43,8 @@ def test_A4_calls_about_no_rows_change_nothing(make_manager, fill):
     fill(manager, [1, 2, 3])
     before = manager.snapshot()
     assert manager.allocate([], []).is_empty
-    manager.confirm([])
-    manager.cancel([])
+    manager.confirm()
+    manager.cancel()
     manager.free([])
     assert manager.snapshot() == before
 
@@ -70,7 +70,7 @@ def test_A6_a_call_for_several_rows_that_fit_only_one_by_one_changes_nothing(mak
     assert manager.snapshot() == before
     manager.allocate(rows, [8, 4])
     assert manager.num_free == 0
-    manager.cancel(rows)
+    manager.cancel()
 
 
 def test_A7_a_row_listed_twice_in_one_free_is_refused_and_nothing_changes(make_manager, fill):
@@ -136,7 +136,7 @@ def test_A11_many_blocks_are_popped_and_returned_in_one_call(make_manager, compu
     manager = make_manager(8, 4, prefix_caching=False)
     rows = [manager.add([row] * 16) for row in range(2)]
     manager.allocate(rows, [16, 16])
-    manager.confirm(rows)
+    manager.confirm()
     assert [manager.table(row).tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     manager.free(rows)
     again = manager.add([5] * 32)

@@ -72,8 +72,8 @@ def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
     for call in (
         lambda: manager.free([row]),
         lambda: manager.allocate([row], [1]),
-        lambda: manager.confirm([row]),
-        lambda: manager.cancel([row]),
+        lambda: manager.confirm(),
+        lambda: manager.cancel(),
         lambda: manager.append(row, [1]),
         lambda: manager.truncate(row, 0),
         lambda: manager.reserve([row], [1]),
@@ -121,7 +121,7 @@ def test_a_row_in_flight_is_left_alone_by_everything_but_the_end_of_its_batch(ma
         with pytest.raises(RowInFlight):
             call()
     assert manager.snapshot() == before
-    manager.confirm([row])
+    manager.confirm()
 
 
 def test_a_row_that_is_not_in_flight_can_be_neither_confirmed_nor_cancelled(make_manager, fill):
@@ -156,7 +156,7 @@ def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
     with pytest.raises(RowInFlight):
         manager.free([good, flying])
     assert manager.snapshot() == before
-    manager.cancel([flying])
+    manager.cancel()
 
 
 @pytest.mark.parametrize("prompt", [[], np.empty(0, np.int32), [-1], [1.5], ["a"], None, 7, [[1], [2]], [2**31]])

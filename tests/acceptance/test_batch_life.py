@@ -230,7 +230,7 @@ def test_what_is_confirmed_goes_before_what_a_later_batch_has_pending(make_manag
     manager = make_manager(4, 2)
     first = manager.add([0, 1, 0, 1, 0, 1])
     manager.allocate(first, 6)
-    manager.confirm(first)
+    manager.confirm()
     # Its content stays cached, so that it makes no pending node when it computes the same again ...
     manager.truncate(first, 0)
     manager.allocate(first, 6)
@@ -238,9 +238,9 @@ def test_what_is_confirmed_goes_before_what_a_later_batch_has_pending(make_manag
     # ... and then is evicted, and a row of the next batch has it pending.
     second = manager.add([0, 1])
     manager.allocate(second, 2)
-    manager.confirm(first)
+    manager.confirm()
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
-    manager.confirm(second)
+    manager.confirm()
     assert manager.table(second).tolist() == manager.table(first).tolist()[:1]
 
 

@@ -76,7 +76,7 @@ def test_C4_three_holders_of_a_partial_block_need_two_copies(make_manager, fill)
     for row in rows:
         manager.append(row, [50 + row])
     moves = manager.allocate(rows, [1, 1, 1])
-    manager.confirm(rows)
+    manager.confirm()
     # One of the three keeps the block, the other two leave it.
     assert len(moves.device_to_device) == 2
     tails = [int(manager.table(row)[1]) for row in rows]
@@ -116,7 +116,7 @@ def test_C7_four_forks_of_a_partial_block_need_four_more_blocks_for_one_token_ea
     for row in rows:
         manager.append(row, [90 + row])
     manager.allocate(rows, [1] * 5)
-    manager.confirm(rows)
+    manager.confirm()
     assert (manager.num_used, manager.num_available) == (6, 2)
     for row in rows:
         manager.append(row, [1, 2, 3])
@@ -171,7 +171,7 @@ def test_C11_a_row_in_flight_cannot_be_forked(make_manager):
     with pytest.raises(RowInFlight):
         manager.fork(row)
     assert manager.snapshot() == before
-    manager.cancel([row])
+    manager.cancel()
 
 
 def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):
@@ -200,7 +200,7 @@ def test_C14_a_copy_stands_when_its_step_is_cancelled(make_manager, fill, comput
     manager.append(child, [50])
     copy = manager.allocate([child], [1])
     assert copy.device_to_device.tolist() == [[1, 2]]
-    manager.cancel([child])
+    manager.cancel()
     assert (manager.num_computed[child], manager.num_scheduled[child]) == (6, 0)
     assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
     assert compute(manager, child).is_empty
@@ -214,7 +214,7 @@ def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_pa
     sharer = manager.add([*range(8), 50])
     assert manager.num_computed[sharer] == 8
     child = manager.fork(sharer)
-    manager.cancel([leader])
+    manager.cancel()
     for row in (sharer, child):
         assert (manager.num_computed[row], manager.table(row).tolist()) == (0, [])
     assert manager.num_available == 10

@@ -43,7 +43,7 @@ from paged import BlockManager
 manager = BlockManager(4, 4)
 row = manager.add(range(12), namespace=("tenant", 3))
 manager.allocate([row], [12])
-manager.confirm([row])
+manager.confirm()
 print([digest.hex() for digest in manager.block_hashes(row)])
 """
 
@@ -157,7 +157,7 @@ def test_D7_the_fourth_hash_appears_exactly_when_the_block_fills(make_manager, f
     assert manager.block_hashes(row) == three
     manager.allocate([row], [1])
     assert manager.block_hashes(row) == three, "in flight is not confirmed"
-    manager.confirm([row])
+    manager.confirm()
     assert len(manager.block_hashes(row)) == 4
     assert manager.block_hashes(row)[:3] == three
     assert len(manager.cached_contents()) == 4
@@ -190,7 +190,7 @@ def test_D9_a_hit_is_equality_of_tokens(make_manager, fill):
         row = manager.add(tokens)
         assert manager.num_computed[row] == expected
         manager.allocate([row], [4 - expected])
-        manager.confirm([row])
+        manager.confirm()
         stored |= {tuple(tokens[:length]) for length in range(1, 5)}
         assert manager.check() == []
         manager.free([row])

@@ -42,7 +42,7 @@ def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, f
     assert manager.num_computed[third] == 48
     assert manager.num_available == 7
     manager.allocate([third], [6])
-    manager.confirm([third])
+    manager.confirm()
     assert manager.num_available == 6
 
 
@@ -53,7 +53,7 @@ def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fil
     assert manager.num_computed[row] == 0
     manager.allocate([row], [160])
     assert manager.num_available == 0
-    manager.confirm([row])
+    manager.confirm()
     assert manager.lookup(range(87)).num_tokens == 0
     assert len(manager.cached_contents()) == 10
 
@@ -295,7 +295,7 @@ def test_E20_the_same_prompt_again_replaces_its_last_block_alone(make_manager, f
     assert manager.num_computed[row] == 4 * (count - 1)
     manager.allocate([row], [4])
     assert len(manager.cached_contents()) == count - 1
-    manager.confirm([row])
+    manager.confirm()
     assert manager.cached_contents() == old
 
 
@@ -348,7 +348,7 @@ def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
     manager = make_manager(8, 4)
     row = manager.add(range(10))
     manager.allocate([row], [10])
-    manager.cancel([row])
+    manager.cancel()
     assert manager.lookup(range(10)).num_tokens == 0
     assert manager.cached_contents() == set()
     assert (manager.num_free, manager.num_computed[row]) == (8, 0)
@@ -438,7 +438,7 @@ def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(make_
     manager.next_batch()
     manager.allocate([row], [4])
     assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
-    manager.cancel([row])
+    manager.cancel()
     assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 4
     compute(manager, row)
     assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
@@ -450,7 +450,7 @@ def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_
     manager = make_manager(11, 2)
     computing = manager.add([0, 1, 0, 1])
     manager.allocate([computing], [3])
-    manager.confirm([computing])
+    manager.confirm()
     arriving = manager.add([0, 1, 0, 1, 0, 1])
     manager.reserve([arriving], [3])
     manager.next_batch()
@@ -458,9 +458,9 @@ def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_
     manager.set_computed(arriving, 6)
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
     if is_cancelled:
-        manager.cancel([computing])
+        manager.cancel()
         manager.allocate([computing], [1])
-    manager.confirm([computing])
+    manager.confirm()
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
     assert manager.table(computing).tolist() == manager.table(arriving)[:2].tolist()
     manager.free([computing, arriving])

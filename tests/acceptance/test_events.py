@@ -65,7 +65,7 @@ def test_parents_are_told_first_also_by_who_asked_while_they_were_being_computed
     manager = make_manager(4, 4)
     manager.add(A[:3])
     manager.allocate([0], [3])
-    manager.confirm([0])
+    manager.confirm()
     copy = manager.fork(0)
     manager.append(copy, [A[3]])
     manager.allocate([copy], [1])
@@ -74,7 +74,7 @@ def test_parents_are_told_first_also_by_who_asked_while_they_were_being_computed
     row = manager.add(A)
     manager.allocate([row], [4])
     assert manager.take_events() == []
-    manager.confirm([row, copy])
+    manager.confirm()
     first, second = manager.take_events()
     assert row < copy
     assert (first.parent, second.parent) == (None, first.hashes[-1])

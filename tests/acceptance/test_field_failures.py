@@ -51,7 +51,7 @@ def test_reserved_draft_slots_that_do_not_fit_leave_both_rows_as_they_were(make_
     manager.reserve([rows[0]], [5])
     manager.append(rows[0], [16])
     manager.allocate([rows[0]], [1])
-    manager.confirm([rows[0]])
+    manager.confirm()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -83,7 +83,7 @@ def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager,
     assert manager.snapshot() == before
     manager.swap_in([row])
     manager.allocate([row], [1])
-    manager.confirm([row])
+    manager.confirm()
     assert manager.num_computed[row] == 7
 
 
@@ -198,7 +198,7 @@ def test_G10_a_row_in_flight_cannot_be_swapped(make_manager):
     with pytest.raises(RowInFlight):
         manager.swap_out([row])
     assert manager.snapshot() == before
-    manager.confirm([row])
+    manager.confirm()
 
 
 def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):

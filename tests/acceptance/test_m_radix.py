@@ -32,8 +32,8 @@ def test_M4_what_was_computed_twice_is_kept_once(make_manager):
     manager.next_batch()
     second = manager.add([0, 1, 2, 3])
     manager.allocate([second], [4])
-    manager.confirm([first])
-    manager.confirm([second])
+    manager.confirm()
+    manager.confirm()
     manager.free([first, second])
     assert manager.lookup([0, 1, 2, 3, 9]).num_tokens == 4
     assert (manager.num_cached, manager.num_free) == (4, 5)

@@ -71,7 +71,7 @@ def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager):
         manager.free([manager.add([1, 2, 3, 4, 5])])
     row = manager.add([1, 2, 3, 4, 5])
     manager.allocate([row], [5])
-    manager.confirm([row])
+    manager.confirm()
     manager.free([row])
     for _ in range(999):
         manager.free([manager.add([1, 2, 3, 4, 5])])
@@ -87,7 +87,7 @@ def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager):
         manager.next_batch()
         row = manager.add(tokens)
         manager.allocate([row], [len(tokens)])
-        manager.confirm([row])
+        manager.confirm()
         for _ in range(steps):
             manager.next_batch()
         manager.free([row])

@@ -23,7 +23,7 @@ OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
 def compute(manager: BlockManager, row: int) -> None:
     count = int(manager.num_tokens[row] - manager.num_computed[row])
     manager.allocate([row], [count])
-    manager.confirm([row])
+    manager.confirm()
 
 
 def healthy_manager() -> BlockManager:
@@ -316,14 +316,14 @@ def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
     first, second = manager.add([1, 2, 3, 4, 5]), manager.add([1, 2, 3, 4, 5])
     calls: list[Callable[[], object]] = [
         lambda: manager.allocate([first, second], [5, 5]),
-        lambda: manager.cancel([second]),
-        lambda: manager.confirm([first]),
+        lambda: manager.cancel(),
+        lambda: manager.confirm(),
         lambda: manager.allocate([second], [5]),
-        lambda: manager.confirm([second]),
+        lambda: manager.confirm(),
         lambda: manager.fork(first),
         lambda: manager.append(first, [6]),
         lambda: manager.allocate([first], [1]),
-        lambda: manager.confirm([first]),
+        lambda: manager.confirm(),
         lambda: manager.reserve([first], 5),
         lambda: manager.swap_out([second], 1),
         lambda: manager.swap_in([second]),

@@ -58,7 +58,7 @@ def manager():
     manager = BlockManager(4, 2)
     row = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
     manager.allocate([row], [8])
-    manager.confirm([row])
+    manager.confirm()
     manager.free([row])
     return manager
 
@@ -117,7 +117,7 @@ def test_an_evicted_child_lets_go_of_its_parent():
     for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7]):
         row = manager.add(tokens)
         manager.allocate([row], [len(tokens) - int(manager.num_computed[row])])
-        manager.confirm([row])
+        manager.confirm()
         manager.free([row])
     parent, child = sorted(manager._index.runs.values(), key=lambda run: run.id)
     evict(manager, 2)

@@ -36,7 +36,7 @@ class Mirror:
 
 def compute(manager: BlockManager, *rows: int) -> None:
     manager.allocate(rows, [int(manager.num_tokens[row] - manager.num_computed[row]) for row in rows])
-    manager.confirm(rows)
+    manager.confirm()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_duplicate_that_is_given_back_is_told(mirror):
     rows = manager.add([1, 2, 3]), manager.add([1, 2, 4])
     manager.allocate(rows, [3, 3])
     mirror.follow()
-    manager.confirm(rows)
+    manager.confirm()
     assert mirror.follow() == [(1, 0, 0)]
 
 
@@ -154,7 +154,7 @@ def act(manager: BlockManager, call: str, pick: int, tokens: list[int]) -> None:
         compute(manager, *[each for each in live if manager.num_tokens[each] > manager.num_computed[each]])
     elif call == "cancel":
         manager.allocate([row], [to_go])
-        manager.cancel([row])
+        manager.cancel()
     elif call == "append":
         manager.append(row, tokens)
     elif call == "fork":

@@ -64,7 +64,7 @@ def test_an_adapter_is_a_manager_and_keeps_its_promises():
     assert isinstance(Plain(ManagerWorld()), KVManager)
     row = manager.add([1, 2, 3])
     manager.allocate([row], [3])
-    manager.confirm([row])
+    manager.confirm()
     assert manager.slots(row, 1, 3).tolist() == [1, 2]
     assert (manager.num_used, manager.block_states().tolist()) == (2, [2, 2, 0])
 

@@ -22,7 +22,7 @@ def test_ours_keep_every_promise():
     manager = held_to("KVManager", BlockManager(4, 2, host_blocks=1))
     row = manager.add([1, 2, 3], namespace="a")
     assert len(manager.allocate([row], [3])) == 0
-    manager.confirm([row])
+    manager.confirm()
     assert manager.table(row).tolist() == [0, 1]
     assert manager.slots(row, 1, 3).tolist() == [1, 2]
     for name in (
