@@ -33,9 +33,9 @@ from block_manager import (
     InvalidConfig,
     InvalidTokens,
     Moves,
+    NothingInFlight,
     OutOfBlocks,
     RowInFlight,
-    RowNotInFlight,
     UnknownRow,
     token_array,
 )
@@ -363,7 +363,7 @@ class ManagerAdapter(ABC):
     def _busy(self, row: int) -> Held:
         held = self._row(row)
         if not held.batch:
-            raise RowNotInFlight(row)
+            raise NothingInFlight
         return held
 
     def _listed(self, rows: Any, one: Any) -> list[Held]:
