@@ -69,9 +69,23 @@ def validated_tokens(
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
+    if state.outstanding and (array > 1).any():
+        _must_not_rest_on(state, batch, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
     return tokens, None if array.tobytes() == usual.tobytes() else array
+
+
+def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
+    """Raise WrongTokens where a row gets several tokens, and a later batch counts on one."""
+    for later in state.outstanding:
+        places = later.source_places[later.source_batches == batch.number]
+        wrong = places[counts[places] > 1]
+        if len(wrong):
+            place = int(wrong[0])
+            raise WrongTokens(
+                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {later.number} rests on one."
+            )
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
