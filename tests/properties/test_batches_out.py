@@ -271,8 +271,10 @@ class World:
     def abort(self) -> None:
         if self.live:
             id = self.random.choice(self.live)[0]
-            output = self.scheduler.abort(id)
-            assert output is not None
+            if self.scheduler.status(id) in ("finished", "rejected"):
+                # It has ended, and nothing has been delivered of that yet.
+                return
+            assert self.scheduler.abort(id) is not None
             self.end(id)
             self.checked()
 
@@ -297,7 +299,6 @@ class World:
                     # It has ended, and nothing has been delivered of that yet.
                     assert self.scheduler.status(id) in ("finished", "rejected")
                     continue
-                assert not is_flying
                 book.known += tokens
                 book.ends_with_output = False
                 book.limit = min(
