@@ -100,6 +100,10 @@ class Events(Sequence[Event]):
     def __repr__(self) -> str:
         return repr(self._all())
 
+    def __reduce__(self) -> tuple[type[list[Event]], tuple[list[Event]]]:
+        # For a reader in another process: the events, without the index that they are made from.
+        return list, (self._all(),)
+
     def _all(self) -> list[Event]:
         if self._made is None:
             if self._grown is not None:
