@@ -5,7 +5,9 @@ Needs numpy alone. Knows no requests, no time and no tensors.
 
 from block_manager.content_calls import Hit
 from block_manager.content_key import root_prefix
+from block_manager.copying import Uncopyable
 from block_manager.errors import (
+    CannotCopy,
     DuplicateRow,
     InvalidConfig,
     InvalidNamespace,
@@ -33,6 +35,7 @@ __all__ = [
     "NO_MOVES",
     "Admission",
     "BlockManager",
+    "CannotCopy",
     "Cleared",
     "DuplicateRow",
     "Event",
@@ -52,6 +55,7 @@ __all__ = [
     "RowSwapped",
     "Stored",
     "TableChanges",
+    "Uncopyable",
     "UnknownContent",
     "UnknownPin",
     "UnknownRow",

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import int64_array, is_integer
 from block_manager.errors import DuplicateRow, InvalidTokens, RowInFlight, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
@@ -50,6 +51,8 @@ def token_array(tokens: Any) -> Tokens:
 
 
 def _converted(tokens: Any) -> NDArray[Any]:
+    if isinstance(tokens, np.ma.MaskedArray):
+        raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
     try:
         if isinstance(tokens, np.ndarray):
             if tokens.dtype.kind not in "iu":
@@ -234,15 +237,12 @@ class Tables:
 
         Raises UnknownRow, DuplicateRow, RowInFlight or RowSwapped.
         """
-        try:
-            array = np.atleast_1d(np.asarray(rows))
-        except ValueError:
-            raise UnknownRow(rows) from None
-        if not array.size:
-            return np.empty(0, np.int64)
-        if array.dtype.kind not in "iu" or array.ndim != 1:
+        integers = int64_array(rows)
+        if integers is None:
             raise UnknownRow(rows)
-        array = array.astype(np.int64)
+        array = np.atleast_1d(integers)
+        if not array.size:
+            return array
         outside = (array < 0) | (array >= self._num_rows)
         if outside.any():
             raise UnknownRow(int(array[outside][0]))
@@ -266,7 +266,7 @@ class Tables:
 
     def one(self, row: int, *, allow_in_flight: bool = False, allow_swapped: bool = False) -> int:
         """`row` once it is one live row. Raises as `checked`."""
-        if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
+        if not is_integer(row):
             raise UnknownRow(row)
         row = int(row)
         if not 0 <= row < self._num_rows or self.uid[row] == 0:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import logical_time
 from block_manager.errors import InvalidConfig
 from block_manager.events import EventLog
 from block_manager.free_list import Blocks
@@ -464,7 +465,12 @@ class TrustedCalls(Views):
             self._retention().retain([(*last, 1)], level, until)
 
     def expire(self, now: float) -> None:
-        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing."""
+        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+
+        Raises InvalidConfig for what is no number, and for NaN.
+        """
+        if type(now) is not float or now != now:
+            now = logical_time("now", now)
         if self._retentions is not None:
             self._retentions.expire(now)
 

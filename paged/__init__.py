@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from block_manager import (
         Admission,
         BlockManager,
+        CannotCopy,
         Cleared,
         DuplicateRow,
         Hit,
@@ -94,6 +95,7 @@ __all__ = [
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
+    "CannotCopy",
     "CheckpointNotFound",
     "Cleared",
     "Completion",
@@ -159,6 +161,7 @@ _PUBLIC_NAMES = {
     "block_manager": (
         "Admission",
         "BlockManager",
+        "CannotCopy",
         "Cleared",
         "DuplicateRow",
         "Hit",

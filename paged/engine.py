@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from block_manager import BlockManager, InvalidConfig, PagedError
+from block_manager import BlockManager, InvalidConfig, InvalidTokens, PagedError, token_array
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -188,9 +188,13 @@ class Engine:
         return request_id
 
     def encoded(self, prompt: str | Sequence[int]) -> list[int]:
-        """A prompt as token ids. Raises InvalidRequest for text when the model has no tokenizer."""
+        """A prompt as token ids. Raises InvalidRequest for what are none, and for text when the model has no tokenizer."""
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            try:
+                ids: list[int] = token_array(prompt).tolist()
+            except InvalidTokens as error:
+                raise InvalidRequest(f"a prompt: {error}") from None
+            return ids
         if self.model.tokenizer is None:
             raise InvalidRequest(f"{self.model.path}: no tokenizer there, so prompts have to be token ids.")
         found: list[int] = self.model.tokenizer.encode(prompt, verbose=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import BlockManager, InvalidConfig, token_array
+from block_manager import BlockManager, InvalidConfig, Uncopyable, token_array
 from scheduler import ending
 from scheduler.accounting import SchedulerStats
 from scheduler.admission import let_in
@@ -61,7 +61,7 @@ def _checked_id(request_id: object) -> str:
     return request_id
 
 
-class Scheduler:
+class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which it has for itself.
 
     policy               a name in POLICIES, or a Policy

@@ -64,8 +64,13 @@ def validated_tokens(
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
     array = array.astype(np.int64)
+    if isinstance(counts, np.ma.MaskedArray):
+        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
     if (array < 0).any():
         raise WrongTokens(f"batch {batch.number}: a count is negative.")
+    if (array > len(tokens)).any():
+        # Before they are added up: the sum of such numbers may not fit into 64 bits.
+        raise WrongTokens(f"batch {batch.number}: a count is {array.max():,}; got {len(tokens)} tokens.")
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")

@@ -1,6 +1,7 @@
 """The engine and LLM on the model that ships: answers, streams, failures of a step, and what bad input gets."""
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -227,6 +228,14 @@ def test_of_several_prompts_with_a_bad_one_none_runs(model):
     assert not llm.engine.has_unfinished
     with pytest.raises(InvalidConfig, match="2 prompts and 1 sampling parameters"):
         llm.generate([PROMPT, PROMPT], [SamplingParams()])
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2.9], [True, False], [[1, 2]], [-1], ["1"], np.ma.array([1, 2], mask=[0, 1])])
+def test_what_are_no_token_ids_is_refused_and_not_rounded(model, prompt):
+    llm = LLM(model)
+    with pytest.raises(InvalidRequest):
+        llm.generate([prompt])
+    assert not llm.engine.has_unfinished
 
 
 def test_a_byte_budget_says_how_much_would_do(model):
