@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,19 @@ _FEW = 1024
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 # Tokens a row that there is room for from the beginning.
 _FIRST_STRIDE = 4096
+_COLUMNS: dict[str, type[np.generic]] = {
+    "num_blocks": np.int64,
+    "reserved": np.int64,
+    "num_tokens": np.int64,
+    "num_computed": np.int64,
+    "num_scheduled": np.int64,
+    "batch": np.int64,
+    "uid": np.int64,
+    "is_swapped": np.bool_,
+    "shares_tail": np.bool_,
+    "last_token": np.int32,
+    "slot_base": np.int64,
+}
 # Only full attention today; a second group would be layers with another table and lifetime for the same row.
 NUM_GROUPS = 1
 
@@ -111,15 +124,14 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self._set_blocks(np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32))
         self._num_rows = num_rows
-        for name in ("num_blocks", "reserved", "num_tokens", "num_computed", "num_scheduled", "batch", "uid"):
-            setattr(self, name, np.zeros(num_rows, np.int64))
-        for name in ("is_swapped", "shares_tail"):
-            setattr(self, name, np.zeros(num_rows, np.bool_))
-        self.last_token = np.zeros(num_rows, np.int32)
-        self.slot_base = np.zeros(num_rows, np.int64)
+        for name, dtype in _COLUMNS.items():
+            setattr(self, name, np.zeros(num_rows, dtype))
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
+        # Called with a number of rows before there are so many, by those who keep columns of their own: these come to hold as many,
+        # or MemoryError is raised.
+        self.before_growth: list[Callable[[int], None]] = []
 
     num_blocks: NDArray[np.int64]
     reserved: NDArray[np.int64]
@@ -145,13 +157,15 @@ class Tables:
 
     def open(self, tokens: Tokens) -> int:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
-        if not self._free_rows:
-            self._grow_rows()
-        row, num_tokens = heapq.heappop(self._free_rows), len(tokens)
-        self.uid[row] = self._next_uid
-        self._next_uid += 1
+        num_tokens = len(tokens)
+        # First of all: there may be no memory for it.
         if num_tokens > self._stride:
             self.ensure_tokens(num_tokens)
+        if not self._free_rows:
+            self._grow_rows()
+        row = heapq.heappop(self._free_rows)
+        self.uid[row] = self._next_uid
+        self._next_uid += 1
         self.tokens[row, :num_tokens] = tokens
         self.num_tokens[row] = num_tokens
         if num_tokens:
@@ -278,33 +292,26 @@ class Tables:
         return row
 
     def _grow_rows(self) -> None:
+        """Twice as many rows. All is made before anything is changed, because there may be no memory for the last of it."""
         old, new = self._num_rows, 2 * self._num_rows
-        for name in (
-            "num_blocks",
-            "reserved",
-            "num_tokens",
-            "num_computed",
-            "num_scheduled",
-            "batch",
-            "uid",
-            "is_swapped",
-            "shares_tail",
-            "last_token",
-            "slot_base",
-        ):
-            column = getattr(self, name)
-            grown = np.zeros(new, column.dtype)
-            grown[:old] = column
-            setattr(self, name, grown)
+        for ensure_rows in self.before_growth:
+            ensure_rows(new)
+        columns = {name: _longer(getattr(self, name), new) for name in _COLUMNS}
         tokens: Tokens = np.empty((new, self._stride), np.int32)
         for row in range(old):
             known = self.num_tokens[row]
             tokens[row, :known] = self.tokens[row, :known]
-        self.tokens = tokens
         blocks = np.zeros((NUM_GROUPS, new, self.blocks.shape[2]), np.int32)
         blocks[:, :old] = self.blocks
+        scratch, free_rows = np.zeros(new, np.int64), list(range(old, new))
+        for name, column in columns.items():
+            setattr(self, name, column)
+        self.tokens, self._scratch, self._free_rows = tokens, scratch, free_rows
         self._set_blocks(blocks)
-        self._scratch = np.zeros(new, np.int64)
-        self._free_rows = list(range(old, new))
-        heapq.heapify(self._free_rows)
         self._num_rows = new
+
+
+def _longer(column: NDArray[Any], length: int) -> NDArray[Any]:
+    grown = np.zeros(length, column.dtype)
+    grown[: len(column)] = column
+    return grown

@@ -84,11 +84,14 @@ class TrustedCalls(Views):
         if self._index is None or self._sharing is None:
             return row
         self._index.open_path(row, root, reads=reads, writes=writes)
+        try:
+            found = self._sharing.extend_hit(row, count=count)
+        except MemoryError:
+            self.close(row)
+            raise
         if count and reads:
             self._queries += 1
             self._query_tokens += len(tokens)
-        found = self._sharing.extend_hit(row, count=count)
-        if count and reads:
             self._recent.append((len(tokens), found))
         return row
 
@@ -113,7 +116,11 @@ class TrustedCalls(Views):
                 index.open_path(row, root)
                 if key in index.runs:
                     self._growth.evict_promised()
-                    computed = self._sharing.extend_hit(row, first_is_known=True)
+                    try:
+                        computed = self._sharing.extend_hit(row, first_is_known=True)
+                    except MemoryError:
+                        self.close(row)
+                        raise
             self._recent.append((num_tokens, computed))
         have, end = computed // size, computed + most
         if end > num_tokens:
@@ -237,6 +244,8 @@ class TrustedCalls(Views):
         wanted = -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
+            if len(short):
+                tables.ensure_columns(min(int(wanted.max()), self.num_blocks))
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
@@ -320,13 +329,13 @@ class TrustedCalls(Views):
         steps = first[places] + nth * size
         order = np.argsort(steps, kind="stable")
         places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
         start = self._batch + 1
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
         tables.num_computed[rows] = computed + num_steps
-        self._longest = int(tables.num_tokens.max()) + num_steps
-        tables.ensure_tokens(self._longest + 1)
         rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
         tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
         tables.num_tokens[rows] = ends + num_steps
@@ -381,7 +390,7 @@ class TrustedCalls(Views):
         end = int(tables.num_computed[row]) + count
         wanted = -(-end // self.block_size)
         if wanted > have:
-            self._growth.write(row, have, self._device.draw(wanted - have))
+            self._growth.draw_for(row, have, wanted)
         tables.num_scheduled[row] = count
         tables.batch[row] = self._batch
         if self._index is not None and not self._index.is_lazy[row]:

@@ -364,6 +364,17 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
+        row, known = request.rows[sequence], request.tokens[sequence]
+        have = int(state.manager.num_tokens[row]) if known is None else len(known)
+        longest = state.max_total_of(len(request.rows))
+        # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
+        array = array[: max(0, longest - have)]
+        total = have + len(array)
+        # First of all: there may be no memory to keep them in.
+        if known is None:
+            state.manager.append(row, array)
+        else:
+            request.tokens[sequence] = np.concatenate([known, array])
         state.steady = None
         state.is_shut = False
         if request.is_bounded and len(array):
@@ -371,20 +382,11 @@ class Scheduler(Uncopyable):
             request.is_bounded = False
             state.bounded.remove(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        if row >= 0:
-            state.silent.discard(row)
-            state.manager.append(row, array)
-            total = int(state.manager.num_tokens[row])
-        else:
-            assert known is not None, "a sequence without a row keeps its tokens"
-            request.tokens[sequence] = np.concatenate([known, array])
-            total = len(known) + len(array)
+        state.silent.discard(row)
         if request_id in state.parked and len(array):
             del state.parked[request_id]
             state.waiting.add(request)
         request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
-        longest = state.max_total_of(len(request.rows))
         longest_now = min(request.max_total[sequence] + len(array), longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
