@@ -153,16 +153,16 @@ class BlockManager(ContentCalls, Uncopyable):
         """What is in flight for these rows is computed: full blocks become nodes, duplicates are given back.
 
         Rows that share what their own batch computes are confirmed together with all of it. Raises UnknownRow, DuplicateRow,
-        RowNotInFlight, or RowInFlight naming a row of such a batch that is not listed, changing nothing.
+        RowNotInFlight, or RowInFlight naming a row that is to be confirmed before or together with these: one of such a batch,
+        or of another batch that computes what a listed row shares. Nothing has changed then.
         """
         array = self._in_flight(rows)
         batches = set(self._tables.batch[array].tolist())
         if self._sharing is not None:
             self._sharing.require_whole(batches, array)
+            self._sharing.require_confirmed_below(batches, array)
         self.settle(array, self._tables.num_computed[array] + self._tables.num_scheduled[array])
-        for batch in batches:
-            if not (self._tables.batch == batch).any():
-                self.forget_sharers(batch)
+        self._forget_ended(batches)
 
     def cancel(self, rows: RowsLike) -> dict[int, int]:
         """What is in flight for these rows was not computed: blocks drawn for it go back, pending nodes are withdrawn.
@@ -171,10 +171,12 @@ class BlockManager(ContentCalls, Uncopyable):
         Returns, for each such row, the hit tokens that it gave up and that had been counted. Raises UnknownRow, DuplicateRow or RowNotInFlight, changing nothing.
         """
         array = self._in_flight(rows)
+        batches = set(self._tables.batch[array].tolist())
         # Later placed rows may build on pending nodes of earlier ones, never the other way round.
         for row in array[::-1].tolist():
             if self._tables.batch[row]:
                 self._cancel(row)
+        self._forget_ended(batches)
         return {} if self._sharing is None else self._sharing.take_lost_hits()
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
@@ -328,6 +330,12 @@ class BlockManager(ContentCalls, Uncopyable):
             "tiers": [inspection.tier_as_values(pool) for pool in (self._device, self._host)],
             "figures": self.stats(),
         }
+
+    def _forget_ended(self, batches: set[int]) -> None:
+        """Rows of batches of which none is in flight any more share nothing that is still to be computed."""
+        for batch in batches:
+            if not (self._tables.batch == batch).any():
+                self.forget_sharers(batch)
 
     def _cancel(self, row: int) -> None:
         if self._sharing is not None:

@@ -219,6 +219,22 @@ class Sharing:
             if len(left_out):
                 raise RowInFlight(int(left_out[0]), " Rows of its batch share blocks, so the batch is confirmed whole.")
 
+    def require_confirmed_below(self, batches: set[int], rows: Rows) -> None:
+        """Raise RowInFlight when one of `rows`, which are in flight in these batches, stands on a node that another batch is computing.
+
+        Were it confirmed first, its own nodes would outlive the one they hang off when that batch is cancelled.
+        """
+        index, listed = self._index, set(rows.tolist())
+        for batch in self._sharers.keys() - batches:
+            for sharer in self._sharers[batch]:
+                if sharer.row in listed and self._tables.uid[sharer.row] == sharer.uid:
+                    path = index.paths[sharer.row]
+                    leader = path.run.row if path.run is not None else -1
+                    if leader >= 0 and path.run is not None and path.at >= index.confirmed_length(path.run):
+                        raise RowInFlight(
+                            leader, f" Row {sharer.row} stands on what it computes, and is confirmed after it."
+                        )
+
     def take_lost_hits(self) -> dict[int, int]:
         """For each row that was rolled back since the last call, the hit tokens that it gave up and that had been counted."""
         lost, self._lost_hits = self._lost_hits, {}
