@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,16 @@ def has_negative(tokens: Tokens) -> bool:
     return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
 
 
+class Shown(NamedTuple):
+    """Columns that a caller may read, as read-only views: made once for each column, because every step asks for them."""
+
+    tokens: Tokens
+    num_blocks: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
+    batch: NDArray[np.int64]
+
+
 class Tables:
     """The columns. They grow by doubling, so hold no reference to one across a call that may open a row.
 
@@ -126,6 +136,7 @@ class Tables:
         self._num_rows = num_rows
         for name, dtype in _COLUMNS.items():
             setattr(self, name, np.zeros(num_rows, dtype))
+        self._show()
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
@@ -213,6 +224,7 @@ class Tables:
             known = self.num_tokens[row]
             grown[row, :known] = self.tokens[row, :known]
         self.tokens, self._stride = grown, stride
+        self._show()
 
     def ensure_columns(self, num_columns: int) -> None:
         """Make room for `num_columns` blocks a row."""
@@ -232,8 +244,10 @@ class Tables:
     def _set_blocks(self, blocks: NDArray[np.int32]) -> None:
         self.blocks = blocks
         # What others may read: made here once, because every step asks for it several times.
-        self.read_only_blocks: NDArray[np.int32] = blocks[0].view()
-        self.read_only_blocks.flags.writeable = False
+        self.read_only_blocks: NDArray[np.int32] = _read_only(blocks[0])
+
+    def _show(self) -> None:
+        self.shown = Shown(*(_read_only(getattr(self, name)) for name in Shown._fields))
 
     def full_blocks(self, row: int) -> int:
         """Blocks of the row whose every token is confirmed."""
@@ -309,6 +323,13 @@ class Tables:
         self.tokens, self._scratch, self._free_rows = tokens, scratch, free_rows
         self._set_blocks(blocks)
         self._num_rows = new
+        self._show()
+
+
+def _read_only(column: NDArray[Any]) -> NDArray[Any]:
+    view = column.view()
+    view.flags.writeable = False
+    return view
 
 
 def _longer(column: NDArray[Any], length: int) -> NDArray[Any]:
