@@ -7,7 +7,6 @@ byte. Calls are serialised by the caller.
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -18,6 +17,7 @@ from block_manager import BlockManager, InvalidConfig, token_array
 from scheduler import ending
 from scheduler.accounting import SchedulerStats
 from scheduler.admission import let_in
+from scheduler.arguments import UNLIMITED, count_of, finite_time, is_int, latest_time
 from scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from scheduler.check import violations_of
 from scheduler.composition import compose_running
@@ -40,14 +40,21 @@ from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
 from scheduler.regions import Regions
-from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
+from scheduler.request import (
+    Request,
+    RequestState,
+    namespace_root,
+    replaced,
+    state_of,
+    validated_prompt,
+    with_own_integers,
+)
 from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
 from scheduler.status import ABORT, Status
 from scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-_UNLIMITED = 2**62
 
 
 def _must_be_a_batch(batch: object) -> None:
@@ -103,26 +110,27 @@ class Scheduler:
         for name, value in sizes.items():
             if value is None and name in optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if not is_int(value) or value < 1:
                 raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
         if not isinstance(manager, BlockManager):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
+        if not isinstance(async_moves, bool):
+            raise InvalidConfig(f"async_moves has to be True or False; got {async_moves!r}.")
         if async_moves and manager.host_caching:
             raise InvalidConfig(
                 "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
             )
         chosen = policy_named(policy)
         manager.claim()
-        # Whatever kind of integer they came as: numpy's small ones overflow.
         limits = Limits(
-            int(max_tokens_per_step),
-            int(max_sequences),
-            None if max_model_len is None else int(max_model_len),
-            None if max_waiting is None else int(max_waiting),
-            _UNLIMITED if max_chunk is None else int(max_chunk),
-            None if vocabulary_size is None else int(vocabulary_size),
+            count_of(max_tokens_per_step),
+            count_of(max_sequences),
+            None if max_model_len is None else count_of(max_model_len),
+            None if max_waiting is None else count_of(max_waiting),
+            UNLIMITED if max_chunk is None else count_of(max_chunk),
+            None if vocabulary_size is None else count_of(vocabulary_size),
         )
         self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
         prices, size = self._state.costs, manager.block_size
@@ -161,7 +169,10 @@ class Scheduler:
         return bool(self._state.requests or self._state.pending_outputs or self._state.carried)
 
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrives at `now` (seconds, any origin).
+        """Take a request that arrived at `now` (seconds, any origin).
+
+        Requests of one priority are served in the order of their arrival, which may lie before the scheduler's time and does not
+        change it.
 
         Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
@@ -169,10 +180,10 @@ class Scheduler:
         state = self._state
         if not isinstance(request, Request):
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
-        if not isinstance(now, (int, float)) or not math.isfinite(now):
-            raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
-        limits, num_sequences = state.limits, request.num_sequences
+        arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
+        request = with_own_integers(request)
+        num_sequences = request.num_sequences
         root = namespace_root(request)
         undelivered = state.pending_outputs
         if request.id in state.requests or (undelivered and any(output.id == request.id for output in undelivered)):
@@ -186,7 +197,7 @@ class Scheduler:
         priority = request.priority if state.policy.order == "priority" else 0
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
-        new = state_of(request, prompt, root, (priority, now, self._num_added), longest)
+        new = state_of(request, prompt, root, (priority, arrival, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
         if num_tokens >= state.max_total or num_sequences > 1:
@@ -197,11 +208,15 @@ class Scheduler:
             state.is_shut = False
 
     def schedule(self, now: float = 0.0) -> Batch:
-        """Decide one step and put its rows in flight. A batch that is empty needs no end."""
+        """Decide one step and put its rows in flight. A batch that is empty needs no end.
+
+        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule`, `update` and `skip` an
+        earlier `now`, or none, counts as the latest one. Raises InvalidRequest for one that is no finite number, changing nothing.
+        """
         state = self._state
         manager = state.manager
+        state.now = now = latest_time(now, state.now)
         manager.next_batch()
-        state.now = now
         manager.expire(now)
         if state.to_reject:
             reject_overgrown(state)
@@ -243,17 +258,19 @@ class Scheduler:
         """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
         [n], 0 for a row that does not sample; None: one for each row that does). Returns what became of each sequence.
 
-        A row that samples and gets 0 stays, with nothing to compute until `append`. Raises ForeignBatch, BatchEnded,
-        BatchOutOfOrder (an older batch has not ended) or WrongTokens, changing nothing.
+        A row that samples and gets 0 stays, with nothing to compute until `append`. `now` is as in `schedule`. Raises ForeignBatch,
+        BatchEnded, BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
         """
         state = self._state
         _must_be_a_batch(batch)
-        state.now = now
+        now = latest_time(now, state.now)
         if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+            state.now = now
             return ending.update(state, batch, tokens, ragged)
         self._must_be(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+        state.now = now
         del state.outstanding[0]
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
@@ -274,9 +291,10 @@ class Scheduler:
 
         For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
         blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
-        allows, and for a token at which its row stops, changing nothing.
+        allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
         """
         state = self._state
+        now = latest_time(now, state.now)
         try:
             tokens = np.asarray(token_ids)
         except ValueError:
@@ -334,7 +352,7 @@ class Scheduler:
         if request.is_doomed:
             return None
         if state.is_held(request):
-            request.is_doomed = True
+            request.end_code = ABORT
             state.doomed.append(request)
             if request in state.to_reject:
                 state.to_reject.remove(request)

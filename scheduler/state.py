@@ -6,6 +6,8 @@ preemption.py do, on this.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -123,10 +125,10 @@ class State:
         self.to_reject: list[RequestState] = []
         # Requests that were aborted in flight and go when their batches end.
         self.doomed: list[RequestState] = []
+        # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
+        self.now = -sys.float_info.max
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
-        # The latest time that the caller has told.
-        self.now = 0.0
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # Whether whoever waits or is away lacks room that no decode makes: they stay outside until somebody ends, or comes.
         self.is_shut = False
@@ -236,8 +238,8 @@ class State:
         """The sequence in this row has finished: what it computed is kept as its request wishes."""
         retention = state.request.retention
         if retention is not None:
-            until = None if retention.lasts is None else self.now + retention.lasts
-            self.manager.retain_row(row, retention.priority, until)
+            until = math.inf if retention.lasts is None else self.now + retention.lasts
+            self.manager.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""
