@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BlockManager,
         Cleared,
         DuplicateRow,
+        Event,
         Hit,
         InvalidConfig,
         InvalidNamespace,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
     from scheduler import (
+        FINISH_REASONS,
         POLICIES,
         Batch,
         BatchEnded,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         Explanation,
         ForeignBatch,
         InvalidRequest,
+        Limits,
         NeverFits,
         Output,
         Outputs,
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FINISH_REASONS",
     "LLM",
     "POLICIES",
     "Admission",
@@ -104,6 +108,7 @@ __all__ = [
     "EngineFailed",
     "EngineOutput",
     "EngineStats",
+    "Event",
     "Explanation",
     "ForeignBatch",
     "Hit",
@@ -112,6 +117,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSampling",
     "InvalidTokens",
+    "Limits",
     "LoadedModel",
     "MemoryStats",
     "MissingExtra",
@@ -161,6 +167,7 @@ _PUBLIC_NAMES = {
         "BlockManager",
         "Cleared",
         "DuplicateRow",
+        "Event",
         "Hit",
         "InvalidConfig",
         "InvalidNamespace",
@@ -180,6 +187,7 @@ _PUBLIC_NAMES = {
         "UnknownRow",
     ),
     "scheduler": (
+        "FINISH_REASONS",
         "POLICIES",
         "Batch",
         "BatchEnded",
@@ -190,6 +198,7 @@ _PUBLIC_NAMES = {
         "Explanation",
         "ForeignBatch",
         "InvalidRequest",
+        "Limits",
         "NeverFits",
         "Output",
         "Outputs",
