@@ -51,10 +51,14 @@ from scheduler.request import (
 )
 from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
-from scheduler.status import ABORT, Status
+from scheduler.status import ABORT, LENGTH, STOP, Status
 from scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+# With which the caller may end a sequence.
+_REASONS = {"stop": STOP, "length": LENGTH}
 
 
 def _must_be_a_batch(batch: object) -> None:
@@ -215,7 +219,12 @@ class Scheduler:
         """
         state = self._state
         manager = state.manager
-        state.now = now = latest_time(now, state.now)
+        now = latest_time(now, state.now)
+        if state.waiting.num:
+            # Rows that this step may open: before anything changes, since it takes memory.
+            most = min(state.waiting.num, state.limits.max_sequences, state.limits.max_tokens_per_step)
+            state.columns.ensure(state.columns.num_bound + most)
+        state.now = now
         manager.next_batch()
         manager.expire(now)
         if state.to_reject:
@@ -279,7 +288,10 @@ class Scheduler:
 
     def steady_steps(self, limit: int) -> int:
         """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
-        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes."""
+        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
+        limit that is no integer."""
+        if not is_int(limit):
+            raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
         return steady_steps(self._state, steady_rows(self._state), limit)
 
     def steady_batch(self) -> SteadyBatch:
@@ -299,8 +311,13 @@ class Scheduler:
             tokens = np.asarray(token_ids)
         except ValueError:
             raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
-        if tokens.ndim != 2 or (tokens.size and (tokens.dtype.kind not in "iu" or int(tokens.min()) < 0)):
+        if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
+        end = state.limits.vocabulary_size or 2**31
+        if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < min(end, 2**31)):
+            raise WrongTokens(
+                f"skip: token ids have to be from 0 to {min(end, 2**31) - 1}; got {tokens.min()} to {tokens.max()}."
+            )
         num_rows, num_steps = tokens.shape
         if not num_steps:
             return np.empty(0, np.int64)
@@ -329,7 +346,9 @@ class Scheduler:
         _must_be_a_batch(batch)
         if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             return
-        if self._state.async_moves and len(batch.moves) and not moved and self._has_reported(batch):
+        if not isinstance(moved, (bool, np.bool_)):
+            raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
+        if not moved and self._moves_in_background(batch) and batch.number not in self._state.transfers:
             raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")
         self._must_be(batch, -1, "cancelled")
         del self._state.outstanding[-1]
@@ -352,13 +371,30 @@ class Scheduler:
         if request.is_doomed:
             return None
         if state.is_held(request):
-            request.end_code = ABORT
-            state.doomed.append(request)
-            if request in state.to_reject:
-                state.to_reject.remove(request)
             usage = state.usage_of(request, ending.num_output_of(state, request))
+            ending.doom(state, request, ABORT)
             return Output(request_id, 0, [], "abort", usage)
         return ending.end_request(state, request, ABORT, "was aborted.")[-1]
+
+    def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
+        """End one sequence in whatever state it is, because the engine says so: "stop" (a string was found, say) or "length". Returns its
+        last output, with the usage if no other sequence of the request goes on; None if the sequence has ended already.
+
+        In flight it keeps its blocks until its batch ends, as with `abort`: the batch's tokens for it are ignored. Raises UnknownRequest,
+        or InvalidRequest (no such sequence, or another reason).
+        """
+        state = self._state
+        request = state.requests.get(_checked_id(request_id))
+        if request is None and request_id not in state.ended:
+            raise UnknownRequest(request_id)
+        code = _REASONS.get(reason) if isinstance(reason, str) else None
+        if code is None:
+            raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
+        if not is_int(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
+            raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
+        if request is None or not state.delivers(request, sequence):
+            return None
+        return ending.finish(state, request, int(sequence), code)
 
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
@@ -374,12 +410,9 @@ class Scheduler:
             raise InvalidRequest(
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
-        if (
-            not isinstance(sequence, int)
-            or not 0 <= sequence < len(request.rows)
-            or (request.rows[sequence] < 0 and request.tokens[sequence] is None)
-        ):
-            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
+        if not is_int(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
+            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
+        sequence = int(sequence)
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
         state.steady = None
@@ -433,11 +466,7 @@ class Scheduler:
             # Its nodes would be confirmed below ones that are only pending.
             raise RequestInFlight(request_id)
         hit, asked = int(manager.num_computed[row]), request.num_asked
-        if (
-            isinstance(num_tokens, bool)
-            or not isinstance(num_tokens, (int, np.integer))
-            or not 0 <= num_tokens <= asked
-        ):
+        if not is_int(num_tokens) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
@@ -449,16 +478,23 @@ class Scheduler:
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
-        """The moves of the batch, which run in the background, have run. Raises ForeignBatch, or BatchError if none are awaited."""
+        """The moves of the batch, which run in the background, have run; nothing for a batch without such moves.
+
+        Raises ForeignBatch, or BatchError when they were reported before, or the batch was cancelled and its moves are a later one's.
+        """
         state = self._state
         _must_be_a_batch(batch)
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        if any(carried.number == batch.number for carried in state.carried):
+        if any(carried.number == batch.number and len(carried.moves) for carried in state.carried):
             raise BatchError(batch.number, "was cancelled before its moves ran; they are in a later batch.")
+        if not self._moves_in_background(batch):
+            return
         transfer = state.transfers.pop(batch.number, None)
         if transfer is None:
-            raise BatchError(batch.number, "has no moves that run in the background, or they have been reported.")
+            raise BatchError(
+                batch.number, "had its moves reported before, or was cancelled and they ran with a later one."
+            )
         for blocks in transfer.device_blocks:
             state.manager.release_held(blocks)
         for blocks in transfer.host_blocks:
@@ -529,7 +565,7 @@ class Scheduler:
 
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves nobody."""
-        if not 0 <= row < len(self._state.columns.id):
+        if not is_int(row) or not 0 <= row < len(self._state.columns.id):
             return None
         found: str | None = self._state.columns.id[row]
         return found
@@ -560,11 +596,9 @@ class Scheduler:
             raise UnknownRequest(request_id)
         return request
 
-    def _has_reported(self, batch: Batch) -> bool:
+    def _moves_in_background(self, batch: Batch) -> bool:
         moves = batch.moves
-        return (
-            bool(len(moves.device_to_host) or len(moves.host_to_device)) and batch.number not in self._state.transfers
-        )
+        return self._state.async_moves and bool(len(moves.device_to_host) or len(moves.host_to_device))
 
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:

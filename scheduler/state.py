@@ -123,8 +123,10 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
-        # Requests that were aborted in flight and go when their batches end.
+        # Requests that were ended in flight and go when their batches end.
         self.doomed: list[RequestState] = []
+        # Finish codes by row, of sequences that were ended in flight while others of their request go on.
+        self.ending_rows: dict[int, int] = {}
         # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
         self.now = -sys.float_info.max
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
@@ -202,6 +204,13 @@ class State:
         if self.is_in_flight(state):
             return True
         return state.num_asked > 0 and any(other.number == state.load_batch for other in self.outstanding)
+
+    def delivers(self, state: RequestState, sequence: int) -> bool:
+        """Whether the sequence has an output to come."""
+        if state.is_doomed:
+            return False
+        row = state.rows[sequence]
+        return row not in self.ending_rows if row >= 0 else state.tokens[sequence] is not None
 
     def open_row(self, state: RequestState, sequence: int) -> int:
         """Give a sequence of a waiting request a row, with its prefix hits."""
