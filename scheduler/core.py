@@ -372,8 +372,9 @@ class Scheduler:
             return None
         if state.is_held(request):
             usage = state.usage_of(request, ending.num_output_of(state, request))
+            last = max(sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence))
             ending.doom(state, request, ABORT)
-            return Output(request_id, 0, [], "abort", usage)
+            return Output(request_id, last, [], "abort", usage)
         return ending.end_request(state, request, ABORT, "was aborted.")[-1]
 
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:

@@ -159,13 +159,15 @@ def test_the_last_sequence_ends_while_another_that_was_ended_is_in_flight(make_s
     assert scheduler.check() == []
 
 
-def test_an_aborted_group_forgets_that_one_of_it_was_ended(make_scheduler, request_of):
+@pytest.mark.parametrize(("ended", "other"), [(0, 1), (1, 0)])
+def test_an_aborted_group_forgets_that_one_of_it_was_ended(make_scheduler, request_of, ended, other):
     scheduler = make_scheduler(20, 4)
     scheduler.add(request_of("group", 4, num_sequences=2))
     batch = scheduler.schedule()
-    scheduler.finish("group", 0)
-    assert scheduler.abort("group").finish_reason == "abort"
-    assert scheduler.finish("group", 1) is None
+    scheduler.finish("group", ended)
+    # Of the one that goes on: what has ended is not told twice.
+    assert known(scheduler.abort("group")) == ("group", other, [], "abort", True)
+    assert scheduler.finish("group", other) is None
     assert list(scheduler.update(batch, [7] * int(batch.samples.sum()))) == []
     assert scheduler.counts()["aborted"] == 1
     assert scheduler.check() == []
