@@ -103,6 +103,10 @@ class Retentions:
         for each, last in way:
             self.apply_to(each, renewed=(last, level))
 
+    def has_passed(self, until: float) -> bool:
+        """Whether what ends at the logical time `until` has ended by now."""
+        return until <= self._now
+
     def expire(self, now: float) -> None:
         """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
         self._now = max(self._now, now)

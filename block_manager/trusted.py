@@ -466,12 +466,15 @@ class TrustedCalls(Views):
         self._host.release(blocks[::-1].astype(np.int64))
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` of all that the row has computed and that is content by now; nothing if there is none."""
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
         if self._index is None:
             return
         last = self._index.last_node(row)
-        if last is not None:
-            self._retention().retain([(*last, 1)], level, until)
+        if last is None:
+            return
+        retentions = self._retention()
+        if until is None or not retentions.has_passed(until):
+            retentions.retain([(*last, 1)], level, until)
 
     def expire(self, now: float) -> None:
         """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.

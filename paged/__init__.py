@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CannotCopy,
         Cleared,
         DuplicateRow,
+        Event,
         Hit,
         InvalidConfig,
         InvalidNamespace,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
     from scheduler import (
+        FINISH_REASONS,
         POLICIES,
         Batch,
         BatchEnded,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         Explanation,
         ForeignBatch,
         InvalidRequest,
+        Limits,
         NeverFits,
         Output,
         Outputs,
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FINISH_REASONS",
     "LLM",
     "POLICIES",
     "Admission",
@@ -106,6 +110,7 @@ __all__ = [
     "EngineFailed",
     "EngineOutput",
     "EngineStats",
+    "Event",
     "Explanation",
     "ForeignBatch",
     "Hit",
@@ -114,6 +119,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSampling",
     "InvalidTokens",
+    "Limits",
     "LoadedModel",
     "MemoryStats",
     "MissingExtra",
@@ -164,6 +170,7 @@ _PUBLIC_NAMES = {
         "CannotCopy",
         "Cleared",
         "DuplicateRow",
+        "Event",
         "Hit",
         "InvalidConfig",
         "InvalidNamespace",
@@ -183,6 +190,7 @@ _PUBLIC_NAMES = {
         "UnknownRow",
     ),
     "scheduler": (
+        "FINISH_REASONS",
         "POLICIES",
         "Batch",
         "BatchEnded",
@@ -193,6 +201,7 @@ _PUBLIC_NAMES = {
         "Explanation",
         "ForeignBatch",
         "InvalidRequest",
+        "Limits",
         "NeverFits",
         "Output",
         "Outputs",

@@ -208,6 +208,16 @@ class Engine:
             return None
         return live.ended([], "abort", self._clock(), usage=output.usage)
 
+    def finish(self, request_id: str, reason: str = "stop") -> EngineOutput | None:
+        """End a request in whatever state it is with "stop" or "length": a string was found in its text, say. Returns its last output,
+        None if it has ended. Raises UnknownRequest, or InvalidRequest for another reason.
+        """
+        output = self.scheduler.finish(request_id, reason=reason)
+        live = None if output is None else self._live.pop(request_id, None)
+        if output is None or live is None:
+            return None
+        return live.ended([], reason, self._clock(), usage=output.usage)
+
     def step(self) -> list[EngineOutput]:
         """One forward pass; what it brought, a request an output.
 

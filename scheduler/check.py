@@ -88,6 +88,8 @@ def _in_flight(state: State) -> list[str]:
     for batch in state.outstanding:
         if batch.num_scheduled_tokens > state.limits.max_tokens_per_step:
             found.append(f"8: batch {batch.number} has {batch.num_scheduled_tokens} tokens, more than the budget.")
+    if not set(state.ending_rows) <= in_flight:
+        found.append(f"8: rows {sorted(set(state.ending_rows) - in_flight)} end with their batch and are in none.")
     if len(in_batches) > state.limits.max_sequences:
         found.append(f"8: {len(in_batches)} rows are in flight, more than max_sequences.")
     return found

@@ -51,6 +51,8 @@ def validated_tokens(
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
     rows, samples = ticket.rows, ticket.samples
+    if isinstance(counts, np.ma.MaskedArray):
+        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
     try:
         array = np.asarray(counts)
     except ValueError:
@@ -63,14 +65,12 @@ def validated_tokens(
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+        # Sums of larger ones wrap.
+        raise WrongTokens(
+            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
+        )
     array = array.astype(np.int64)
-    if isinstance(counts, np.ma.MaskedArray):
-        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
-    if (array < 0).any():
-        raise WrongTokens(f"batch {batch.number}: a count is negative.")
-    if (array > len(tokens)).any():
-        # Before they are added up: the sum of such numbers may not fit into 64 bits.
-        raise WrongTokens(f"batch {batch.number}: a count is {array.max():,}; got {len(tokens)} tokens.")
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
@@ -88,14 +88,17 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager.forget_sharers(batch.number)
     state.num_in_flight -= len(rows)
     doomed = state.doomed
+    gone = [row for request in doomed for row in request.rows] if doomed else []
+    if state.ending_rows:
+        gone += _end_rows_of_callers(state)
     if counts is not None:
-        return _update_ragged(state, batch, tokens, counts, doomed)
+        return _update_ragged(state, batch, tokens, counts, gone)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
     if not ticket.all_sample:
         picked = ticket.samples.nonzero()[0]
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    if doomed:
-        is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
+    if gone:
+        is_kept = ~np.isin(rows, gone)
         rows, ids, sequences, ends, tokens = (
             rows[is_kept],
             ids[is_kept],
@@ -126,18 +129,16 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
 
 
-def _update_ragged(
-    state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts, doomed: list[RequestState]
-) -> Outputs:
+def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts, gone: list[int]) -> Outputs:
     """`update` where rows got none or several tokens: event by event."""
     manager = state.manager
-    gone = {row for request in doomed for row in request.rows}
+    is_gone = set(gone)
     starts = np.cumsum(counts) - counts
     places: list[int] = []
     codes: list[int] = []
     kept: list[NDArray[np.int32]] = []
     for i, row in enumerate(batch.ticket.rows.tolist()):
-        if row in gone or not batch.ticket.samples[i]:
+        if row in is_gone or not batch.ticket.samples[i]:
             continue
         new = tokens[starts[i] : starts[i] + counts[i]]
         count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
@@ -174,6 +175,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     if not moved and (len(batch.moves) or len(loads)):
         # Cancels come latest first, so this batch's moves run before what is carried already.
         state.carried.insert(0, Carried(batch.moves, loads, batch.number))
+    if state.ending_rows:
+        _end_rows_of_callers(state)
     _end_doomed(state)
 
 
@@ -191,14 +194,7 @@ def forget_stale_carried(state: State) -> None:
 
 def num_output_of(state: State, request: RequestState) -> int:
     """Output tokens of all its sequences so far, those that have ended and those that live."""
-    total = request.num_output
-    for i, row in enumerate(request.rows):
-        known = request.tokens[i]
-        if row >= 0:
-            total += int(state.manager.num_tokens[row]) - request.prompt_len - request.appended[i]
-        elif known is not None:
-            total += len(known) - request.prompt_len - request.appended[i]
-    return total
+    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
 
 
 def take_pending(state: State) -> list[Output]:
@@ -233,6 +229,84 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
 
 
+def doom(state: State, request: RequestState, code: int) -> None:
+    """The request, which a batch holds, goes with this finish code when its batches have ended; nothing of it is delivered again."""
+    request.end_code = code
+    state.doomed.append(request)
+    for row in request.live_rows:
+        state.ending_rows.pop(row, None)
+    if request in state.to_reject:
+        state.to_reject.remove(request)
+
+
+def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
+    """A sequence with an output to come ends with this finish code: now, or when the batch that holds it has ended. Returns its last
+    output, with the usage if no other sequence has one to come."""
+    is_last = not any(state.delivers(request, other) for other in range(len(request.rows)) if other != sequence)
+    usage = state.usage_of(request, num_output_of(state, request)) if is_last else None
+    row = request.rows[sequence]
+    if is_last and state.is_held(request):
+        doom(state, request, code)
+    elif row >= 0 and state.manager.batch_of_row[row]:
+        state.ending_rows[row] = code
+    else:
+        _end_sequence(state, request, sequence, code)
+    return Output(request.id, sequence, [], FINISH_REASONS[code], usage)
+
+
+def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> None:
+    """A sequence that no batch holds ends: what it holds goes back, and with the last one the request ends."""
+    row = request.rows[sequence]
+    if row >= 0:
+        _note_finished(state, request, sequence, row)
+    if request.num_live == 1:
+        end_request(state, request, code, _FINISHED[code][1])
+        return
+    state.is_shut = False
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if row >= 0:
+        if request.status is Status.RUNNING:
+            state.running_rows.leave([row])
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    if request in state.to_reject:
+        longest = state.max_total_of(len(request.rows))
+        if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
+            state.to_reject.remove(request)
+
+
+def _end_rows_of_callers(state: State) -> list[int]:
+    """End the sequences that the caller ended in a batch that has ended by now. Returns their rows."""
+    ended = [row for row in state.ending_rows if not state.manager.batch_of_row[row]]
+    for row in ended:
+        request: RequestState = state.columns.owner[row]
+        _end_sequence(state, request, int(state.columns.sequence[row]), state.ending_rows.pop(row))
+    return ended
+
+
+def _num_known(state: State, request: RequestState, sequence: int) -> int:
+    """Tokens that a live sequence knows; 0 for one that has ended."""
+    row, known = request.rows[sequence], request.tokens[sequence]
+    if row >= 0:
+        return int(state.manager.num_tokens[row])
+    return 0 if known is None else len(known)
+
+
+def _num_written(state: State, request: RequestState, sequence: int) -> int:
+    """Output tokens of a live sequence; 0 for one that has ended."""
+    known = _num_known(state, request, sequence)
+    return known - request.prompt_len - request.appended[sequence] if known else 0
+
+
+def _note_finished(state: State, request: RequestState, sequence: int, row: int) -> None:
+    """A sequence that holds a row has finished: its length is learnt from, and its content kept as its request wishes."""
+    if state.foresight is not None:
+        num_output = _num_written(state, request, sequence)
+        state.foresight.finished(num_output, pause=request.longest_pause)
+    state.retain_content(request, row)
+
+
 def _account(state: State, batch: Batch) -> None:
     stats = state.stats
     if len(batch.ticket.rows):
@@ -265,8 +339,14 @@ def _ask_again(state: State, request: RequestState) -> None:
 
 def _end_doomed(state: State) -> None:
     for request in list(state.doomed):
-        if not state.is_held(request):
+        if state.is_held(request):
+            continue
+        if request.end_code == ABORT:
             end_request(state, request, ABORT, "was aborted.")
+            continue
+        for sequence, row in enumerate(request.rows):
+            if row >= 0 or request.tokens[sequence] is not None:
+                _end_sequence(state, request, sequence, request.end_code)
 
 
 def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
@@ -282,10 +362,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
-        if state.foresight is not None:
-            num_output = total - request.prompt_len - request.appended[sequence]
-            state.foresight.finished(num_output, pause=request.longest_pause)
-        state.retain_content(request, row)
+        _note_finished(state, request, sequence, row)
         state.close_row(request, sequence)
         if request.num_live == 0:
             state.running.remove(request)
@@ -294,4 +371,8 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
                 state.bounded.remove(request)
             state.end(request, _FINISHED[code])
             usage[i] = state.usage_of(request)
+        elif state.ending_rows and not any(state.delivers(request, other) for other in range(len(request.rows))):
+            # Those that are left were ended by the caller, in batches that are out.
+            usage[i] = state.usage_of(request, num_output_of(state, request))
+            doom(state, request, code)
     return usage

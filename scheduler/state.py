@@ -6,6 +6,8 @@ preemption.py do, on this.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -121,12 +123,14 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
-        # Requests that were aborted in flight and go when their batches end.
+        # Requests that were ended in flight and go when their batches end.
         self.doomed: list[RequestState] = []
+        # Finish codes by row, of sequences that were ended in flight while others of their request go on.
+        self.ending_rows: dict[int, int] = {}
+        # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
+        self.now = -sys.float_info.max
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
-        # The latest time that the caller has told.
-        self.now = 0.0
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # Whether whoever waits or is away lacks room that no decode makes: they stay outside until somebody ends, or comes.
         self.is_shut = False
@@ -201,6 +205,13 @@ class State:
             return True
         return state.num_asked > 0 and any(other.number == state.load_batch for other in self.outstanding)
 
+    def delivers(self, state: RequestState, sequence: int) -> bool:
+        """Whether the sequence has an output to come."""
+        if state.is_doomed:
+            return False
+        row = state.rows[sequence]
+        return row not in self.ending_rows if row >= 0 else state.tokens[sequence] is not None
+
     def open_row(self, state: RequestState, sequence: int) -> int:
         """Give a sequence of a waiting request a row, with its prefix hits."""
         tokens = state.tokens[sequence]
@@ -236,8 +247,8 @@ class State:
         """The sequence in this row has finished: what it computed is kept as its request wishes."""
         retention = state.request.retention
         if retention is not None:
-            until = None if retention.lasts is None else self.now + retention.lasts
-            self.manager.retain_row(row, retention.priority, until)
+            until = math.inf if retention.lasts is None else self.now + retention.lasts
+            self.manager.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""

@@ -19,7 +19,7 @@ def finish_codes(
     if len(done):
         codes[done] = LENGTH
     if columns.num_with_stops:
-        is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
+        is_stop = columns.is_stop(rows, tokens) & (totals >= columns.min_total[rows])
         codes[is_stop] = STOP
         done = codes.nonzero()[0]
     return codes, done
@@ -27,9 +27,11 @@ def finish_codes(
 
 def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:
     """(how many of several new tokens the row keeps, why it ends after them or 0), when it was `total` tokens long before."""
-    stops = set(columns.stops[row].tolist()) if columns.has_stops[row] else set()
-    for count, token in enumerate(tokens, 1):
-        if token in stops and total + count >= columns.min_total[row]:
+    if not tokens:
+        return 0, NOT_FINISHED
+    is_stop = columns.is_stop(np.array([[row]]), np.array([tokens], np.int32))[0].tolist()
+    for count in range(1, len(tokens) + 1):
+        if is_stop[count - 1] and total + count >= columns.min_total[row]:
             return count, STOP
         if total + count >= columns.max_total[row]:
             return count, LENGTH

@@ -123,6 +123,24 @@ def test_times_are_the_clocks(model):
     assert last.timings.tokens_per_s == 3 / last.timings.e2e_s
 
 
+def test_a_request_ends_with_a_reason_of_the_callers(model):
+    engine = Engine(model)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=20), id="a")
+    tokens = [token for _ in range(3) for output in engine.step() for token in output.token_ids]
+    last = engine.finish("a")
+    assert (last.finish_reason, last.token_ids, last.usage.output_tokens) == ("stop", [], len(tokens))
+    assert last.timings is not None
+    assert engine.finish("a") is None
+    assert not engine.has_unfinished
+    assert engine.check() == []
+    engine.add_request(PROMPT, id="b")
+    with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"'):
+        engine.finish("b", "abort")
+    assert engine.finish("b", "length").finish_reason == "length"
+    with pytest.raises(UnknownRequest):
+        engine.finish("nobody")
+
+
 def test_a_request_that_is_aborted_says_nothing_more(model):
     engine = Engine(model)
     engine.add_request(PROMPT, id="a")
