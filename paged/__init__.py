@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UnknownPin,
         UnknownRow,
     )
-    from paged.engine import Engine, EngineFailed
+    from paged.engine import Engine
     from paged.llm import LLM
     from paged.model.errors import (
         BrokenCheckpoint,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.steps import EngineFailed
+    from paged.turns import EngineInUse
     from scheduler import (
         POLICIES,
         Batch,
@@ -102,6 +104,7 @@ __all__ = [
     "DuplicateRow",
     "Engine",
     "EngineFailed",
+    "EngineInUse",
     "EngineOutput",
     "EngineStats",
     "Explanation",
@@ -208,7 +211,7 @@ _PUBLIC_NAMES = {
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.
-    "paged.engine": ("Engine", "EngineFailed"),
+    "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),
     "paged.model.errors": (
         "BrokenCheckpoint",
@@ -220,6 +223,8 @@ _PUBLIC_NAMES = {
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
+    "paged.steps": ("EngineFailed",),
+    "paged.turns": ("EngineInUse",),
 }
 
 
