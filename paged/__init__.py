@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         UnknownPin,
         UnknownRow,
     )
-    from paged.engine import Engine, EngineFailed
+    from paged.engine import Engine
     from paged.llm import LLM
     from paged.model.errors import (
         BrokenCheckpoint,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.steps import EngineFailed
+    from paged.turns import EngineInUse
     from scheduler import (
         FINISH_REASONS,
         POLICIES,
@@ -108,6 +110,7 @@ __all__ = [
     "DuplicateRow",
     "Engine",
     "EngineFailed",
+    "EngineInUse",
     "EngineOutput",
     "EngineStats",
     "Event",
@@ -220,7 +223,7 @@ _PUBLIC_NAMES = {
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.
-    "paged.engine": ("Engine", "EngineFailed"),
+    "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),
     "paged.model.errors": (
         "BrokenCheckpoint",
@@ -232,6 +235,8 @@ _PUBLIC_NAMES = {
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
+    "paged.steps": ("EngineFailed",),
+    "paged.turns": ("EngineInUse",),
 }
 
 

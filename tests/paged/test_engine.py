@@ -12,6 +12,7 @@ from paged import (
     BudgetTooSmall,
     DuplicateRequest,
     Engine,
+    EngineFailed,
     InvalidConfig,
     InvalidRequest,
     InvalidSampling,
@@ -22,7 +23,6 @@ from paged import (
     load_model,
 )
 from paged.checkpoint import checkpoint_path
-from paged.engine import EngineFailed
 
 PROMPT = "The with statement"
 
@@ -155,20 +155,20 @@ def test_a_request_that_is_aborted_says_nothing_more(model):
 
 
 def failing(engine, times):
-    """The next `times` forward passes fail."""
+    """The next `times` forward passes run out of memory."""
     logits, left = engine.runner.logits, [times]
 
     def fails(batch):
         if left[0]:
             left[0] -= 1
-            raise RuntimeError("out of memory")
+            raise MemoryError("48 GiB wanted")
         return logits(batch)
 
     engine.runner.logits = fails
 
 
 @pytest.mark.parametrize("when", [0, 1, 4])
-def test_a_step_that_fails_is_tried_again_and_nothing_is_lost(model, when):
+def test_a_step_that_runs_out_of_memory_is_tried_again_and_nothing_is_lost(model, when):
     expected = LLM(model).generate([PROMPT, "Return"], SamplingParams(max_tokens=8))
     engine = Engine(model, num_blocks=12, block_size=4, max_tokens_per_step=4)
     for i, prompt in enumerate([PROMPT, "Return"]):
@@ -187,13 +187,13 @@ def test_a_step_that_fails_is_tried_again_and_nothing_is_lost(model, when):
         assert answer.token_ids[-len(found[str(i)]) :] == found[str(i)]
 
 
-def test_a_step_that_always_fails_ends_its_requests_with_the_reason(model):
+def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason(model):
     engine = Engine(model, max_retries=1)
     engine.add_request(PROMPT, id="a")
     failing(engine, 2)
     outputs = run(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
-    assert outputs[0].error == "RuntimeError: out of memory"
+    assert outputs[0].error == "MemoryError: 48 GiB wanted"
     assert engine.scheduler.manager.num_used == 0
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
