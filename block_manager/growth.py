@@ -115,14 +115,9 @@ class Growth:
         tables, promised, total = self._tables, self._promised, self.num_promised
         if not total:
             return
-        entry_rows, entry_columns = np.empty(total, np.int64), np.empty(total, np.int64)
-        stop = 0
-        for rows, columns, count in promised:
-            first, stop = stop, stop + count
-            entry_rows[first:stop] = rows
-            entry_columns[first:stop] = (
-                self._rising.first(columns + count)[columns:] if isinstance(rows, int) else columns
-            )
+        entry_rows, entry_columns, _ = promised[0]
+        if len(promised) > 1 or isinstance(entry_rows, int):
+            entry_rows, entry_columns = self._entries(promised, total)
         blocks = self._device.draw(total)
         try:
             self._put(entry_rows, entry_columns, blocks)
@@ -144,6 +139,16 @@ class Growth:
             else:
                 tables.num_blocks[rows] = columns + 1
                 tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
+
+    def _entries(self, promised: list[tuple[Any, Any, int]], total: int) -> tuple[Rows, NDArray[np.int64]]:
+        """The rows and columns of `total` blocks that were promised, int64 [total] each."""
+        rows, columns = np.empty(total, np.int64), np.empty(total, np.int64)
+        stop = 0
+        for row, column, count in promised:
+            first, stop = stop, stop + count
+            rows[first:stop] = row
+            columns[first:stop] = self._rising.first(column + count)[column:] if isinstance(row, int) else column
+        return rows, columns
 
     def _put(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
         tables = self._tables

@@ -442,7 +442,7 @@ class Scheduler(Uncopyable):
         longest_now = min(request.max_total[sequence] + len(array), longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
-            state.columns.max_total[row] = request.max_total[sequence]
+            state.columns.prolong(row, longest_now)
             state.columns.min_total[row] += len(array)
             state.columns.prompt_total[row] += len(array)
             if state.columns.expected_total[row]:

@@ -55,8 +55,8 @@ class RowColumns:
         self.num_with_stops = 0
         # Rows of sequences that are not the first of their request.
         self.num_later = 0
-        # Rows that serve a sequence.
-        self.num_bound = 0
+        # Rows that serve a sequence, and the sum of their max_total.
+        self.num_bound = self.sum_max_total = 0
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
         """The row serves this sequence of the request from now on."""
@@ -65,7 +65,10 @@ class RowColumns:
         if len(stops) > _MOST_IN_COLUMN:
             # First, because it takes memory.
             self._bind_many(row, stops)
-        self.max_total[row] = state.max_total[sequence]
+        most = state.max_total[sequence]
+        self.max_total[row] = most
+        self.num_bound += 1
+        self.sum_max_total += most
         before = state.prompt_len + state.appended[sequence]
         self.min_total[row] = before + request.min_tokens
         self.prompt_total[row] = before
@@ -73,7 +76,6 @@ class RowColumns:
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
-        self.num_bound += 1
         if sequence:
             self.num_later += 1
         if not stops:
@@ -86,12 +88,18 @@ class RowColumns:
                 self.stops = self._all_stops[:, : len(stops)]
             self.stops[row, : len(stops)] = stops
 
+    def prolong(self, row: int, max_total: int) -> None:
+        """The sequence in the row has its full length at so many tokens from now on."""
+        self.sum_max_total += max_total - self.max_total.item(row)
+        self.max_total[row] = max_total
+
     def release(self, row: int, sequence: int) -> None:
         """The row, which served this sequence of its request, serves nobody."""
         num_stops = len(self.owner[row].stops)
+        self.num_bound -= 1
+        self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        self.num_bound -= 1
         if sequence:
             self.num_later -= 1
         if not num_stops:
@@ -149,7 +157,8 @@ class RunningRows:
 
     Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`adopt`), without the rows
     that ended with it (`replace`). Else rows that join at the end are appended and rows that leave are masked out, both once
-    a step; only one that joins in the middle (a returning request) makes it anew.
+    a step; one that joins in the middle (it returned, or was passed) is put there where its place is known, and else the array is made
+    anew.
     """
 
     def __init__(self) -> None:
@@ -164,12 +173,16 @@ class RunningRows:
         """How many rows run; an upper bound while the array has to be made anew."""
         return len(self._rows) + len(self._joined) - len(self._left) + self._num_unknown
 
-    def join(self, rows: list[int], *, at_end: bool) -> None:
-        """These rows run from now on; `at_end`: after all others."""
+    def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
+        """These rows run from now on; `at_end`: after all others; else after the first `place`, if that is known."""
         if self._left:
             self._mask_out()
         if at_end:
             self._joined += rows
+        elif place is not None and not self._is_stale:
+            if self._joined:
+                self._append()
+            self._rows = np.concatenate([self._rows[:place], np.array(rows, np.int64), self._rows[place:]])
         else:
             self._is_stale = True
             self._num_unknown += len(rows)

@@ -185,7 +185,13 @@ class State:
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
-        self.running_rows.join(state.live_rows, at_end=self.running.add(state))
+        running, running_rows, rows = self.running, self.running_rows, state.live_rows
+        place = None
+        at_end = running.add(state)
+        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
+            # All others have one row each, too.
+            place = running.place_of(state)
+        running_rows.join(rows, at_end=at_end, place=place)
         state.status = Status.RUNNING
 
     def stop_running(self, state: RequestState, rows: list[int]) -> None:

@@ -38,6 +38,17 @@ def test_a_row_that_returns_stands_in_its_place():
     assert rows.array([first, second]).tolist() == [3, 1]
 
 
+def test_a_row_whose_place_is_known_is_put_there_and_no_request_is_asked():
+    rows = RunningRows()
+    rows.join([3, 1, 2], at_end=True)
+    before = rows.array([])
+    rows.join([4], at_end=True)
+    rows.leave([1])
+    rows.join([9], at_end=False, place=2)
+    assert rows.array([]).tolist() == [3, 2, 9, 4]
+    assert (rows.count(), before.tolist()) == (4, [3, 1, 2])
+
+
 def test_rows_that_leave_leave_no_gap():
     rows, stays = RunningRows(), running(1, [1])
     rows.join([3, 1, 2], at_end=True)
@@ -117,7 +128,9 @@ def test_it_is_the_rows_of_the_running_requests_in_order(calls):
         if call == "come" or (call == "come back" and gone):
             mine = [free.pop() for _ in range(num_rows)]
             comes = number if call == "come" else gone.pop(pick % len(gone))
-            rows.join(mine, at_end=all(comes > other for other in states))
+            is_single = all(len(each) == 1 for each in (mine, *(state.rows for state in states.values())))
+            place = sum(other < comes for other in states) if is_single else None
+            rows.join(mine, at_end=all(comes > other for other in states), place=place)
             states[comes] = running(comes, mine)
         elif call == "leave" and states:
             leaves = sorted(states)[pick % len(states)]
@@ -148,6 +161,17 @@ def test_a_bound_row_knows_its_sequence_and_its_limits(state):
     columns.bind(5, state, 1)
     assert (columns.owner[5], columns.id[5], columns.sequence[5]) == (state, "a", 1)
     assert (columns.max_total[5], columns.min_total[5], columns.stops[5].tolist()) == (8, 5, [7])
+
+
+def test_the_full_lengths_of_bound_rows_are_added_up(state):
+    columns = RowColumns()
+    columns.bind(5, state, 0)
+    columns.bind(2, state, 1)
+    assert (columns.num_bound, columns.sum_max_total) == (2, 9 + 8)
+    columns.prolong(5, 12)
+    assert (columns.max_total[5], columns.sum_max_total) == (12, 12 + 8)
+    columns.release(5, 0)
+    assert (columns.num_bound, columns.sum_max_total) == (1, 8)
 
 
 def test_a_released_row_keeps_neither_owner_nor_stop_ids(state):
