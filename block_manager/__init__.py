@@ -3,6 +3,7 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
+from block_manager.arguments import checked_flag, checked_integer, is_integer, is_real
 from block_manager.content_calls import Hit
 from block_manager.content_key import root_prefix
 from block_manager.copying import Uncopyable
@@ -59,7 +60,11 @@ __all__ = [
     "UnknownContent",
     "UnknownPin",
     "UnknownRow",
+    "checked_flag",
+    "checked_integer",
     "has_negative",
+    "is_integer",
+    "is_real",
     "joined",
     "level_checked",
     "root_prefix",

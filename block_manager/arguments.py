@@ -5,7 +5,8 @@ Knows kinds and ranges of numbers. Does not know rows, blocks or what a number i
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,22 @@ from block_manager.errors import InvalidConfig
 _HIGHEST = np.iinfo(np.int64).max
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether the value is an integer of Python or numpy; a bool is not."""
     return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
 
 
-def integer(name: str, value: Any, least: int, limit: int | None = None) -> int:
+def is_real(value: object) -> bool:
+    """Whether the value is a number of Python or numpy that a float holds; a bool and NaN are not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:
+        return False
+
+
+def checked_integer(name: str, value: Any, least: int, limit: int | None = None) -> int:
     """`value` as an int from `least` to `limit` - 1 (None: no limit). Raises InvalidConfig, which begins with `name`."""
     if not is_integer(value):
         raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
@@ -31,7 +42,7 @@ def integer(name: str, value: Any, least: int, limit: int | None = None) -> int:
     return number
 
 
-def switch(name: str, value: Any) -> bool:
+def checked_flag(name: str, value: Any) -> bool:
     """`value` as a bool. Raises InvalidConfig for all but True and False, because "no" and "0" would count as True."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidConfig(f"{name} has to be True or False; got {value!r}.")
@@ -40,14 +51,9 @@ def switch(name: str, value: Any) -> bool:
 
 def logical_time(name: str, value: Any) -> float:
     """`value` as a float. Raises InvalidConfig for what is no number, for NaN, and for an integer that no float holds."""
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        try:
-            time = float(value)
-        except OverflowError:
-            time = np.nan
-        if time == time:
-            return time
-    raise InvalidConfig(f"{name} has to be a logical time; got {value!r}.")
+    if not is_real(value):
+        raise InvalidConfig(f"{name} has to be a logical time; got {value!r}.")
+    return float(value)
 
 
 def int64_array(values: Any) -> NDArray[np.int64] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from block_manager import inspection
-from block_manager.arguments import int64_array, integer, is_integer, switch
+from block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
 from block_manager.check import violations_of
 from block_manager.content_calls import ContentCalls
 from block_manager.content_key import root_prefix
@@ -70,11 +70,11 @@ class BlockManager(ContentCalls, Uncopyable):
         prefix_caching: bool = True,
         host_caching: bool = False,
     ) -> None:
-        num_blocks = integer("num_blocks", num_blocks, 1, 2**31)
-        block_size = integer("block_size", block_size, 1, 2**31)
-        host_blocks = integer("host_blocks", host_blocks, 0, 2**31)
-        prefix_caching = switch("prefix_caching", prefix_caching)
-        host_caching = switch("host_caching", host_caching)
+        num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
+        block_size = checked_integer("block_size", block_size, 1, 2**31)
+        host_blocks = checked_integer("host_blocks", host_blocks, 0, 2**31)
+        prefix_caching = checked_flag("prefix_caching", prefix_caching)
+        host_caching = checked_flag("host_caching", host_caching)
         if (num_blocks + host_blocks) * block_size >= 2**62:
             raise InvalidConfig("more slots than int64 can number.")
         if host_caching and not (host_blocks and prefix_caching):
@@ -89,7 +89,7 @@ class BlockManager(ContentCalls, Uncopyable):
         Raises InvalidConfig for negative numbers. NEVER only if an empty pool could not hold them; the watermark alone gives LATER, and does not count while no block is
         used, so that it never keeps the first one out.
         """
-        num_blocks, watermark = integer("num_blocks", num_blocks, 0), integer("watermark", watermark, 0)
+        num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
         kept = watermark if self._device.num_used else 0
@@ -123,7 +123,7 @@ class BlockManager(ContentCalls, Uncopyable):
         Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
         Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
         """
-        reads, writes = switch("reads", reads), switch("writes", writes)
+        reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
         return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:

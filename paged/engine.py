@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from block_manager import BlockManager, InvalidConfig
-from paged.door import checked_flag, checked_limit, checked_size, checked_time, checked_tokens
+from block_manager import BlockManager, InvalidConfig, checked_flag, checked_integer
+from paged.door import checked_limit, checked_time, checked_tokens
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -94,14 +94,14 @@ class Engine:
             raise InvalidConfig(f'costs has to be a Costs, "measured" or None; got {costs!r}.')
         num_blocks = checked_limit("num_blocks", num_blocks)
         kv_cache_bytes = checked_limit("kv_cache_bytes", kv_cache_bytes, 0)
-        block_size = checked_size("block_size", block_size)
-        host_blocks = checked_size("host_blocks", host_blocks, 0)
-        max_sequences = checked_size("max_sequences", max_sequences)
+        block_size = checked_integer("block_size", block_size, 1)
+        host_blocks = checked_integer("host_blocks", host_blocks, 0)
+        max_sequences = checked_integer("max_sequences", max_sequences, 1)
         max_model_len = checked_limit("max_model_len", max_model_len)
         batch_invariant = checked_flag("batch_invariant", batch_invariant)
         check_seed("seed", seed)
         self._seed = int(seed)
-        self._max_retries = checked_size("max_retries", max_retries, 0)
+        self._max_retries = checked_integer("max_retries", max_retries, 0)
         self._clock = clock
         self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
         longest = max_model_len if max_model_len is not None else self.model.max_length

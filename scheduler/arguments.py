@@ -6,29 +6,18 @@ Knows integers of any kind and times. Does not know requests, limits or what a n
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard
+from typing import Any
 
-import numpy as np
-
+from block_manager import is_integer, is_real
 from scheduler.errors import InvalidRequest
 
 # A count above it is no limit at all. Token counts can be added to it in int64.
 UNLIMITED = 2**62
 
 
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether the value is an integer of Python's or numpy's, and no bool."""
-    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
-
-
 def is_number(value: object) -> bool:
     """Whether the value is a number of Python's, no bool, that a float holds; infinity is one, NaN is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return not math.isnan(value)
-    except OverflowError:
-        return False
+    return isinstance(value, (int, float)) and is_real(value)
 
 
 def count_of(value: Any) -> int:
@@ -38,13 +27,9 @@ def count_of(value: Any) -> int:
 
 def finite_time(now: Any) -> float:
     """`now` (seconds, any origin) as a number of Python's. Raises InvalidRequest for anything but a finite number."""
-    is_number = isinstance(now, (int, float, np.integer, np.floating)) and not isinstance(now, bool)
-    try:
-        if is_number and math.isfinite(now):
-            return int(now) if isinstance(now, (int, np.integer)) else float(now)
-    except OverflowError:
-        pass
-    raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
+    if not is_real(now) or math.isinf(now):
+        raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
+    return int(now) if is_integer(now) else float(now)
 
 
 def latest_time(now: Any, latest: float) -> float:

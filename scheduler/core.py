@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import BlockManager, InvalidConfig, Uncopyable, token_array
+from block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
 from scheduler import ending
 from scheduler.accounting import SchedulerStats
 from scheduler.admission import let_in
-from scheduler.arguments import UNLIMITED, count_of, finite_time, is_int, latest_time
+from scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
 from scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from scheduler.check import violations_of
 from scheduler.composition import compose_running
@@ -114,14 +114,13 @@ class Scheduler(Uncopyable):
         for name, value in sizes.items():
             if value is None and name in optional:
                 continue
-            if not is_int(value) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
         if not isinstance(manager, BlockManager):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
-        if not isinstance(async_moves, bool):
-            raise InvalidConfig(f"async_moves has to be True or False; got {async_moves!r}.")
+        async_moves = checked_flag("async_moves", async_moves)
         if async_moves and manager.host_caching:
             raise InvalidConfig(
                 "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
@@ -290,7 +289,7 @@ class Scheduler(Uncopyable):
         """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
         ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
         limit that is no integer."""
-        if not is_int(limit):
+        if not is_integer(limit):
             raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
         return steady_steps(self._state, steady_rows(self._state), limit)
 
@@ -391,7 +390,7 @@ class Scheduler(Uncopyable):
         code = _REASONS.get(reason) if isinstance(reason, str) else None
         if code is None:
             raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
-        if not is_int(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
+        if not is_integer(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
             raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
         if request is None or not state.delivers(request, sequence):
             return None
@@ -411,7 +410,7 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
-        if not is_int(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
+        if not is_integer(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
         sequence = int(sequence)
         if state.is_in_flight(request):
@@ -469,7 +468,7 @@ class Scheduler(Uncopyable):
             # Its nodes would be confirmed below ones that are only pending.
             raise RequestInFlight(request_id)
         hit, asked = int(manager.num_computed[row]), request.num_asked
-        if not is_int(num_tokens) or not 0 <= num_tokens <= asked:
+        if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
@@ -568,7 +567,7 @@ class Scheduler(Uncopyable):
 
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves nobody."""
-        if not is_int(row) or not 0 <= row < len(self._state.columns.id):
+        if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
         found: str | None = self._state.columns.id[row]
         return found

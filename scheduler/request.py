@@ -17,11 +17,12 @@ from block_manager import (
     InvalidNamespace,
     InvalidTokens,
     has_negative,
+    is_integer,
     level_checked,
     root_prefix,
     token_array,
 )
-from scheduler.arguments import UNLIMITED, count_of, is_int, is_number
+from scheduler.arguments import UNLIMITED, count_of, is_number
 from scheduler.errors import InvalidRequest
 from scheduler.status import NOT_FINISHED, Status
 
@@ -126,10 +127,10 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if not isinstance(request.stop_token_ids, (tuple, list)):
         raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
-        if not (is_int(token) and 0 <= token < 2**31):
+        if not (is_integer(token) and 0 <= token < 2**31):
             raise _wrong(request, f"stop_token_ids have to be token ids; got {token!r}.")
     eos = request.eos_token_id
-    if eos is not None and not (is_int(eos) and 0 <= eos < 2**31):
+    if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
         _check_cache_wishes(request)
@@ -158,7 +159,7 @@ def _check_counts(request: Request) -> None:
         raise _wrong(
             request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
         )
-    if not is_int(request.priority):
+    if not is_integer(request.priority):
         raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
     if not _is_at_least(1, request.num_sequences):
         raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
@@ -186,7 +187,7 @@ def _wrong(request: Request, what: str) -> InvalidRequest:
 
 
 def _is_at_least(least: int, value: Any) -> bool:
-    return (type(value) is int or is_int(value)) and value >= least
+    return is_integer(value) and value >= least
 
 
 def _prompt_array(request: Request) -> NDArray[np.int32]:
