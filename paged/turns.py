@@ -19,21 +19,20 @@ class EngineInUse(PagedError, RuntimeError):
     `call` comes from a callback of `running`."""
 
     def __init__(self, call: str, running: str, thread: str | None = None) -> None:
-        super().__init__(call, running, thread)
+        if thread is None:
+            sentence = (
+                f"{call} was called from a callback of {running}, on the same engine. "
+                f"A callback may add, finish and abort requests; call {call} when {running} has returned."
+            )
+        else:
+            sentence = (
+                f"{call}: the engine is in use by another thread, {thread}, which is in {running}. "
+                f"Hold a lock around calls of one engine, or give each thread an engine of its own; they may share a model."
+            )
+        super().__init__(sentence)
         self.call = call
         self.running = running
         self.thread = thread
-
-    def __str__(self) -> str:
-        if self.thread is None:
-            return (
-                f"{self.call} was called from a callback of {self.running}, on the same engine. "
-                f"A callback may add, finish and abort requests; call {self.call} when {self.running} has returned."
-            )
-        return (
-            f"{self.call}: the engine is in use by another thread, {self.thread}, which is in {self.running}. "
-            f"Hold a lock around calls of one engine, or give each thread an engine of its own; they may share a model."
-        )
 
 
 class _Call:

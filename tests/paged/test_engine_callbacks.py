@@ -56,6 +56,53 @@ def test_a_request_that_on_output_aborts_ends_with_abort(victim):
     assert is_as_new(llm.engine)
 
 
+@pytest.fixture
+def outgrowing():
+    """Alone in a pool of which a pin holds one block, "a" outgrows it; the step that ends it runs "b", which has waited."""
+    engine = Engine(tiny_model(), num_blocks=6, block_size=4)
+    engine.add_request([1, 2, 3, 4, 5], SamplingParams(max_tokens=1))
+    drained(engine)
+    engine.manager.pin([1, 2, 3, 4, 5])
+    engine.add_request([6, 7, 1, 2, 3], SamplingParams(max_tokens=100), id="a")
+    engine.step()
+    engine.add_request([7] * 18, SamplingParams(max_tokens=1), id="b")
+    return engine
+
+
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_a_request_that_has_ended_by_itself_is_not_ended_again_and_its_end_is_returned(outgrowing, end):
+    returned, ends = [], {}
+    outgrowing.on_logits = lambda id, *_: id == "b" and returned.append(getattr(outgrowing, end)("a"))
+    while outgrowing.has_unfinished:
+        for output in outgrowing.step():
+            ends.setdefault(output.id, []).append(output.finish_reason)
+    assert returned == [None]
+    assert (ends["a"][-1], ends["b"]) == ("length", ["length"])
+    assert outgrowing.check() == []
+
+
+def test_generate_that_is_left_by_an_exception_leaves_no_end_that_is_still_to_come(outgrowing):
+    def breaks(id, *_):
+        if id == "b":
+            outgrowing.forget(["a"])
+            raise Broken
+
+    outgrowing.on_logits = breaks
+    with pytest.raises(Broken):
+        drained(outgrowing)
+    outgrowing.on_logits = None
+    assert set(drained(outgrowing)) == {"b"}
+
+
+def test_a_callback_that_finishes_a_request_gets_what_it_had_not_been_handed_out():
+    llm, seen = fresh_llm(), []
+    llm.engine.on_batch = lambda batch: seen or seen.append(llm.engine.finish("request-0"))
+    answers = llm.generate(PROMPTS, SIX)
+    assert (seen[0].token_ids, seen[0].finish_reason) == (answers[0].token_ids, "stop")
+    assert [answer.finish_reason for answer in answers] == ["stop", "length", "length"]
+    assert is_as_new(llm.engine)
+
+
 def test_nothing_of_a_request_is_delivered_after_its_abort_by_on_output():
     llm, seen = fresh_llm(), []
 

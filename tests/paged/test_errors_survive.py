@@ -32,6 +32,7 @@ def instance_of(error):
         (paged.BudgetTooSmall, ("too small",), {"wanted": 7, "given": 5}),
         (paged.UnknownBackend, ("fast", ["reference", "torch_gather"]), {}),
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
+        (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
         (paged.ShadowedPackage, ("shadowed",), {"name": "scheduler", "path": "/tmp/scheduler.py"}),
         (paged.MissingExtra, ("not installed",), {"name": "torch"}),
         (error, ("a",), {}),
