@@ -51,6 +51,8 @@ def validated_tokens(
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
     rows, samples = ticket.rows, ticket.samples
+    if isinstance(counts, np.ma.MaskedArray):
+        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
     try:
         array = np.asarray(counts)
     except ValueError:
@@ -63,9 +65,12 @@ def validated_tokens(
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+        # Sums of larger ones wrap.
+        raise WrongTokens(
+            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
+        )
     array = array.astype(np.int64)
-    if (array < 0).any():
-        raise WrongTokens(f"batch {batch.number}: a count is negative.")
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
@@ -249,43 +254,17 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if row >= 0:
         manager.append(row, new)
         state.steady = None
-        if code:
-            state.running_rows.leave([row] if _is_running(state, row) else [])
-            usage = _end_rows(state, np.array([row]), np.array([code], np.int8), np.zeros(1, np.int64)).get(0)
-            return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
-        if count != 1 and state.outstanding:
-            _void_unknown(state, row)
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    request.tokens[sequence] = np.concatenate([known, new])
-    request.is_quiet = replaced(request.is_quiet, sequence, False)
-    if request.id in state.parked:
-        del state.parked[request.id]
-        state.waiting.add(request)
-    if not code:
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    return [
-        Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], _end_waiting(state, request, sequence, code))
-    ]
-
-
-def _end_waiting(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """A sequence without a row ends; with the last one its request, whose usage is returned."""
-    known = request.tokens[sequence]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    num_output = len(known) - request.prompt_len - request.appended[sequence]
-    request.num_output += num_output
-    request.num_live -= 1
-    request.tokens[sequence] = None
-    state.void_shares(request, sequence)
-    state.is_shut = False
-    if state.foresight is not None:
-        state.foresight.finished(num_output, pause=request.longest_pause)
-    if request.num_live:
-        return None
-    state.waiting.remove(request)
-    state.end(request, _FINISHED[code])
-    return state.usage_of(request)
+    else:
+        assert known is not None, "a sequence without a row keeps its tokens"
+        request.tokens[sequence] = np.concatenate([known, new])
+        request.is_quiet = replaced(request.is_quiet, sequence, False)
+        if request.id in state.parked:
+            del state.parked[request.id]
+            state.waiting.add(request)
+    usage = _end_sequence(state, request, sequence, code) if code else None
+    if row >= 0 and not code and count != 1 and state.outstanding:
+        _void_unknown(state, row)
+    return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
@@ -326,14 +305,7 @@ def forget_stale_carried(state: State) -> None:
 
 def num_output_of(state: State, request: RequestState) -> int:
     """Output tokens of all its sequences so far, those that have ended and those that live."""
-    total = request.num_output
-    for i, row in enumerate(request.rows):
-        known = request.tokens[i]
-        if row >= 0:
-            total += int(state.manager.num_tokens[row]) - request.prompt_len - request.appended[i]
-        elif known is not None:
-            total += len(known) - request.prompt_len - request.appended[i]
-    return total
+    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
 
 
 def take_pending(state: State) -> list[Output]:
@@ -375,6 +347,58 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     state.end(request, (status, sentence))
     usage = state.usage_of(request)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
+
+
+def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
+    """A sequence with an output to come ends now, in flight or not. Returns its last output, with the usage if no other sequence has one
+    to come."""
+    return Output(request.id, sequence, [], FINISH_REASONS[code], _end_sequence(state, request, sequence, code))
+
+
+def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
+    """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
+    row = request.rows[sequence]
+    _note_finished(state, request, sequence, row)
+    if request.num_live == 1:
+        end_request(state, request, code, _FINISHED[code][1])
+        return state.usage_of(request)
+    state.is_shut = False
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if row >= 0:
+        if request.status is Status.RUNNING:
+            state.running_rows.leave([row])
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    state.void_shares(request, sequence)
+    if request in state.to_reject:
+        longest = state.max_total_of(len(request.rows))
+        if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
+            state.to_reject.remove(request)
+    return None
+
+
+def _num_known(state: State, request: RequestState, sequence: int) -> int:
+    """Tokens that a live sequence knows; 0 for one that has ended."""
+    row, known = request.rows[sequence], request.tokens[sequence]
+    if row >= 0:
+        return int(state.manager.num_tokens[row])
+    return 0 if known is None else len(known)
+
+
+def _num_written(state: State, request: RequestState, sequence: int) -> int:
+    """Output tokens of a live sequence; 0 for one that has ended."""
+    known = _num_known(state, request, sequence)
+    return known - request.prompt_len - request.appended[sequence] if known else 0
+
+
+def _note_finished(state: State, request: RequestState, sequence: int, row: int) -> None:
+    """A sequence has finished: its length is learnt from, and its content, if it holds a row, kept as its request wishes."""
+    if state.foresight is not None:
+        num_output = _num_written(state, request, sequence)
+        state.foresight.finished(num_output, pause=request.longest_pause)
+    if row >= 0:
+        state.retain_content(request, row)
 
 
 def _account(state: State, batch: Batch) -> None:
@@ -423,10 +447,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
-        if state.foresight is not None:
-            num_output = total - request.prompt_len - request.appended[sequence]
-            state.foresight.finished(num_output, pause=request.longest_pause)
-        state.retain_content(request, row)
+        _note_finished(state, request, sequence, row)
         state.close_row(request, sequence)
         if state.outstanding:
             state.void_shares(request, sequence)
