@@ -1,8 +1,9 @@
 """Drafts in an engine of one's own: guesses are computed in the same step as the token before them, and checked there.
 
-The stand-in for a model says a function of the last three tokens, so its text soon repeats itself, and looking up what came
-after the last two tokens before is a good guess: prompt lookup.
+The stand-in's text soon repeats itself, so what came after the last two tokens before is a good guess: prompt lookup.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,11 +14,11 @@ scheduler = Scheduler(BlockManager(40, 4), max_tokens_per_step=40, max_sequences
 slots, known = np.zeros((40, 4), int), {request.id: list(request.prompt) for request in requests}
 
 
-def following(context):
+def following(context: Sequence[int]) -> int:
     return int(context[-1] + 2 * context[-2] + 3 * context[-3]) % 5
 
 
-def guess(tokens, most=3):
+def guess(tokens: list[int], most: int = 3) -> list[int]:
     """What came after the last two tokens, where they stood before."""
     for i in range(len(tokens) - 3, 0, -1):
         if tokens[i - 1 : i + 1] == tokens[-2:]:
@@ -30,9 +31,10 @@ for request in requests:
 while scheduler.has_unfinished:
     batch = scheduler.schedule(drafts={id: guess(known[id]) for id in scheduler.running_ids()})
     slots.reshape(-1)[batch.slot_mapping] = batch.token_ids
-    tokens, counts = [], np.zeros(len(batch.rows), int)
+    tokens: list[int] = []
+    counts = np.zeros(len(batch.rows), int)
     for i, (row, length) in enumerate(zip(batch.rows, batch.seq_lens, strict=True)):
-        context = slots[batch.block_tables[row]].ravel()[:length]
+        context = slots[batch.block_tables[row]].ravel()[:length].tolist()
         for end in range(length - batch.num_drafts[i], length + 1) if batch.samples[i] else ():
             tokens.append(following(context[:end]))
             counts[i] += 1

@@ -4,20 +4,22 @@ The stand-in for a model says the checksum of all that a row's KV holds: a wrong
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paged import BlockManager, Request, Scheduler
+from paged import Batch, BlockManager, Request, Scheduler
 
 STOPS = tuple(range(0, 97, 16))
 requests = [Request(id=f"r{i}", prompt=[i, *range(3 + 4 * i)], max_tokens=20, stop_token_ids=STOPS) for i in range(8)]
 scheduler = Scheduler(BlockManager(20, 4), max_tokens_per_step=24, max_sequences=6)
-slots, tables, sampled, answers = np.zeros(80, int), np.zeros((64, 20), int), {}, {r.id: [] for r in requests}
+slots, tables, out = np.zeros(80, int), np.zeros((64, 20), int), list[Batch]()
+sampled, answers = dict[int, NDArray[np.int32]](), {request.id: list[int]() for request in requests}
 
 
-def checksum(context):
+def checksum(context: NDArray[np.int64]) -> int:
     return int(np.arange(1, len(context) + 1) @ context) % 97
 
 
-def run(batch):
+def run(batch: Batch) -> NDArray[np.int32]:
     """What the device does with a batch when its turn comes: changes of tables, unknown tokens, KV, attention."""
     tables[batch.table_rows, batch.table_columns] = batch.table_blocks
     tokens = batch.token_ids.copy()
@@ -29,7 +31,8 @@ def run(batch):
     return sampled[batch.number][batch.samples]
 
 
-out = [scheduler.add(request) for request in requests][:0]
+for request in requests:
+    scheduler.add(request)
 while scheduler.has_unfinished:
     out += [batch] if not (batch := scheduler.schedule()).is_empty else []
     if len(out) == 2 or batch.is_empty:
