@@ -134,8 +134,6 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if counts is not None or ticket.draft_counts is not None:
         each = ticket.samples.astype(np.int64) if counts is None else counts
         return _update_ragged(state, batch, tokens, each)
-    if ticket.flight is not None:
-        manager.settle(ticket.flight)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
     late: list[tuple[Heir, list[int]]] = []
     if ticket.gone:
@@ -144,7 +142,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if ticket.gone or not ticket.all_sample:
         picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    totals = manager.extend(rows, tokens, ends)
+    totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
     codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
     may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
