@@ -1,7 +1,7 @@
 """The tree in docs/architecture.md, made from the first lines of the modules' docstrings.
 
-The three rooms are shown file by file, each file after those of its room that it imports; of `paged` only its folders and
-top files.
+The three rooms are shown file by file, each file after those of its room that it imports; of `paged` only its folders
+and top files.
 
     python tools/architecture_tree.py            # rewrite the tree in the page
     python tools/architecture_tree.py --check    # exit status 1 if it is stale

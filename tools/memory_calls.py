@@ -1,9 +1,9 @@
 """Count the calls from the scheduler into the memory layer: in a steady step, and in a step with one admission.
 
 A step is one `schedule` and one `update`. Counted are methods called and properties read on objects of `block_manager`,
-public or not, by functions of `scheduler`. Plain attributes, functions of modules, and what is asked of values that memory
-returned are not counted. Each step is taken as often as a block has tokens, so that rows begin a block in some of them; the
-largest count is reported.
+public or not, by functions of `scheduler`. Plain attributes, functions of modules, and what is asked of values that
+memory returned are not counted. Each step is taken as often as a block has tokens, so that rows begin a block in some
+of them; the largest count is reported.
 
     python tools/memory_calls.py                                        # both numbers, and the names
     python tools/memory_calls.py --most-steady 3 --most-admission 6     # exit status 1 above either
@@ -33,7 +33,7 @@ BLOCK_SIZE = 16
 
 
 def counted(step: Callable[[], None]) -> Counter[str]:
-    """Run the step; returns the calls that it made from `scheduler` on objects of `block_manager`, by qualified name."""
+    """Run the step; return the calls that it made from `scheduler` on objects of `block_manager`, by qualified name."""
     calls: Counter[str] = Counter()
 
     def look(frame: FrameType, event: str, _: Any) -> None:

@@ -84,7 +84,7 @@ def is_droppable(statement: cst.BaseSmallStatement) -> bool:
 
 
 def sampled(count: int, seed: int, only: str) -> list[Mutant]:
-    """`count` mutants, or all if there are fewer, of the files whose path has `only` in it; the same for one seed and source."""
+    """`count` mutants, or all there are, of the files whose path has `only` in it; the same for one seed and source."""
     candidates: list[tuple[str, int]] = []
     modules: dict[str, tuple[cst.Module, list[tuple[cst.CSTNode, cst.CSTNode]]]] = {}
     for room in ROOMS:
