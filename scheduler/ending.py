@@ -100,9 +100,11 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
     if not accepted.any():
         return
-    within = np.arange(int(accepted.sum())) - np.repeat(accepted.cumsum() - accepted, accepted)
-    ours = tokens[np.repeat(counts.cumsum() - counts, accepted) + within]
-    theirs = draft_tokens[np.repeat(drafted.cumsum() - drafted, accepted) + within]
+    # Of a row with drafts all tokens but the last were drafts; of its drafts the first ones were accepted.
+    is_draft = np.repeat(drafted > 0, counts)
+    is_draft[counts.cumsum()[(drafted > 0) & (counts > 0)] - 1] = False
+    within = np.arange(len(draft_tokens)) - np.repeat(drafted.cumsum() - drafted, drafted)
+    ours, theirs = tokens[is_draft], draft_tokens[within < np.repeat(accepted, drafted)]
     wrong = (ours != theirs).nonzero()[0]
     if len(wrong):
         place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
@@ -173,8 +175,10 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     rows, given = ticket.rows[places], counts[places]
     first = (counts.cumsum() - counts)[places]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
-    within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
-    packed = tokens[np.repeat(first, kept) + within]
+    packed = tokens
+    if int(kept.sum()) != len(tokens):
+        within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
+        packed = tokens[np.repeat(first, kept) + within]
     manager.extend_by(rows, packed, kept)
     if ticket.draft_counts is not None:
         drafted = ticket.draft_counts[places]
