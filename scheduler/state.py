@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from block_manager import BlockManager, Moves
 from scheduler.accounting import SchedulerStats
-from scheduler.awaited import Awaited, sources_of
+from scheduler.awaited import Awaited, is_undecided, sources_of
 from scheduler.batch import Batch, Output, RequestUsage
 from scheduler.foresight import Foresight
 from scheduler.policies import Costs, Policy
@@ -203,8 +203,10 @@ class State:
     def _total_ahead(self, row: int) -> int:
         request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
         known, num_awaited = int(self.manager.num_tokens[row]), len(sources_of(self, request, sequence))
-        if num_awaited and known + num_awaited >= request.max_total[sequence]:
-            # It ends with them.
+        if num_awaited and (
+            known + num_awaited >= request.max_total[sequence] or is_undecided(self, request, sequence)
+        ):
+            # It ends with them, or goes on from a place that nobody knows.
             return min(known + num_awaited, int(self.manager.num_launched[row]))
         return known + num_awaited
 
