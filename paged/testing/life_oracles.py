@@ -67,10 +67,9 @@ def states(rig: SchedulerRig) -> list[str]:
         rig.statuses[id] = status
         if status != last:
             rig.events[f"became {status}"] += 1
-        may_linger = rig.is_held(id)
-        if book.is_live and status in ENDED and not may_linger and not rig.scheduler.has_unfinished:
+        if book.is_live and status in ENDED and not rig.scheduler.has_unfinished:
             found.append(f"9: {id} is {status}, and nothing said why")
-        if book.is_aborted and status != "aborted" and not may_linger:
+        if book.is_aborted and status != "aborted":
             found.append(f"9: {id} was aborted and is {status}")
         # An explanation names all others: those whose state changed are asked, and the rest take turns.
         is_asked = status != last or (number + len(rig.calls)) % len(rig.books) == 0
