@@ -36,6 +36,7 @@ def random_world(chance: random.Random) -> World:
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
+        steps_ahead=chance.choice([0, 0, 1, 1, 2]),
         watermark=chance.choice([None, None, 0.2, 0.4]),
         preemption=chance.choice([None, None, "swap"]),
         max_preemptions=chance.choice([None, None, 1, 2]),
@@ -85,7 +86,7 @@ class RandomEngine:
         if chance.random() >= self.trouble:
             if self.is_patient:
                 return "step", (counts,)
-            return ("update", (counts,)) if rig.flights else ("schedule", ())
+            return ("update", (counts,)) if len(rig.flights) > rig.world.steps_ahead else ("schedule", ())
         if self.leaving and rig.flights and (in_flight := [id for id in rig.live if rig.in_flight(id)]):
             # Several of one batch go before it ends.
             self.leaving -= 1

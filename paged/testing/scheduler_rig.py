@@ -404,11 +404,15 @@ class SchedulerRig:
         self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
         self._fail_on(life_oracles.at_rest(self))
 
-    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True) -> None:
-        """One whole step: one batch begun and ended. Before it a patient engine has all transfers reported and all starving sequences
-        fed; the other one lets them wait."""
+    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
+        """One whole step: a batch begun and one ended, with `ahead` more that are out meanwhile (None: as many as the world says). Before
+        it a patient engine has all transfers reported and all starving sequences fed; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
+        ahead = self.world.steps_ahead if ahead is None else ahead
+        if ahead:
+            while len(self.flights) <= ahead and not self.schedule().is_empty:
+                pass
         if self.flights:
             self.update(counts)
             return

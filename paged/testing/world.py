@@ -29,6 +29,8 @@ class World(MemoryWorld):
     async_moves: bool = False
     vocabulary: int = 3
     event_stride: int = 0
+    steps_ahead: int = 0
+    """How many more batches the engine schedules, in a whole step, before it ends the oldest."""
     watermark: float | None = None
     """Share of the pool that admission leaves available; None: as the policy says, which is no block of a pool this small."""
     preemption: str | None = None
