@@ -229,6 +229,23 @@ class TrustedCalls(Views):
         tables.last_token[rows] = tokens
         return totals
 
+    def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`counts[i]` more known tokens, int64 [n], for each of these distinct rows, packed in `tokens`. Returns how many they know then."""
+        tables = self._tables
+        known = tables.num_tokens[rows]
+        totals = known + counts
+        if not len(tokens):
+            return totals
+        self._longest = max(self._longest, int(totals.max()))
+        tables.ensure_tokens(self._longest + 1)
+        stops = counts.cumsum()
+        positions = np.arange(len(tokens)) + np.repeat(known - (stops - counts), counts)
+        tables.tokens[np.repeat(rows, counts), positions] = tokens
+        tables.num_tokens[rows] = totals
+        has_new = counts > 0
+        tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
+        return totals
+
     def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
         tables, growth = self._tables, self._growth
@@ -388,6 +405,41 @@ class TrustedCalls(Views):
             self._begin_pending(self._index, row, end)
         return NO_MOVES
 
+    def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. The
+        caller has seen that the blocks are there."""
+        tables = self._tables
+        have, wanted = tables.num_blocks[rows], -(-ends // self.block_size)
+        short = (wanted > have).nonzero()[0]
+        if len(short):
+            self._growth.draw(rows[short], have[short], wanted[short])
+        tables.num_launched[rows] = ends
+        self._flights.composed.lengthen(rows, ends)
+
+    def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """Drafts of these rows beyond `ends`, int64 [n], were wrong: their slots will be overwritten, blocks with nothing else go back."""
+        tables = self._tables
+        is_swapped = tables.is_swapped[rows]
+        if is_swapped.any():
+            for row, end in zip(rows[is_swapped].tolist(), ends[is_swapped].tolist(), strict=True):
+                if end < tables.num_launched[row]:
+                    self._fall_back(Share(row, end, end))
+            rows, ends = rows[~is_swapped], ends[~is_swapped]
+        launched = np.minimum(tables.num_launched[rows], ends)
+        tables.num_launched[rows] = launched
+        keep = np.maximum(-(-launched // self.block_size), tables.reserved[rows])
+        excess = tables.num_blocks[rows] - keep
+        places = (excess > 0).nonzero()[0]
+        while len(places):
+            longer = rows[places]
+            columns = tables.num_blocks[longer] - 1
+            self._device.release(tables.blocks[0, longer, columns].astype(np.int64))
+            tables.num_blocks[longer] = columns
+            excess[places] -= 1
+            last = np.maximum(columns - 1, 0)
+            tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
+            places = places[excess[places] > 0]
+
     def seal(self) -> Flight:
         """The batch that was being composed is out from now on; what its copies read may be drawn for the next one."""
         self._growth.release_copied()
@@ -429,7 +481,8 @@ class TrustedCalls(Views):
         self._flights.end(flight)
         if flight.is_whole:
             for rows, _, ends in flight.parts:
-                tables.num_computed[rows] = ends
+                # Rejected drafts are not launched any more.
+                tables.num_computed[rows] = np.minimum(ends, tables.num_launched[rows]) if flight.has_drafts else ends
         else:
             for row, _, end in flight.shares(tables):
                 tables.num_computed[row] = max(

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         BatchError,
         BatchOutOfOrder,
         Costs,
+        Drafts,
         DuplicateRequest,
         Explanation,
         ForeignBatch,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         UnknownPolicy,
         UnknownRequest,
         WaitingFull,
+        WrongDrafts,
         WrongTokens,
     )
 
@@ -99,6 +101,7 @@ __all__ = [
     "Cleared",
     "Completion",
     "Costs",
+    "Drafts",
     "DuplicateRequest",
     "DuplicateRow",
     "Engine",
@@ -151,6 +154,7 @@ __all__ = [
     "UnsupportedByBackend",
     "UnsupportedModel",
     "WaitingFull",
+    "WrongDrafts",
     "WrongTokens",
     "check_siblings",
     "load_model",
@@ -188,6 +192,7 @@ _PUBLIC_NAMES = {
         "BatchError",
         "BatchOutOfOrder",
         "Costs",
+        "Drafts",
         "DuplicateRequest",
         "Explanation",
         "ForeignBatch",
@@ -208,6 +213,7 @@ _PUBLIC_NAMES = {
         "UnknownPolicy",
         "UnknownRequest",
         "WaitingFull",
+        "WrongDrafts",
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.

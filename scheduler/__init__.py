@@ -6,6 +6,7 @@ Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 from scheduler.accounting import SchedulerStats
 from scheduler.batch import Batch, Output, Outputs, RequestUsage, SteadyBatch
 from scheduler.core import Scheduler
+from scheduler.drafts import Drafts
 from scheduler.errors import (
     BatchEnded,
     BatchError,
@@ -19,6 +20,7 @@ from scheduler.errors import (
     UnknownPolicy,
     UnknownRequest,
     WaitingFull,
+    WrongDrafts,
     WrongTokens,
 )
 from scheduler.explain import Explanation
@@ -33,6 +35,7 @@ __all__ = [
     "BatchError",
     "BatchOutOfOrder",
     "Costs",
+    "Drafts",
     "DuplicateRequest",
     "Explanation",
     "ForeignBatch",
@@ -53,5 +56,6 @@ __all__ = [
     "UnknownPolicy",
     "UnknownRequest",
     "WaitingFull",
+    "WrongDrafts",
     "WrongTokens",
 ]

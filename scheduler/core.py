@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from scheduler.admission import let_in
 from scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from scheduler.check import violations_of
 from scheduler.composition import compose_running
+from scheduler.drafts import Drafts, place_drafts, validated
 from scheduler.errors import (
     BatchEnded,
     BatchError,
@@ -206,16 +208,18 @@ class Scheduler:
         if state.foresight is not None or state.waiting.head() is new:
             state.is_shut = False
 
-    def schedule(self, now: float = 0.0) -> Batch:
+    def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
         """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
 
         Batches run in the order in which they were scheduled. A row that samples in one that is out may compute that token in this one:
-        the batch says where its value comes from. Raises TooManyOutstanding, changing nothing.
+        the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
+        take what budget and memory are left after all else. Raises TooManyOutstanding or WrongDrafts, changing nothing.
         """
         state = self._state
         manager, limits = state.manager, state.limits
         if len(state.outstanding) >= limits.max_outstanding:
             raise TooManyOutstanding(len(state.outstanding), limits.max_outstanding)
+        proposed = drafts if drafts is None else validated(state, drafts)
         manager.next_batch()
         state.now = now
         manager.expire(now)
@@ -238,6 +242,8 @@ class Scheduler:
             manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
+        if proposed is not None:
+            place_drafts(state, step, proposed)
         content = manager.take_moves()
         if len(content):
             step.moves.append(content)
@@ -254,7 +260,8 @@ class Scheduler:
 
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
         """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
-        [n], 0 for a row that does not sample; None: one for each row that does). Returns what became of each sequence.
+        [n], 0 for a row that does not sample; None: one for each row that does); of a row with drafts the ones that were right and the
+        token after them. Returns what became of each sequence.
 
         A row that samples and gets 0 stays, with nothing to compute until `append`; what later batches compute of a token that does not
         come, or that came after the end of its sequence, is void. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has

@@ -19,7 +19,7 @@ from scheduler.request import RequestState, replaced
 from scheduler.rows import Rows
 from scheduler.state import Carried, State
 from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
-from scheduler.stopping import finish_codes, kept_of, kept_tokens
+from scheduler.stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
@@ -71,9 +71,40 @@ def validated_tokens(
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if state.outstanding and (array > 1).any():
         _must_not_rest_on(state, batch, array)
+    if ticket.draft_counts is not None:
+        _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
     return tokens, None if array.tobytes() == usual.tobytes() else array
+
+
+def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
+    """Raise WrongTokens for more accepted drafts than there were, or other ones."""
+    ticket = batch.ticket
+    drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
+    assert drafted is not None and draft_tokens is not None, "the batch has drafts"
+    many = (counts > drafted + 1) & (drafted > 0)
+    if many.any():
+        place = int(many.nonzero()[0][0])
+        raise WrongTokens(
+            f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
+            "after them."
+        )
+    if int(counts.sum()) != len(tokens):
+        return
+    accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
+    if not accepted.any():
+        return
+    within = np.arange(int(accepted.sum())) - np.repeat(accepted.cumsum() - accepted, accepted)
+    ours = tokens[np.repeat(counts.cumsum() - counts, accepted) + within]
+    theirs = draft_tokens[np.repeat(drafted.cumsum() - drafted, accepted) + within]
+    wrong = (ours != theirs).nonzero()[0]
+    if len(wrong):
+        place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
+        raise WrongTokens(
+            f"batch {batch.number}: row {ticket.rows[place]} got token {ours[wrong[0]]} where its draft was {theirs[wrong[0]]}: what was "
+            "accepted is what was computed."
+        )
 
 
 def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
@@ -93,12 +124,13 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager, ticket = state.manager, batch.ticket
     rows = ticket.rows
     _account(state, batch)
-    if ticket.flight is not None:
-        manager.settle(ticket.flight)
     if state.busy_ids or state.loading_blocks:
         state.batch_ended(batch.number)
-    if counts is not None:
-        return _update_ragged(state, batch, tokens, counts)
+    if counts is not None or ticket.draft_counts is not None:
+        each = ticket.samples.astype(np.int64) if counts is None else counts
+        return _update_ragged(state, batch, tokens, each)
+    if ticket.flight is not None:
+        manager.settle(ticket.flight)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
     late: list[tuple[Heir, list[int]]] = []
     if ticket.gone:
@@ -130,34 +162,35 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
 
 
 def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> Outputs:
-    """`update` where rows got none or several tokens: event by event."""
-    manager, ticket = state.manager, batch.ticket
-    starts = np.cumsum(counts) - counts
+    """`update` where rows got none or several tokens, or had drafts."""
+    manager, ticket, stats = state.manager, batch.ticket, state.stats
     state.columns.advance_unevenly()
     late = _sampled_elsewhere(ticket, tokens, counts)
-    places: list[int] = []
-    codes: list[int] = []
-    kept: list[NDArray[np.int32]] = []
-    for i in ticket.places_sampled().tolist():
-        row = int(ticket.rows[i])
-        new = tokens[starts[i] : starts[i] + counts[i]]
-        count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
-        if count:
-            manager.append(row, new[:count])
-        if count != 1 and not code and state.outstanding:
-            _void_unknown(state, row)
-        places.append(i)
-        codes.append(code)
-        kept.append(new[:count])
-    packed = np.concatenate(kept) if kept else _NO_TOKENS
-    state.stats.output_tokens += len(packed)
-    ended = np.array(codes, np.int8)
-    rows, done = ticket.rows[places], ended.nonzero()[0]
+    places = ticket.places_sampled()
+    rows, given = ticket.rows[places], counts[places]
+    first = (counts.cumsum() - counts)[places]
+    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
+    within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
+    packed = tokens[np.repeat(first, kept) + within]
+    manager.extend_by(rows, packed, kept)
+    if ticket.draft_counts is not None:
+        drafted = ticket.draft_counts[places]
+        accepted = np.minimum(np.maximum(given - 1, 0), drafted)
+        stats.drafted_tokens += int(ticket.draft_counts.sum())
+        stats.accepted_tokens += int(accepted.sum())
+        has_drafts = drafted > 0
+        manager.reject(rows[has_drafts], (ticket.ends[places] + accepted)[has_drafts])
+    if ticket.flight is not None:
+        manager.settle(ticket.flight)
+    stats.output_tokens += len(packed)
+    done = codes.nonzero()[0]
+    if state.outstanding:
+        for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
+            _void_unknown(state, int(rows[place]))
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-    usage = _end_rows(state, rows, ended, done)
-    lengths = np.array([len(part) for part in kept], np.int64)
+    usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
-    return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, others)
+    return Outputs(batch.ids[places], batch.sequences[places], packed, kept, codes, usage, others)
 
 
 def _is_running(state: State, row: int) -> bool:

@@ -176,6 +176,19 @@ class RunningRows:
         self._rows = after
         return True
 
+    def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
+        """Whether these are rows that run, each listed once."""
+        running = self.array(states)
+        if rows is running or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
+            return True
+        if not len(rows):
+            return True
+        if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
+            return False
+        count = np.bincount(rows, minlength=int(running.max()) + 1)
+        count[running] -= 1
+        return bool((count <= 0).all())
+
     def array(self, states: Iterable[RequestState]) -> Rows:
         """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""
         if self._is_stale:

@@ -60,6 +60,9 @@ class Step(msgspec.Struct, eq=False, gc=False):
     moves: list[Moves] = []
     # The batch that samples what each of `decodes` computes, where all of them are its rows in its order; -1: they are not.
     decodes_after: int = -1
+    # Drafts behind each of `decodes`, and their tokens, packed; None: there are none.
+    draft_counts: NDArray[np.int64] | None = None
+    draft_tokens: NDArray[np.int32] | None = None
     loads: list[tuple[int, int, int]] = []
     asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
