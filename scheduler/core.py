@@ -382,7 +382,8 @@ class Scheduler:
             or (request.rows[sequence] < 0 and request.tokens[sequence] is None)
         ):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
-        if state.is_in_flight(request):
+        if state.is_in_flight(request) or request_id in state.busy_ids:
+            # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
         state.steady = None
         state.columns.advance_unevenly()

@@ -31,7 +31,7 @@ class Before:
     pending: set[Path]
     """What batches that are out are the first to compute."""
     decoding: set[str]
-    """Running requests of one sequence that had one token to compute."""
+    """Running requests of one sequence that had one token to compute; what ends with batches that are out has none."""
     is_quiet: bool
     """No batch outstanding, nothing in transfer, nothing awaited from elsewhere."""
 
@@ -52,7 +52,7 @@ def observe(rig: SchedulerRig) -> Before:
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
-            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1
+            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].sequences[0].limit - 1
         },
         is_quiet=not rig.flights and not rig.transfers and not rig.loads,
     )

@@ -40,7 +40,8 @@ def violations(rig: SchedulerRig) -> list[str]:
     """The subject's own check, the invariants of memory recomputed, and 9: one state each, conserved and legal."""
     found = [f"check(): {violation}" for violation in rig.scheduler.check()]
     # Transfers and the moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them.
-    moves = rig.carries_moves or rig.transfers or any(len(flight.batch.moves) for flight in rig.flights)
+    # So does a batch that loads for a request which was aborted.
+    moves = rig.carries_moves or rig.transfers or any(len(f.batch.moves) or f.loading for f in rig.flights)
     found += invariants.memory(rig.manager, may_hold=bool(moves))
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 

@@ -161,12 +161,23 @@ class SchedulerRig:
         self._check()
 
     def schedule(self) -> Any:
-        """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding."""
+        """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding. None where so many batches
+        are out that one more has to be refused."""
+        from paged import TooManyOutstanding
+
         self._note("schedule")
         before = batch_oracles.observe(self)
         evicted = self._num_evicted()
-        with self._blaming():
-            batch = self.scheduler.schedule(now=self.now)
+        is_full = len(self.flights) >= self.world.max_outstanding
+        try:
+            with self._blaming(TooManyOutstanding):
+                batch = self.scheduler.schedule(now=self.now)
+        except TooManyOutstanding:
+            self._fail_on([] if is_full else [f"{len(self.flights)} batches are out, and yet they are too many"])
+            self.events["too many outstanding"] += 1
+            self._check()
+            return None
+        self._fail_on([f"{len(self.flights)} batches were out; one more was scheduled"] if is_full else [])
         self._record(batch)
         self._note_pressure(batch, evicted)
         for id, kind in batch.preempted:
@@ -409,7 +420,7 @@ class SchedulerRig:
         it a patient engine has all transfers reported and all starving sequences fed; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
-        ahead = self.world.steps_ahead if ahead is None else ahead
+        ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
         if ahead:
             while len(self.flights) <= ahead and not self.schedule().is_empty:
                 pass
