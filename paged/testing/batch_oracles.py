@@ -52,7 +52,7 @@ def observe(rig: SchedulerRig) -> Before:
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
-            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].sequences[0].limit - 1
+            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].full_length(0) - 1
         },
         is_quiet=not rig.flights and not rig.transfers and not rig.loads,
     )
@@ -83,8 +83,7 @@ def limits(rig: SchedulerRig, batch: Any) -> list[str]:
         book = rig.books.get(id)
         if book is None or book.is_aborted or book.sequences[sequence].reason is not None:
             found.append(f"8: {id}/{sequence} has ended and is scheduled")
-        elif int(batch.seq_lens[place]) >= book.sequences[sequence].limit:
-            full = book.sequences[sequence].limit
+        elif int(batch.seq_lens[place]) >= (full := book.full_length(sequence)):
             found.append(f"8: {id}/{sequence} computes token {int(batch.seq_lens[place])} of {full}, its last")
     return found
 
