@@ -3,9 +3,12 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
+from block_manager.arguments import checked_flag, checked_integer, is_integer, is_real
 from block_manager.content_calls import Hit
 from block_manager.content_key import root_prefix
+from block_manager.copying import Uncopyable
 from block_manager.errors import (
+    CannotCopy,
     DuplicateRow,
     InvalidConfig,
     InvalidNamespace,
@@ -34,6 +37,7 @@ __all__ = [
     "NO_MOVES",
     "Admission",
     "BlockManager",
+    "CannotCopy",
     "Cleared",
     "DuplicateRow",
     "Event",
@@ -54,10 +58,15 @@ __all__ = [
     "RowSwapped",
     "Stored",
     "TableChanges",
+    "Uncopyable",
     "UnknownContent",
     "UnknownPin",
     "UnknownRow",
+    "checked_flag",
+    "checked_integer",
     "has_negative",
+    "is_integer",
+    "is_real",
     "joined",
     "level_checked",
     "root_prefix",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import logical_time
 from block_manager.errors import InvalidConfig
 from block_manager.events import EventLog
 from block_manager.flights import Flight, Flights, Share
@@ -85,11 +86,14 @@ class TrustedCalls(Views):
         if self._index is None or self._sharing is None:
             return row
         self._index.open_path(row, root, reads=reads, writes=writes)
+        try:
+            found = self._sharing.extend_hit(row, count=count)
+        except MemoryError:
+            self.close(row)
+            raise
         if count and reads:
             self._queries += 1
             self._query_tokens += len(tokens)
-        found = self._sharing.extend_hit(row, count=count)
-        if count and reads:
             self._recent.append((len(tokens), found))
         return row
 
@@ -114,7 +118,11 @@ class TrustedCalls(Views):
                 index.open_path(row, root)
                 if key in index.runs:
                     self._growth.evict_promised()
-                    computed = self._sharing.extend_hit(row, first_is_known=True)
+                    try:
+                        computed = self._sharing.extend_hit(row, first_is_known=True)
+                    except MemoryError:
+                        self.close(row)
+                        raise
             self._recent.append((num_tokens, computed))
         have, end = computed // size, computed + most
         if end > num_tokens:
@@ -255,6 +263,8 @@ class TrustedCalls(Views):
         wanted = -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
+            if len(short):
+                tables.ensure_columns(min(int(wanted.max()), self.num_blocks))
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
@@ -334,13 +344,13 @@ class TrustedCalls(Views):
         steps = first[places] + nth * size
         order = np.argsort(steps, kind="stable")
         places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
         start = self._batch + 1
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
         tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
-        self._longest = int(tables.num_tokens.max()) + num_steps
-        tables.ensure_tokens(self._longest + 1)
         rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
         tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
         tables.num_tokens[rows] = ends + num_steps
@@ -398,7 +408,7 @@ class TrustedCalls(Views):
         end = int(tables.num_launched[row]) + count
         wanted = -(-end // self.block_size)
         if wanted > have:
-            self._growth.write(row, have, self._device.draw(wanted - have))
+            self._growth.draw_for(row, have, wanted)
         tables.num_launched[row] = end
         self._flights.composed.place(row, end - count, end)
         if self._index is not None and not self._index.is_lazy[row]:
@@ -589,15 +599,23 @@ class TrustedCalls(Views):
         self._host.release(blocks[::-1].astype(np.int64))
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` of all that the row has computed and that is content by now; nothing if there is none."""
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
         if self._index is None:
             return
         last = self._index.last_node(row)
-        if last is not None:
-            self._retention().retain([(*last, 1)], level, until)
+        if last is None:
+            return
+        retentions = self._retention()
+        if until is None or not retentions.has_passed(until):
+            retentions.retain([(*last, 1)], level, until)
 
     def expire(self, now: float) -> None:
-        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing."""
+        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+
+        Raises InvalidConfig for what is no number, and for NaN.
+        """
+        if type(now) is not float or now != now:
+            now = logical_time("now", now)
         if self._retentions is not None:
             self._retentions.expire(now)
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from block_manager import (
         Admission,
         BlockManager,
+        CannotCopy,
         Cleared,
         DuplicateRow,
+        Event,
         Hit,
         InvalidConfig,
         InvalidNamespace,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
         UnknownPin,
         UnknownRow,
     )
-    from paged.engine import Engine, EngineFailed
+    from paged.engine import Engine
     from paged.llm import LLM
     from paged.model.errors import (
         BrokenCheckpoint,
@@ -51,7 +53,10 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.steps import EngineFailed
+    from paged.turns import EngineInUse
     from scheduler import (
+        FINISH_REASONS,
         POLICIES,
         Batch,
         BatchEnded,
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
         Explanation,
         ForeignBatch,
         InvalidRequest,
+        Limits,
         NeverFits,
         Output,
         Outputs,
@@ -86,6 +92,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FINISH_REASONS",
     "LLM",
     "POLICIES",
     "Admission",
@@ -97,6 +104,7 @@ __all__ = [
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
+    "CannotCopy",
     "CheckpointNotFound",
     "Cleared",
     "Completion",
@@ -106,8 +114,10 @@ __all__ = [
     "DuplicateRow",
     "Engine",
     "EngineFailed",
+    "EngineInUse",
     "EngineOutput",
     "EngineStats",
+    "Event",
     "Explanation",
     "ForeignBatch",
     "Hit",
@@ -116,6 +126,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSampling",
     "InvalidTokens",
+    "Limits",
     "LoadedModel",
     "MemoryStats",
     "MissingExtra",
@@ -165,8 +176,10 @@ _PUBLIC_NAMES = {
     "block_manager": (
         "Admission",
         "BlockManager",
+        "CannotCopy",
         "Cleared",
         "DuplicateRow",
+        "Event",
         "Hit",
         "InvalidConfig",
         "InvalidNamespace",
@@ -186,6 +199,7 @@ _PUBLIC_NAMES = {
         "UnknownRow",
     ),
     "scheduler": (
+        "FINISH_REASONS",
         "POLICIES",
         "Batch",
         "BatchEnded",
@@ -197,6 +211,7 @@ _PUBLIC_NAMES = {
         "Explanation",
         "ForeignBatch",
         "InvalidRequest",
+        "Limits",
         "NeverFits",
         "Output",
         "Outputs",
@@ -217,7 +232,7 @@ _PUBLIC_NAMES = {
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.
-    "paged.engine": ("Engine", "EngineFailed"),
+    "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),
     "paged.model.errors": (
         "BrokenCheckpoint",
@@ -229,6 +244,8 @@ _PUBLIC_NAMES = {
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
+    "paged.steps": ("EngineFailed",),
+    "paged.turns": ("EngineInUse",),
 }
 
 

@@ -26,9 +26,11 @@ from scheduler.errors import (
 from scheduler.explain import Explanation
 from scheduler.policies import POLICIES, Costs, Policy
 from scheduler.request import Request, Retention
-from scheduler.status import Status
+from scheduler.state import Limits
+from scheduler.status import FINISH_REASONS, Status
 
 __all__ = [
+    "FINISH_REASONS",
     "POLICIES",
     "Batch",
     "BatchEnded",
@@ -40,6 +42,7 @@ __all__ = [
     "Explanation",
     "ForeignBatch",
     "InvalidRequest",
+    "Limits",
     "NeverFits",
     "Output",
     "Outputs",

@@ -51,6 +51,8 @@ def validated_tokens(
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
     rows, samples = ticket.rows, ticket.samples
+    if isinstance(counts, np.ma.MaskedArray):
+        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
     try:
         array = np.asarray(counts)
     except ValueError:
@@ -63,9 +65,12 @@ def validated_tokens(
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+        # Sums of larger ones wrap.
+        raise WrongTokens(
+            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
+        )
     array = array.astype(np.int64)
-    if (array < 0).any():
-        raise WrongTokens(f"batch {batch.number}: a count is negative.")
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
@@ -186,7 +191,8 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     done = codes.nonzero()[0]
     if state.outstanding:
         for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
-            _void_unknown(state, int(rows[place]))
+            row = int(rows[place])
+            _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
     usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
@@ -197,16 +203,22 @@ def _is_running(state: State, row: int) -> bool:
     return bool(state.columns.owner[row].status is Status.RUNNING)
 
 
-def _void_unknown(state: State, row: int) -> None:
-    """The row got no token, or other ones than batches that are out count on: what they compute beyond those that it knew is void."""
-    manager, request, _sequence = state.manager, state.columns.owner[row], state.columns.sequence.item(row)
+def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
+    """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
+    also what they compute in a row that it gave back."""
+    manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
+    num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
     for batch in state.outstanding:
         ticket = batch.ticket
-        place = ticket.place_of(row)
-        if place >= 0 and ticket.ends[place] > manager.num_tokens[row]:
-            ticket.gone[place] = None
-            state.busy_ids.setdefault(request.id, set()).add(batch.number)
-    manager.give_up_from(row, int(manager.num_tokens[row]))
+        places = [place for place, heir in ticket.gone.items() if heir is not None and heir == (request, sequence)]
+        request.num_left -= sum(bool(ticket.ends[place] > num_known) for place in places)
+        places.append(ticket.place_of(row) if row >= 0 else -1)
+        for place in places:
+            if place >= 0 and ticket.ends[place] > num_known:
+                ticket.gone[place] = None
+                state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    if row >= 0:
+        manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
@@ -231,9 +243,9 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if not sampled:
         # It waits for tokens from the caller: computed again, it does not sample again.
         request.is_quiet = replaced(request.is_quiet, sequence, True)
+        _void_unknown(state, request, sequence)
         if row >= 0:
             state.silent.add(row)
-            _void_unknown(state, row)
         elif request.id not in state.parked and all(
             quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
         ):
@@ -249,43 +261,17 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if row >= 0:
         manager.append(row, new)
         state.steady = None
-        if code:
-            state.running_rows.leave([row] if _is_running(state, row) else [])
-            usage = _end_rows(state, np.array([row]), np.array([code], np.int8), np.zeros(1, np.int64)).get(0)
-            return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
-        if count != 1 and state.outstanding:
-            _void_unknown(state, row)
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    request.tokens[sequence] = np.concatenate([known, new])
-    request.is_quiet = replaced(request.is_quiet, sequence, False)
-    if request.id in state.parked:
-        del state.parked[request.id]
-        state.waiting.add(request)
-    if not code:
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    return [
-        Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], _end_waiting(state, request, sequence, code))
-    ]
-
-
-def _end_waiting(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """A sequence without a row ends; with the last one its request, whose usage is returned."""
-    known = request.tokens[sequence]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    num_output = len(known) - request.prompt_len - request.appended[sequence]
-    request.num_output += num_output
-    request.num_live -= 1
-    request.tokens[sequence] = None
-    state.void_shares(request, sequence)
-    state.is_shut = False
-    if state.foresight is not None:
-        state.foresight.finished(num_output, pause=request.longest_pause)
-    if request.num_live:
-        return None
-    state.waiting.remove(request)
-    state.end(request, _FINISHED[code])
-    return state.usage_of(request)
+    else:
+        assert known is not None, "a sequence without a row keeps its tokens"
+        request.tokens[sequence] = np.concatenate([known, new])
+        request.is_quiet = replaced(request.is_quiet, sequence, False)
+        if request.id in state.parked:
+            del state.parked[request.id]
+            state.waiting.add(request)
+    usage = _end_sequence(state, request, sequence, code) if code else None
+    if not code and count != 1 and state.outstanding:
+        _void_unknown(state, request, sequence)
+    return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
@@ -326,14 +312,7 @@ def forget_stale_carried(state: State) -> None:
 
 def num_output_of(state: State, request: RequestState) -> int:
     """Output tokens of all its sequences so far, those that have ended and those that live."""
-    total = request.num_output
-    for i, row in enumerate(request.rows):
-        known = request.tokens[i]
-        if row >= 0:
-            total += int(state.manager.num_tokens[row]) - request.prompt_len - request.appended[i]
-        elif known is not None:
-            total += len(known) - request.prompt_len - request.appended[i]
-    return total
+    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
 
 
 def take_pending(state: State) -> list[Output]:
@@ -375,6 +354,58 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     state.end(request, (status, sentence))
     usage = state.usage_of(request)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
+
+
+def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
+    """A sequence with an output to come ends now, in flight or not. Returns its last output, with the usage if no other sequence has one
+    to come."""
+    return Output(request.id, sequence, [], FINISH_REASONS[code], _end_sequence(state, request, sequence, code))
+
+
+def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
+    """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
+    row = request.rows[sequence]
+    _note_finished(state, request, sequence, row)
+    if request.num_live == 1:
+        end_request(state, request, code, _FINISHED[code][1])
+        return state.usage_of(request)
+    state.is_shut = False
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if row >= 0:
+        if request.status is Status.RUNNING:
+            state.running_rows.leave([row])
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    state.void_shares(request, sequence)
+    if request in state.to_reject:
+        longest = state.max_total_of(len(request.rows))
+        if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
+            state.to_reject.remove(request)
+    return None
+
+
+def _num_known(state: State, request: RequestState, sequence: int) -> int:
+    """Tokens that a live sequence knows; 0 for one that has ended."""
+    row, known = request.rows[sequence], request.tokens[sequence]
+    if row >= 0:
+        return int(state.manager.num_tokens[row])
+    return 0 if known is None else len(known)
+
+
+def _num_written(state: State, request: RequestState, sequence: int) -> int:
+    """Output tokens of a live sequence; 0 for one that has ended."""
+    known = _num_known(state, request, sequence)
+    return known - request.prompt_len - request.appended[sequence] if known else 0
+
+
+def _note_finished(state: State, request: RequestState, sequence: int, row: int) -> None:
+    """A sequence has finished: its length is learnt from, and its content, if it holds a row, kept as its request wishes."""
+    if state.foresight is not None:
+        num_output = _num_written(state, request, sequence)
+        state.foresight.finished(num_output, pause=request.longest_pause)
+    if row >= 0:
+        state.retain_content(request, row)
 
 
 def _account(state: State, batch: Batch) -> None:
@@ -423,10 +454,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
-        if state.foresight is not None:
-            num_output = total - request.prompt_len - request.appended[sequence]
-            state.foresight.finished(num_output, pause=request.longest_pause)
-        state.retain_content(request, row)
+        _note_finished(state, request, sequence, row)
         state.close_row(request, sequence)
         if state.outstanding:
             state.void_shares(request, sequence)

@@ -22,7 +22,7 @@ def finish_codes(
         done = (totals >= columns.max_total[rows]).nonzero()[0]
         codes[done] = LENGTH
     if columns.num_with_stops:
-        is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
+        is_stop = columns.is_stop(rows, tokens) & (totals >= columns.min_total[rows])
         codes[is_stop] = STOP
         done = codes.nonzero()[0]
     return codes, done
@@ -47,7 +47,7 @@ def kept_counts(
         owners = np.repeat(np.arange(len(rows)), kept)
         within = np.arange(len(owners)) - np.repeat(kept.cumsum() - kept, kept)
         of_rows = rows[owners]
-        is_stop = (columns.stops[of_rows] == tokens[first[owners] + within][:, None]).any(1)
+        is_stop = columns.is_stop(of_rows, tokens[first[owners] + within])
         is_stop &= known[owners] + within + 1 >= columns.min_total[of_rows]
         # The first one of a row counts: written last.
         for place in is_stop.nonzero()[0][::-1].tolist():

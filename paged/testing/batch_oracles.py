@@ -274,7 +274,9 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
         if rig.progress((id, sequence)) is None:
             rig.events["hit"] += start > 0
             rig.events["shared in flight"] += any(path in computing for path in own[: start // size])
-            rig.events["shared with a batch that is out"] += any(path in before.pending for path in own[: start // size])
+            rig.events["shared with a batch that is out"] += any(
+                path in before.pending for path in own[: start // size]
+            )
             # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
             # partial block of its own has nothing to gain from the same content elsewhere.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)

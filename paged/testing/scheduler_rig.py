@@ -242,7 +242,9 @@ class SchedulerRig:
         plans: dict[Key, tuple[object, list[int | Source]]] = {}
         for key in keys:
             if key[0] in self.books:
-                tokens = [token if isinstance(token, int) else sampled.get(token, token) for token in self.foreseen(key)]
+                tokens = [
+                    token if isinstance(token, int) else sampled.get(token, token) for token in self.foreseen(key)
+                ]
                 plans[key] = (self.books[key[0]].namespace, tokens)
         tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
         return Flight(batch, keys, tables, [], plans)
