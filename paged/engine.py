@@ -47,13 +47,15 @@ class Engine:
     seed                of requests that name none, with their id
     clock               seconds
     max_retries         how often a step that ran out of memory is tried again before its requests end with "error"
+    steps_ahead         0, or 1: a step is put out before the one before it is ended, so that a device need not wait for the
+                        books; answers are the same, and come a step later
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
     on_logits(id, place, row)
                         before a token is chosen: whose it is, how many were chosen for it before, and the logits,
                         float32 [vocabulary], that this one is chosen from. After a step that was taken back it is
-                        called again for the same tokens
+                        called again for the same tokens; one step ahead also for a token after the last one
     on_batch(batch)     after each batch that ran, and its update
 
     Callbacks may add, finish and abort requests; `step` within them raises EngineInUse. What they raise leaves `step` as it is.
@@ -87,6 +89,7 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         max_retries: int = 2,
+        steps_ahead: int = 0,
     ) -> None:
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
@@ -102,6 +105,9 @@ class Engine:
         check_seed("seed", seed)
         self._seed = int(seed)
         self._max_retries = checked_integer("max_retries", max_retries, 0)
+        self._steps_ahead = checked_integer("steps_ahead", steps_ahead, 0)
+        if self._steps_ahead > 1:
+            raise InvalidConfig(f"steps_ahead has to be 0 or 1; got {steps_ahead!r}.")
         self._clock = clock
         self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
         longest = max_model_len if max_model_len is not None else self.model.max_length
@@ -255,15 +261,24 @@ class Engine:
         """As `step`, for a call that has taken its turn; the outputs stay here, for `outputs_of`."""
         self._steps.must_be_whole()
         try:
+            before = self._steps.num_launched
             failed = self._steps.launch(self._note_admitted, self.on_logits)
             if failed is not None:
                 self._end_failed(failed)
-            batch = self._steps.finish(self._deliver)
+            launched = self._steps.num_launched > before
+            ended = []
+            # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
+            while self._steps.num_launched > (self._steps_ahead if launched else 0) or not self._live:
+                batch = self._steps.finish(self._deliver)
+                if batch is None:
+                    break
+                ended.append(batch)
         except BaseException as error:
             self._recover(error)
             raise
-        if batch is not None:
+        if ended:
             self._num_failures = 0
+        for batch in ended:
             if self.on_batch is not None:
                 self.on_batch(batch)
 

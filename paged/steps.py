@@ -2,6 +2,9 @@
 
     launch: schedule → move → run → sample        finish: update
 
+One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in, and comes to nothing where
+its sequence ends with it.
+
 Knows batches, the runner, and how each row is sampled. Does not know text, or who a request is.
 """
 
@@ -11,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
@@ -61,6 +65,8 @@ class Steps:
         # Batches that have not ended, oldest first; those that ran are the first ones of them.
         self._outstanding: list[Batch] = []
         self._launched: deque[_Launched] = deque()
+        # What each of them sampled, int32 [rows], by its number.
+        self._values: dict[int, NDArray[np.int32]] = {}
         self._torn_by: BaseException | None = None
         self._num_steps = self._num_failed = self._num_tokens = 0
         self._host_s = self._model_s = 0.0
@@ -94,7 +100,7 @@ class Steps:
             return None
         forward = self._clock()
         try:
-            logits = self._runner.logits(batch)
+            logits = self._runner.logits(self._filled_in(batch))
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
@@ -105,9 +111,27 @@ class Steps:
         except Exception as error:
             return self._failed(batch, error)
         self._launched.append(_Launched(batch, tokens, computed))
+        values = self._values[batch.number] = np.zeros(len(batch.rows), np.int32)
+        values[batch.samples] = tokens
         self._model_s += computed - forward
         self._host_s += (forward - began) + (self._clock() - computed)
         return None
+
+    @property
+    def num_launched(self) -> int:
+        """Batches that ran and have not ended."""
+        return len(self._launched)
+
+    def _filled_in(self, batch: Batch) -> Batch:
+        """The batch with the tokens that batches before it sampled."""
+        is_unknown = batch.source_batches >= 0
+        if not is_unknown.any():
+            return batch
+        token_ids = batch.token_ids.copy()
+        for number, values in self._values.items():
+            of_it = batch.source_batches == number
+            token_ids[of_it] = values[batch.source_places[of_it]]
+        return msgspec.structs.replace(batch, token_ids=token_ids)
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
         """The second half: end the oldest batch that ran, and `deliver` what became of its requests. None: no batch
@@ -119,7 +143,7 @@ class Steps:
         with Uninterrupted():
             try:
                 outputs = self._scheduler.update(batch, tokens, now=computed)
-                del self._launched[0], self._outstanding[0]
+                del self._launched[0], self._outstanding[0], self._values[batch.number]
                 deliver(outputs)
             except BaseException as error:
                 self._note_torn(error)
@@ -133,6 +157,7 @@ class Steps:
         """Cancel every batch that has not ended, as if it had never run; with torn books, leave them as they are."""
         with Uninterrupted():
             self._launched.clear()
+            self._values.clear()
             while self._outstanding and self._torn_by is None:
                 try:
                     self._scheduler.cancel(self._outstanding.pop(), moved=True)

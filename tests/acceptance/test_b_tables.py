@@ -198,7 +198,7 @@ def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(make_manager, fill
 
 
 @pytest.mark.parametrize(
-    "column", ["block_tables", "num_table_blocks", "num_tokens", "num_computed", "tokens", "batch_of_row"]
+    "column", ["block_tables", "num_table_blocks", "num_tokens", "num_computed", "tokens", "num_launched"]
 )
 def test_columns_that_a_caller_reads_cannot_be_written_and_show_what_is(make_manager, fill, column):
     manager = make_manager(300, 1)
@@ -212,7 +212,7 @@ def test_columns_that_a_caller_reads_cannot_be_written_and_show_what_is(make_man
     assert manager.tokens[rows[-1], :4].tolist() == [69, 7, 0, 1]
     manager.allocate([rows[-1]], [100])
     assert int(manager.num_table_blocks[rows[-1]]) == 102
-    assert int(manager.batch_of_row[rows[-1]]) == manager.batch
+    assert (int(manager.num_launched[rows[-1]]), int(manager.num_computed[rows[-1]])) == (102, 2)
     assert manager.check() == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Costs, InvalidRequest, Request, Retention, UnknownRequest
+from paged import Costs, DuplicateRequest, InvalidRequest, Request, Retention, UnknownRequest
 
 
 def known(output):
@@ -81,18 +81,19 @@ def test_a_sequence_of_a_waiting_group_never_runs(make_scheduler, request_of, ru
     assert seen == {0, 2}
 
 
-def test_in_flight_the_batchs_token_is_not_delivered_and_the_id_is_free_after_it(make_scheduler, request_of):
+def test_in_flight_it_ends_at_once_and_the_id_is_free_when_the_batch_has_ended(make_scheduler, request_of):
     scheduler = make_scheduler(8, 4)
     for name in ("a", "b"):
         scheduler.add(request_of(name, 4))
     batch = scheduler.schedule()
     assert known(scheduler.finish("a")) == ("a", 0, [], "stop", True)
-    assert scheduler.status("a") == "running"
-    assert "goes when its batch ends" in str(scheduler.explain("a"))
+    assert (scheduler.status("a"), scheduler.manager.num_used) == ("finished", 1)
     assert scheduler.finish("a") is None
     assert scheduler.abort("a") is None
     with pytest.raises(UnknownRequest):
         scheduler.append("a", [1])
+    with pytest.raises(DuplicateRequest):
+        scheduler.add(request_of("a", 4))
     assert scheduler.check() == []
     assert [output.id for output in scheduler.update(batch, [7, 7])] == ["b"]
     assert scheduler.status("a") == "finished"
@@ -137,12 +138,12 @@ def test_a_group_whose_last_sequence_stops_while_another_is_in_a_later_batch_tel
     scheduler.add(request_of("group", 4, num_sequences=2, eos_token_id=9))
     first = scheduler.schedule()
     second = scheduler.schedule()
-    assert (first.sequences.tolist(), second.sequences.tolist()) == ([0], [1])
+    assert (first.sequences.tolist(), second.sequences.tolist()) == ([0], [0, 1])
     assert known(scheduler.finish("group", 1))[4] is False
     (output,) = scheduler.update(first, [9])
     assert (output.finish_reason, output.usage.output_tokens) == ("stop", 1)
     assert scheduler.abort("group") is None
-    assert list(scheduler.update(second, [7])) == []
+    assert list(scheduler.update(second, [7] * int(second.samples.sum()))) == []
     assert not scheduler.has_unfinished
     assert scheduler.check() == []
 
@@ -199,16 +200,18 @@ def test_a_preempted_request_ends(make_scheduler, request_of, step, policy, host
     assert scheduler.manager.host_used == 0
 
 
-def test_a_loading_request_ends_when_the_batch_that_lists_its_loads_has_ended(make_scheduler, request_of):
+def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_that_lists_its_loads_has_ended(
+    make_scheduler, request_of
+):
     scheduler = make_scheduler(20, 4)
     scheduler.add(request_of("a", 18, num_computed=12))
     batch = scheduler.schedule()
     assert known(scheduler.finish("a")) == ("a", 0, [], "stop", True)
-    assert scheduler.status("a") == "loading"
+    assert (scheduler.status("a"), scheduler.manager.num_used) == ("finished", 3)
     with pytest.raises(UnknownRequest):
         scheduler.loaded("a", 4)
     scheduler.update(batch, [])
-    assert scheduler.status("a") == "finished"
+    assert scheduler.manager.num_used == 0
     scheduler.add(request_of("b", 18, num_computed=12))
     scheduler.update(scheduler.schedule(), [])
     assert scheduler.finish("b").finish_reason == "stop"

@@ -49,7 +49,7 @@ def computed(manager, tokens):
     row = manager.add(tokens)
     manager.next_batch()
     manager.allocate([row], [len(tokens) - int(manager.num_computed[row])])
-    manager.confirm([row])
+    manager.confirm()
     return row
 
 
@@ -81,7 +81,7 @@ def test_a_prompt_longer_than_the_columns_is_kept_whole_or_not_at_all(manager):
 def test_no_block_is_lost_when_tables_cannot_grow(manager, num_rows):
     rows = [manager.add(range(1000 * i, 1000 * i + 100)) for i in range(1, num_rows + 1)]
     assert num_failures(manager, lambda: manager.allocate(rows, [100] * num_rows)) >= 1
-    manager.confirm(rows)
+    manager.confirm()
     assert num_failures(manager, lambda: manager.reserve(rows, 200)) >= 1
     assert manager.num_used == 200 * num_rows
 
