@@ -189,10 +189,11 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         manager.settle(ticket.flight)
     stats.output_tokens += len(packed)
     done = codes.nonzero()[0]
+    goes_on = codes == 0
     if state.outstanding:
-        for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
-            row = int(rows[place])
+        for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
+    _hush(state, rows[(given == 0) & goes_on])
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
     usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
@@ -201,6 +202,18 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
 
 def _is_running(state: State, row: int) -> bool:
     return bool(state.columns.owner[row].status is Status.RUNNING)
+
+
+def _hush(state: State, rows: Rows) -> None:
+    """These rows got no token, and wait for the caller's: what of their known tokens is still to be computed, or may be again, does not
+    sample again."""
+    manager = state.manager
+    for row in rows.tolist():
+        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding)
+        if is_out or manager.num_launched[row] < manager.num_tokens[row]:
+            request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+            request.is_quiet = replaced(request.is_quiet, sequence, True)
+            state.silent.add(row)
 
 
 def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
