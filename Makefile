@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "paged needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,gpu,testing,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,engine,gpu,testing,dev]'
 	@touch $@
 
 demo: $(STAMP) ## watch a model answer a real service's requests on a memory far too small for them
@@ -61,9 +61,9 @@ soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (ten minutes on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)
 
-mutants: $(STAMP) ## change the memory layer and the scheduler in small ways, and see which changes no test notices (hours)
-	@$(BIN)/mutmut run
+mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways, and see which changes no test notices (two hours)
+	@$(BIN)/python tools/mutants.py --out benchmarks/results/mutants
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist htmlcov mutants .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

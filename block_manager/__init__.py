@@ -31,6 +31,7 @@ from block_manager.moves import NO_MOVES, Moves, joined
 from block_manager.retention import Pin, level_checked
 from block_manager.stats import MemoryStats
 from block_manager.tables import has_negative, token_array
+from block_manager.trusted import Composed
 
 __all__ = [
     "NO_CHANGES",
@@ -39,6 +40,7 @@ __all__ = [
     "BlockManager",
     "CannotCopy",
     "Cleared",
+    "Composed",
     "DuplicateRow",
     "Event",
     "Flight",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from block_manager.errors import InvalidConfig
 from block_manager.events import EventLog
 from block_manager.flights import Flight, Flights, Share
 from block_manager.free_list import Blocks
-from block_manager.growth import Growth, TableChanges
+from block_manager.growth import NO_CHANGES, Growth, TableChanges
 from block_manager.moves import NO_MOVES, Moves
 from block_manager.offload import Offload
 from block_manager.pool import Pool
@@ -28,6 +29,29 @@ from block_manager.stats import WINDOW, HitFigures
 from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 from block_manager.views import Views
+
+
+class Composed(NamedTuple):
+    """One batch as it was put out.
+
+    number        counts batches
+    flight        what memory knows of it; None: there was nothing to put out, and what changed is told with the next one
+    moves         copies of content between the tiers that it brings along
+    slots, last_tokens
+                  of each decode, int64 [n] and int32 [n]: the slot of its next position, and the last token that it knows
+    block_tables, tokens
+                  int32 [rows, columns] and int32 [rows, stride], the live columns
+    changes       of block tables since the last batch
+    """
+
+    number: int
+    flight: Flight | None
+    moves: Moves
+    slots: NDArray[np.int64]
+    last_tokens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    changes: TableChanges
 
 
 class TrustedCalls(Views):
@@ -152,11 +176,6 @@ class TrustedCalls(Views):
         loaded into `room` blocks at most (None: as many as can be drawn).
         """
         return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count, room=room)
-
-    def open_offload(self, is_open: bool) -> None:
-        """Whether this batch may copy content between the tiers: not while copies of an earlier one are still to run."""
-        if self._offload is not None:
-            self._offload.is_open = is_open
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
@@ -450,10 +469,42 @@ class TrustedCalls(Views):
             tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
             places = places[excess[places] > 0]
 
-    def seal(self) -> Flight:
-        """The batch that was being composed is out from now on; what its copies read may be drawn for the next one."""
-        self._growth.release_copied()
-        return self._flights.seal()
+    def begin_step(self, now: float, *, may_copy: bool) -> None:
+        """What is placed from now on is another batch, of logical time `now`. Content may be copied between the tiers unless copies of an
+        earlier batch are still to run."""
+        self._begin_batch(self._batch + 1)
+        self.expire(now)
+        if self._offload is not None:
+            self._offload.is_open = may_copy
+
+    def commit(self, decodes: Rows, starts: NDArray[np.int64], *, has_more: bool) -> Composed:
+        """Put the batch out: draw what was promised, and say all that an engine needs of memory. `decodes` are the rows that
+        `place_decodes` placed, with `starts` tokens launched before; `has_more`: the batch is one though no row may be in it."""
+        self._growth.draw_promised()
+        tables, moves = self._tables, self.take_moves()
+        flight, changes = None, NO_CHANGES
+        if has_more or len(moves) or self._flights.composed.parts:
+            # No engine runs an empty batch, so that one leaves the changes to the next.
+            changes = self._growth.take_changes()
+            self._growth.release_copied()
+            flight = self._flights.seal()
+        return Composed(
+            self._batch,
+            flight,
+            moves,
+            self._last_slots(decodes, starts),
+            tables.last_token[decodes],
+            tables.read_only_blocks,
+            tables.tokens,
+            changes,
+        )
+
+    def end_step(
+        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`settle`, and `extend` of what the batch sampled, in one."""
+        self.settle(flight)
+        return self.extend(rows, tokens, ends)
 
     def is_placed(self, row: int) -> bool:
         """Whether the row is in the batch that is being composed."""
@@ -471,11 +522,7 @@ class TrustedCalls(Views):
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
 
-    def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
-        """int32 [n]: the last known token of each row."""
-        return self._tables.last_token[rows]
-
-    def last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
         tables = self._tables
         if not self._any_reserved:

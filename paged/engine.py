@@ -314,7 +314,7 @@ class Engine:
         # Without one the request had ended by itself: it is kept until that end has come.
         live = None if output is None else self._live.pop(request_id, None)
         if output is not None and live is not None:
-            self._undelivered.add(live.ended([], reason, self._clock(), usage=output.usage))
+            self._undelivered.add([live.ended([], reason, self._clock(), usage=output.usage)])
         return self._undelivered.take_joined(request_id)
 
     def _note_admitted(self, batch: Batch) -> None:
@@ -326,17 +326,17 @@ class Engine:
                     self._sampling.set(row, live)
 
     def _deliver(self, outputs: Outputs) -> None:
-        now = self._clock()
+        now, news = self._clock(), []
         for output in outputs:
             live = self._live.get(output.id)
             if live is None:
                 continue
             if output.finish_reason is None:
-                news = live.grown(output.token_ids, now)
+                news.append(live.grown(output.token_ids, now))
             else:
                 del self._live[output.id]
-                news = live.ended(output.token_ids, output.finish_reason, now, usage=output.usage)
-            self._undelivered.add(news)
+                news.append(live.ended(output.token_ids, output.finish_reason, now, usage=output.usage))
+        self._undelivered.add(news)
 
     def _end_failed(self, failed: FailedBatch) -> None:
         """End the requests of a batch that was cancelled, unless another try may help."""
@@ -364,4 +364,4 @@ class Engine:
                     continue
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
-                self._undelivered.add(live.ended([], "error", self._clock(), usage=usage, error=reason))
+                self._undelivered.add([live.ended([], "error", self._clock(), usage=usage, error=reason)])

@@ -104,10 +104,14 @@ class Steps:
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
+        rows = batch.rows[batch.samples]
+        # Output tokens of each before this step.
+        places = batch.seq_lens[batch.samples] - self._sampling.prompt_len[rows]
         if on_logits is not None:
-            self._show(batch, logits, on_logits)
+            for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
+                on_logits(request_id, place, row)
         try:
-            tokens = self._sampled(batch, logits)
+            tokens = self._sampled(rows, places, logits)
         except Exception as error:
             return self._failed(batch, error)
         self._launched.append(_Launched(batch, tokens, computed))
@@ -203,19 +207,8 @@ class Steps:
             self.content_is_lost = True
             raise
 
-    def _show(self, batch: Batch, logits: Tensor, on_logits: OnLogits) -> None:
-        ids, places = batch.ids[batch.samples].tolist(), self._places(batch).tolist()
-        for request_id, place, row in zip(ids, places, logits, strict=True):
-            on_logits(request_id, place, row)
-
-    def _places(self, batch: Batch) -> NDArray[np.int64]:
-        """int64 [rows that sample]: output tokens of each before this step."""
-        places: NDArray[np.int64] = batch.seq_lens[batch.samples] - self._sampling.prompt_len[batch.rows[batch.samples]]
-        return places
-
-    def _sampled(self, batch: Batch, logits: Tensor) -> NDArray[np.int32]:
-        """int32 [rows that sample]."""
-        rows = batch.rows[batch.samples]
+    def _sampled(self, rows: NDArray[np.int64], places: NDArray[np.int64], logits: Tensor) -> NDArray[np.int32]:
+        """int32 [rows]: the next token of each, of which so many output tokens were chosen before."""
         if not len(rows):
             return np.empty(0, np.int32)
         columns = self._sampling
@@ -225,7 +218,7 @@ class Steps:
             top_k=columns.top_k[rows],
             top_p=columns.top_p[rows],
             seeds=columns.seed[rows],
-            places=self._places(batch),
+            places=places,
         )
 
     def _failed(self, batch: Batch, error: Exception) -> FailedBatch:

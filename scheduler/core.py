@@ -244,13 +244,11 @@ class Scheduler(Uncopyable):
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.now = now
-        manager.next_batch()
-        manager.expire(now)
-        if state.to_reject:
-            reject_overgrown(state)
         if state.carried:
             ending.forget_stale_carried(state)
-        manager.open_offload(not state.carried)
+        manager.begin_step(now, may_copy=not state.carried)
+        if state.to_reject:
+            reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
         state.awaited = None
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
@@ -262,14 +260,11 @@ class Scheduler(Uncopyable):
                     compose_running(state, step)
                 if state.waiting.num or state.away.num:
                     let_in(state, step)
-            manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
+            manager.draw_promised()
             place_drafts(state, step, proposed)
-        content = manager.take_moves()
-        if len(content):
-            step.moves.append(content)
         if state.carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)

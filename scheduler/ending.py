@@ -100,9 +100,11 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
     if not accepted.any():
         return
-    within = np.arange(int(accepted.sum())) - np.repeat(accepted.cumsum() - accepted, accepted)
-    ours = tokens[np.repeat(counts.cumsum() - counts, accepted) + within]
-    theirs = draft_tokens[np.repeat(drafted.cumsum() - drafted, accepted) + within]
+    # Of a row with drafts all tokens but the last were drafts; of its drafts the first ones were accepted.
+    is_draft = np.repeat(drafted > 0, counts)
+    is_draft[counts.cumsum()[(drafted > 0) & (counts > 0)] - 1] = False
+    within = np.arange(len(draft_tokens)) - np.repeat(drafted.cumsum() - drafted, drafted)
+    ours, theirs = tokens[is_draft], draft_tokens[within < np.repeat(accepted, drafted)]
     wrong = (ours != theirs).nonzero()[0]
     if len(wrong):
         place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
@@ -134,8 +136,6 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if counts is not None or ticket.draft_counts is not None:
         each = ticket.samples.astype(np.int64) if counts is None else counts
         return _update_ragged(state, batch, tokens, each)
-    if ticket.flight is not None:
-        manager.settle(ticket.flight)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
     late: list[tuple[Heir, list[int]]] = []
     if ticket.gone:
@@ -144,7 +144,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if ticket.gone or not ticket.all_sample:
         picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    totals = manager.extend(rows, tokens, ends)
+    totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
     codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
     may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
@@ -175,8 +175,10 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     rows, given = ticket.rows[places], counts[places]
     first = (counts.cumsum() - counts)[places]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
-    within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
-    packed = tokens[np.repeat(first, kept) + within]
+    packed = tokens
+    if int(kept.sum()) != len(tokens):
+        within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
+        packed = tokens[np.repeat(first, kept) + within]
     manager.extend_by(rows, packed, kept)
     if ticket.draft_counts is not None:
         drafted = ticket.draft_counts[places]

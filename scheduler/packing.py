@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_CHANGES, NO_MOVES, GrowingView, joined
+from block_manager import NO_MOVES, GrowingView, joined
 from scheduler.awaited import sources_of
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
@@ -40,11 +40,14 @@ class Packer:
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
-        tables = manager.block_tables
         rows = decodes = step.decodes
         starts, seq_lens = step.decode_starts, step.decode_ends
         num_decodes = len(decodes)
-        slots, last_tokens = manager.last_slots(decodes, starts), manager.last_tokens(decodes)
+        has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
+        composed = manager.commit(decodes, starts, has_more=has_more)
+        tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
+        if len(composed.moves):
+            step.moves.append(composed.moves)
         batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
         if state.outstanding and num_decodes:
             last_tokens, batches, places = self._await(state, step, last_tokens)
@@ -56,7 +59,7 @@ class Packer:
             )
         num_decode_tokens = len(last_tokens)
         if step.chunks:
-            tokens = manager.tokens
+            tokens = composed.tokens
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decode_tokens + sum([chunk[2] for chunk in step.chunks])
             rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
@@ -126,11 +129,9 @@ class Packer:
             for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
                 # A cancel carries them over as they are.
                 carried.flags.writeable = False
-        # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
-        is_empty = not (len(rows) or state.pending_outputs or step.loads or (step.moves and len(moves)))
-        changes = NO_CHANGES if is_empty else manager.take_changes()
+        changes = composed.changes
         return Batch(
-            number=manager.batch,
+            number=composed.number,
             rows=rows.copy(),
             num_tokens=counts,
             query_start_loc=start_loc,
@@ -157,8 +158,8 @@ class Packer:
                 samples,
                 num_samples,
                 covers_running,
-                is_empty,
-                None if is_empty else manager.seal(),
+                composed.flight is None,
+                composed.flight,
                 None if step.draft_counts is None else num_drafts,
                 step.draft_tokens,
                 {},

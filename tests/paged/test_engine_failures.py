@@ -1,6 +1,6 @@
 """What leaves a step that fails or is interrupted, and that the engine goes on as if it had not begun."""
 
-from signal import SIGINT, raise_signal
+from signal import SIGINT, default_int_handler, raise_signal, signal
 from traceback import extract_tb
 
 import pytest
@@ -16,6 +16,14 @@ SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
 # Little memory and few tokens a step: chunks, preemptions, copies to the host and back.
 TIGHT = {"num_blocks": 7, "block_size": 2, "host_blocks": 8, "max_tokens_per_step": 4}
+
+
+@pytest.fixture(autouse=True)
+def handled_by_python():
+    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
+    before = signal(SIGINT, default_int_handler)
+    yield
+    signal(SIGINT, before)
 
 
 def tokens_of(prompts=PROMPTS):
