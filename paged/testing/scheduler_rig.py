@@ -8,7 +8,7 @@ there. Knows the public interface of a scheduler. Does not know which policy dec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +66,8 @@ class SchedulerRig:
         self.num_added = 0
         # Groups of moves of cancelled batches that are still to run.
         self.num_carried = 0
+        # The latest batch that was cancelled after its moves had run.
+        self.last_moved = 0
         self.has_failed = False
         # Within `step`, which begins and ends a batch.
         self._is_between = False
@@ -277,6 +279,8 @@ class SchedulerRig:
 
     def cancel(self, moved: bool) -> None:
         """Take back the latest batch. `moved` says that its moves ran; its forward pass then stopped half way."""
+        from paged import BatchError
+
         if not self.flights:
             return
         moved = moved or self.flights[-1].has_moved
@@ -291,9 +295,16 @@ class SchedulerRig:
             # Half a forward pass has written anything to the slots that it was given.
             self.shadow.device.reshape(-1)[flight.batch.slot_mapping] = POISON
         self.events["cancel with full blocks"] += bool((flight.batch.seq_lens >= self.world.block_size).any())
+        if flight.number < self.last_moved and len(flight.batch.moves):
+            # Those of a later batch ran, so its own did: they cannot be carried over.
+            self._refused(
+                BatchError, lambda: self.scheduler.cancel(flight.batch, moved=False), "a cancel without moves"
+            )
         with self._blaming():
             self.scheduler.cancel(flight.batch, moved=moved)
         self.events["cancel behind another"] += len(self.flights) > 0
+        if moved:
+            self.last_moved = max(self.last_moved, flight.number)
         if not moved:
             self.num_carried += len(flight.batch.moves) > 0
         for id in dict.fromkeys(flight.loading):
@@ -496,9 +507,10 @@ class SchedulerRig:
                 given.append(0)
                 continue
             count = counts[num_sampling % len(counts)] if counts else 1
-            if (flight.number, index) in rests_on:
-                # A later batch counts on one token: several would be refused.
-                count = min(count, 1)
+            if (flight.number, index) in rests_on and count > 1:
+                # A later batch counts on one token.
+                self._refuse_several(flight, index)
+                count = 1
             num_sampling += 1
             held = flight.attended[index].tolist()
             sampled: list[int] = []
@@ -518,6 +530,14 @@ class SchedulerRig:
                 elif count != 1:
                     self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
         return tokens, given, expected
+
+    def _refuse_several(self, flight: Flight, place: int) -> None:
+        from paged import WrongTokens
+
+        counts = flight.batch.samples.astype(np.int64)
+        counts[place] = 2
+        tokens = np.zeros(int(counts.sum()), np.int32)
+        self._refused(WrongTokens, lambda: self.scheduler.update(flight.batch, tokens, counts), "several tokens")
 
     def _receive(self, outputs: list[Any], expected: dict[Key, Delivery]) -> dict[Key, Delivery]:
         """Hold what `update` returned against the expectation: every token exactly once, and the right end."""
@@ -621,6 +641,16 @@ class SchedulerRig:
             self.passed.pop(id, None)
             del self.books[id], self.statuses[id]
             self.past.add(id)
+
+    def _refused(self, error: type[Exception], call: Callable[[], Any], what: str) -> None:
+        """The call has to raise this, and change nothing that can be seen."""
+        try:
+            with self._blaming(error):
+                call()
+        except error:
+            self.events[f"{what} refused"] += 1
+        else:
+            self._fail_on([f"{what} was taken"])
 
     def _fail_on(self, found: list[str]) -> None:
         if found:
