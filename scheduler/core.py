@@ -430,7 +430,8 @@ class Scheduler(Uncopyable):
         if not is_integer(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
         sequence = int(sequence)
-        if state.is_in_flight(request):
+        if state.is_in_flight(request) or request_id in state.busy_ids:
+            # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
         row, known = request.rows[sequence], request.tokens[sequence]
         have = int(state.manager.num_tokens[row]) if known is None else len(known)

@@ -191,9 +191,11 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         manager.settle(ticket.flight)
     stats.output_tokens += len(packed)
     done = codes.nonzero()[0]
+    goes_on = codes == 0
     if state.outstanding:
-        for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
-            _void_unknown(state, int(rows[place]))
+        for row in rows[(given != 1) & goes_on].tolist():
+            _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
+    _hush(state, rows[(given == 0) & goes_on])
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
     usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
@@ -204,16 +206,34 @@ def _is_running(state: State, row: int) -> bool:
     return bool(state.columns.owner[row].status is Status.RUNNING)
 
 
-def _void_unknown(state: State, row: int) -> None:
-    """The row got no token, or other ones than batches that are out count on: what they compute beyond those that it knew is void."""
-    manager, request, _sequence = state.manager, state.columns.owner[row], state.columns.sequence.item(row)
+def _hush(state: State, rows: Rows) -> None:
+    """These rows got no token, and wait for the caller's: what of their known tokens is still to be computed, or may be again, does not
+    sample again."""
+    manager = state.manager
+    for row in rows.tolist():
+        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding)
+        if is_out or manager.num_launched[row] < manager.num_tokens[row]:
+            request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+            request.is_quiet = replaced(request.is_quiet, sequence, True)
+            state.silent.add(row)
+
+
+def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
+    """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
+    also what they compute in a row that it gave back."""
+    manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
+    num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
     for batch in state.outstanding:
         ticket = batch.ticket
-        place = ticket.place_of(row)
-        if place >= 0 and ticket.ends[place] > manager.num_tokens[row]:
-            ticket.gone[place] = None
-            state.busy_ids.setdefault(request.id, set()).add(batch.number)
-    manager.give_up_from(row, int(manager.num_tokens[row]))
+        places = [place for place, heir in ticket.gone.items() if heir is not None and heir == (request, sequence)]
+        request.num_left -= sum(bool(ticket.ends[place] > num_known) for place in places)
+        places.append(ticket.place_of(row) if row >= 0 else -1)
+        for place in places:
+            if place >= 0 and ticket.ends[place] > num_known:
+                ticket.gone[place] = None
+                state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    if row >= 0:
+        manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
@@ -238,9 +258,9 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if not sampled:
         # It waits for tokens from the caller: computed again, it does not sample again.
         request.is_quiet = replaced(request.is_quiet, sequence, True)
+        _void_unknown(state, request, sequence)
         if row >= 0:
             state.silent.add(row)
-            _void_unknown(state, row)
         elif request.id not in state.parked and all(
             quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
         ):
@@ -264,8 +284,8 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
             del state.parked[request.id]
             state.waiting.add(request)
     usage = _end_sequence(state, request, sequence, code) if code else None
-    if row >= 0 and not code and count != 1 and state.outstanding:
-        _void_unknown(state, row)
+    if not code and count != 1 and state.outstanding:
+        _void_unknown(state, request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 

@@ -241,8 +241,8 @@ class State:
     def is_idle(self, state: RequestState) -> bool:
         """Whether nothing can become of a request with rows until the caller appends tokens."""
         manager = self.manager
-        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not (
-            self.is_in_flight(state)
+        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not any(
+            sources_of(self, state, sequence) for sequence in range(len(state.rows))
         )
 
     def leave_batches(self, state: RequestState, sequence: int, *, has_ended: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import OutOfBlocks, RowInFlight, UnknownRow
+from paged import OutOfBlocks, UnknownRow
 
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 
@@ -163,15 +163,19 @@ def test_C10_a_fork_of_a_fork_shares_with_both(make_manager, fill):
     assert manager.num_available == 6
 
 
-def test_C11_a_row_in_flight_cannot_be_forked(make_manager):
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_C11_a_fork_of_a_row_in_flight_shares_what_the_batch_computes(make_manager, is_cancelled):
     manager = make_manager(6, 4)
     row = manager.add(range(6))
     manager.allocate([row], [6])
-    before = manager.snapshot()
-    with pytest.raises(RowInFlight):
-        manager.fork(row)
-    assert manager.snapshot() == before
-    manager.cancel()
+    child = manager.fork(row)
+    assert (manager.num_scheduled[child], manager.table(child).tolist()) == (6, manager.table(row).tolist())
+    if is_cancelled:
+        manager.cancel()
+        assert [(manager.num_computed[each], len(manager.table(each))) for each in (row, child)] == [(0, 0), (0, 0)]
+    else:
+        manager.confirm()
+        assert [int(manager.num_computed[each]) for each in (row, child)] == [6, 6]
 
 
 def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):

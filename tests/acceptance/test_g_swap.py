@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Admission, OutOfBlocks, RowInFlight, RowSwapped, UnknownRow
+from paged import Admission, OutOfBlocks, RowSwapped, UnknownRow
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):
@@ -190,15 +190,21 @@ def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(make_manager, fill)
         manager.swap_in([row])
 
 
-def test_G10_a_row_in_flight_cannot_be_swapped(make_manager):
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_G10_a_row_in_flight_is_swapped_by_the_next_batch_s_copies(make_manager, is_cancelled):
     manager = make_manager(6, 4, host_blocks=6)
     row = manager.add(range(6))
     manager.allocate([row], [6])
-    before = manager.snapshot()
-    with pytest.raises(RowInFlight):
-        manager.swap_out([row])
-    assert manager.snapshot() == before
-    manager.confirm()
+    manager.next_batch()
+    assert len(manager.swap_out([row]).device_to_host) == 2
+    assert manager.num_used == 0
+    if is_cancelled:
+        # What was copied out holds nothing: it is given up on the host, too.
+        manager.cancel()
+        assert (manager.num_computed[row], manager.host_used) == (0, 0)
+    else:
+        manager.confirm()
+        assert (manager.num_computed[row], manager.host_used) == (6, 2)
 
 
 def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):
