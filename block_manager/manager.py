@@ -187,7 +187,7 @@ class BlockManager(ContentCalls):
 
     def _ending(self, place: int) -> Flight:
         flights = self._flights
-        if flights.composed.parts and (place or not flights.outstanding):
+        if flights.composed.is_used and (place or not flights.outstanding):
             flights.seal()
             self.next_batch()
         if not flights.outstanding:

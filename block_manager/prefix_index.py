@@ -341,6 +341,12 @@ class PrefixIndex:
             self._set_lazy(run.row, False)
         return True
 
+    def close_parent(self, row: int) -> None:
+        """Close the row's open run if other runs hang off it: what it loses of itself is withdrawn after what hangs there."""
+        run = self.paths[row].open
+        if run is not None and run.children:
+            self.close_run(row)
+
     def fall_back(self, row: int) -> None:
         """The row is launched to fewer tokens than before: its path ends there, and its open run shrinks, or goes if nothing is left.
 

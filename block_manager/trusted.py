@@ -459,6 +459,8 @@ class TrustedCalls(Views):
     def _fall_back(self, share: Share) -> None:
         tables, size = self._tables, self.block_size
         row, stays, _ = share
+        if self._index is not None:
+            self._index.close_parent(row)
         if tables.is_swapped[row] and stays % size and self._tiers.tail_is_node(row, stays // size):
             # A node that never becomes full is no place for a private tail.
             stays -= stays % size
