@@ -56,7 +56,7 @@ class Plan:
 def prepare(step: StepTokens, pool: KVPool) -> Plan:
     """The slots of what each place sees."""
     places, count = step.num_tokens + step.num_padded, step.num_tokens
-    width = -(-int(step.context_lens.max(initial=1)) // PIECE) * PIECE
+    width = -(-int(step.seq_lens.max(initial=1)) // PIECE) * PIECE
     plan = Plan(np.zeros((places, width), np.int64), np.full((places, width), -1, np.int64), np.zeros(places, np.int64))
     plan.positions[:count] = step.positions
     if step.ancestors is not None:
@@ -65,7 +65,7 @@ def prepare(step: StepTokens, pool: KVPool) -> Plan:
     rising = np.arange(width)
     plan.context_positions[:count] = np.where(rising <= step.positions[:, None], rising, -1)
     by_sequence = step.slots_by_column(width)
-    plan.slots[:count, : by_sequence.shape[1]] = by_sequence.repeat(np.diff(step.starts), axis=0)
+    plan.slots[:count, : by_sequence.shape[1]] = by_sequence.repeat(np.diff(step.query_start_loc), axis=0)
     return plan
 
 
@@ -73,7 +73,7 @@ def _add_branches(step: StepTokens, plan: Plan) -> None:
     """A token of a branch sees its sequence's history and its ancestors, next to each other wherever their slots are."""
     assert step.ancestors is not None, "there are branches"
     for i in range(step.num_sequences):
-        first, stop = int(step.starts[i]), int(step.starts[i + 1])
+        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
         history = step.history(i)
         for token in range(first, stop):
             own = first + step.ancestors[token, first:stop].nonzero()[0]

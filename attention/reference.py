@@ -41,7 +41,7 @@ class Backend:
         """What each token sees: its sequence's history, and of this step what comes before it, or what its ancestors are."""
         seen = []
         for i in range(step.num_sequences):
-            first, stop = int(step.starts[i]), int(step.starts[i + 1])
+            first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
             history = step.history(i)
             for token in range(first, stop):
                 if step.ancestors is None:

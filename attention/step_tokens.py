@@ -21,8 +21,9 @@ class StepTokens:
 
     positions     int64 [T]
     slot_mapping  int64 [T]; where K and V of each token go
-    starts        int64 [n + 1]; sequence i's tokens are starts[i] to starts[i + 1] - 1
-    context_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
+    query_start_loc
+                  int64 [n + 1]; sequence i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1
+    seq_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
     block_tables  int [n, columns]; entries behind a sequence's blocks are never read
     block_size    tokens a block
     ancestors     bool [T, T], or None: whether token i may attend to token j of the same sequence and step (drafts that branch).
@@ -32,8 +33,8 @@ class StepTokens:
 
     positions: Ints
     slot_mapping: Ints
-    starts: Ints
-    context_lens: Ints
+    query_start_loc: Ints
+    seq_lens: Ints
     block_tables: NDArray[np.int32]
     block_size: int
     ancestors: NDArray[np.bool_] | None = None
@@ -47,11 +48,11 @@ class StepTokens:
     @property
     def num_sequences(self) -> int:
         """n."""
-        return len(self.context_lens)
+        return len(self.seq_lens)
 
     def history(self, i: int) -> Ints:
         """int64: slots of sequence i's tokens from before this step, in order of their positions."""
-        length = int(self.context_lens[i] - (self.starts[i + 1] - self.starts[i]))
+        length = int(self.seq_lens[i] - (self.query_start_loc[i + 1] - self.query_start_loc[i]))
         return self.slots_of(i, length)
 
     def slots_of(self, i: int, length: int) -> Ints:
@@ -74,17 +75,17 @@ class StepTokens:
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
         """Tokens `first` to `stop` - 1 alone, which come after those before them; there is no ancestor mask."""
         assert self.ancestors is None, "branches are not cut"
-        begin = int(np.searchsorted(self.starts, first, "right")) - 1
-        end = int(np.searchsorted(self.starts, stop, "left"))
-        starts = np.clip(self.starts[begin : end + 1], first, stop) - first
+        begin = int(np.searchsorted(self.query_start_loc, first, "right")) - 1
+        end = int(np.searchsorted(self.query_start_loc, stop, "left"))
+        starts = np.clip(self.query_start_loc[begin : end + 1], first, stop) - first
         # The last sequence may go on behind the part.
-        context_lens = self.context_lens[begin:end].copy()
-        context_lens[-1] -= self.starts[end] - stop
+        seq_lens = self.seq_lens[begin:end].copy()
+        seq_lens[-1] -= self.query_start_loc[end] - stop
         return StepTokens(
             self.positions[first:stop],
             self.slot_mapping[first:stop],
             starts,
-            context_lens,
+            seq_lens,
             self.block_tables[begin:end],
             self.block_size,
             None,

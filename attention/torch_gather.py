@@ -71,14 +71,12 @@ class Backend:
         """Sort the sequences into parts."""
         if self.is_invariant:
             return pieces.prepare(step, pool)
-        is_single = np.diff(step.starts) == 1
+        is_single = np.diff(step.query_start_loc) == 1
         if step.ancestors is not None:
             is_single[:] = False
         single = is_single.nonzero()[0]
         bytes_per_slot = 2 * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
-        parts = [
-            self._bucket(step, pool, bucket) for bucket in _buckets(single, step.context_lens[single], bytes_per_slot)
-        ]
+        parts = [self._bucket(step, pool, bucket) for bucket in _buckets(single, step.seq_lens[single], bytes_per_slot)]
         parts += [self._chunk(step, pool, i) for i in (~is_single).nonzero()[0].tolist()]
         return Plan(parts)
 
@@ -94,11 +92,11 @@ class Backend:
         return out
 
     def _bucket(self, step: StepTokens, pool: KVPool, chosen: Ints) -> Part:
-        lengths = step.context_lens[chosen]
+        lengths = step.seq_lens[chosen]
         width = int(lengths.max())
         rising = np.arange(width)
         slots = step.slots_by_column(width, chosen)
-        tokens = step.starts[chosen]
+        tokens = step.query_start_loc[chosen]
         return Part(
             torch.from_numpy(tokens).to(pool.device),
             slots,
@@ -108,7 +106,7 @@ class Backend:
         )
 
     def _chunk(self, step: StepTokens, pool: KVPool, i: int) -> Part:
-        first, stop = int(step.starts[i]), int(step.starts[i + 1])
+        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
         history = step.history(i)
         context_positions = np.concatenate([np.arange(len(history)), step.positions[first:stop]])
         seen = None

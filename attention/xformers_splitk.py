@@ -124,7 +124,7 @@ class Backend:
         """Cut the step into rows. Raises UnsupportedByBackend for an ancestor mask."""
         if step.ancestors is not None:
             raise _unsupported("drafts that branch", _OTHERS)
-        counts = np.diff(step.starts)
+        counts = np.diff(step.query_start_loc)
         longest = len(_ROW_LENGTHS) - 1
         lengths = _ROW_LENGTHS[np.minimum(np.searchsorted(_ROW_LENGTHS, counts), longest)]
         return Plan(
@@ -195,13 +195,13 @@ def _check_device(device: torch.device) -> None:
 
 def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> Rows:
     """The tokens of the chosen sequences in pieces of `length`, each sequence's last piece first."""
-    num_pieces = -(-np.diff(step.starts)[chosen] // length)
+    num_pieces = -(-np.diff(step.query_start_loc)[chosen] // length)
     sequences = np.repeat(chosen, num_pieces)
     rank_in_sequence = np.arange(len(sequences)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     num_behind = rank_in_sequence * length
-    tokens = (step.starts[sequences + 1] - num_behind)[:, None] + np.arange(-length, 0)
-    is_token = tokens >= step.starts[sequences][:, None]
-    num_seen = step.context_lens[sequences] - num_behind
+    tokens = (step.query_start_loc[sequences + 1] - num_behind)[:, None] + np.arange(-length, 0)
+    is_token = tokens >= step.query_start_loc[sequences][:, None]
+    num_seen = step.seq_lens[sequences] - num_behind
     num_rows = _rounded_up(len(sequences))
     queries = np.zeros((num_rows, length), np.int64)
     queries[: len(sequences)] = np.where(is_token, tokens, 0)

@@ -303,11 +303,11 @@ class VllmScheduler:
             out=out,
             rows=np.array([self.rows[id] for id in ids], np.int64),
             num_tokens=num_tokens,
-            starts=np.concatenate([[0], np.cumsum(num_tokens)]).astype(np.int64),
+            query_start_loc=np.concatenate([[0], np.cumsum(num_tokens)]).astype(np.int64),
             token_ids=np.array(tokens, np.int32),
             positions=np.array(positions, np.int64),
             slot_mapping=np.array(slots, np.int64),
-            context_lens=begins + num_tokens,
+            seq_lens=begins + num_tokens,
             samples=np.array(
                 [computed[id] + out.num_scheduled_tokens[id] == len(self.runners[id].tokens) for id in ids], bool
             ),

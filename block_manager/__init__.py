@@ -20,6 +20,7 @@ from block_manager.errors import (
     UnknownRow,
 )
 from block_manager.events import Cleared, Event, Removed, Stored
+from block_manager.flights import Flight
 from block_manager.growing import GrowingView
 from block_manager.growth import NO_CHANGES, TableChanges
 from block_manager.manager import Admission, BlockManager
@@ -36,6 +37,7 @@ __all__ = [
     "Cleared",
     "DuplicateRow",
     "Event",
+    "Flight",
     "GrowingView",
     "Hit",
     "InvalidConfig",

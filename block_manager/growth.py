@@ -213,7 +213,14 @@ class Growth:
         return [block.item(0) for block in self._copied]
 
     def take_changes(self) -> TableChanges:
-        """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
+        """Every entry of a block table that changed since the last call, in order, read-only; nothing is noted before the first one."""
+        changes = self._taken()
+        for column in changes:
+            # A batch that does not run gives them back as they are.
+            column.flags.writeable = False
+        return changes
+
+    def _taken(self) -> TableChanges:
         count, self._num_changes, self._is_watched = self._num_changes, 0, True
         if self._drawn is not None:
             drawn, self._drawn = self._drawn, None
@@ -222,6 +229,15 @@ class Growth:
             return NO_CHANGES
         rows, columns, blocks = self._changes
         return TableChanges(rows[:count].copy(), columns[:count].copy(), blocks[:count].copy())
+
+    def put_back_changes(self, changes: TableChanges) -> None:
+        """Changes that were taken come first again."""
+        if not len(changes.rows):
+            return
+        later = self.take_changes()
+        self._note(*changes)
+        if len(later.rows):
+            self._note(*later)
 
     def _note(self, rows: Rows | int, columns: NDArray[np.int64], blocks: NDArray[Any]) -> None:
         if self._drawn is not None:

@@ -341,12 +341,6 @@ class PrefixIndex:
             self._set_lazy(run.row, False)
         return True
 
-    def close_parent(self, row: int) -> None:
-        """Close the row's open run if other runs hang off it: what it loses of itself is withdrawn after what hangs there."""
-        run = self.paths[row].open
-        if run is not None and run.children:
-            self.close_run(row)
-
     def fall_back(self, row: int) -> None:
         """The row is launched to fewer tokens than before: its path ends there, and its open run shrinks, or goes if nothing is left.
 
@@ -363,14 +357,16 @@ class PrefixIndex:
             path.truncate(full)
 
     def _abandon_run(self, row: int, run: Run) -> None:
-        """The row's open run has no node any more, and nothing hangs off it."""
+        """The row's open run has no node any more, and no confirmed one hangs off it."""
         path = self.paths[row]
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
         if self.log is not None:
             self.log.closed(run, row, 0)
-        self._unlink(run)
+        # Runs that hang off it are withdrawn in a moment, and it goes with the last of them.
+        if not run.children:
+            self._unlink(run)
 
     def confirm(self, batch: int) -> None:
         """The batch ran: what it computed of closed runs is confirmed."""
@@ -385,6 +381,9 @@ class PrefixIndex:
         for run in sorted(self._pending.pop(batch, ()), key=lambda run: -run.id):
             length = min([first for number, first in run.pending if number == batch], default=run.length)
             run.pending = [entry for entry in run.pending if entry[0] != batch]
+            if not run.length:
+                # It went with the last of its children.
+                continue
             if length < run.length:
                 assert run.blocks is not None, "a closed run keeps its blocks"
                 self._device.forget_content(run.blocks[0, length : run.num_device])

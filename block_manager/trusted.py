@@ -7,7 +7,7 @@ the calls of BlockManager, which check first and come here then. Knows everythin
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -388,6 +388,27 @@ class TrustedCalls(Views):
             self._begin_pending(self._index, row, end)
         return NO_MOVES
 
+    def seal(self) -> Flight:
+        """The batch that was being composed is out from now on; what its copies read may be drawn for the next one."""
+        self._growth.release_copied()
+        return self._flights.seal()
+
+    def is_placed(self, row: int) -> bool:
+        """Whether the row is in the batch that is being composed."""
+        composed = self._flights.composed
+        return bool(composed.parts) and composed.share_of(row, int(self._tables.uid[row])) is not None
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether a row that is placed may have to copy a partial block that others share."""
+        return self._growth.any_shared_tail
+
+    def give_up_from(self, row: int, num_tokens: int) -> None:
+        """What batches that are out compute of the row from token `num_tokens` on is void: it is launched to there at most."""
+        self._flights.clip(row, num_tokens)
+        self._fall_back(Share(row, num_tokens, num_tokens))
+        self._note_shared_tail(row)
+
     def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
         """int32 [n]: the last known token of each row."""
         return self._tables.last_token[rows]
@@ -459,8 +480,6 @@ class TrustedCalls(Views):
     def _fall_back(self, share: Share) -> None:
         tables, size = self._tables, self.block_size
         row, stays, _ = share
-        if self._index is not None:
-            self._index.close_parent(row)
         if tables.is_swapped[row] and stays % size and self._tiers.tail_is_node(row, stays // size):
             # A node that never becomes full is no place for a private tail.
             stays -= stays % size
@@ -591,6 +610,10 @@ class TrustedCalls(Views):
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
+
+    def put_back_changes(self, changes: TableChanges) -> None:
+        """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
+        self._growth.put_back_changes(changes)
 
     def hit_figures(self) -> HitFigures:
         """The lookups' figures, at no cost."""

@@ -63,6 +63,10 @@ class Views:
         """int64 [n]: the rows that sequences hold, rising."""
         return self._tables.live_rows
 
+    def is_in_flight(self, row: int) -> bool:
+        """Whether a batch that has not ended computes tokens of the row that it still holds."""
+        return bool(self._tables.num_launched[row] != self._tables.num_computed[row])
+
     @property
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each device block; a copy."""

@@ -40,11 +40,11 @@ class StandInEngine:
         slot_mapping: NDArray[np.int64],
         block_tables: NDArray[np.int32],
         rows: NDArray[np.int64],
-        context_lens: NDArray[np.int64],
+        seq_lens: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """Write the step's tokens into their slots, then give each row its "logits": the next token, int64 [rows]."""
         self.device.reshape(-1)[slot_mapping] = token_ids + positions
-        contexts = (self.device[block_tables[row]].reshape(-1)[:length] for row, length in zip(rows, context_lens))
+        contexts = (self.device[block_tables[row]].reshape(-1)[:length] for row, length in zip(rows, seq_lens))
         return np.array([checksum(context) for context in contexts], dtype=np.int64)
 
     def sample(self, logits: NDArray[np.int64], batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -69,7 +69,7 @@ def serve(requests: Iterable[Request], num_blocks: int, host_blocks: int = 0) ->
         batch = scheduler.schedule(now=time.monotonic())
         engine.move(batch.moves)
         logits = engine.forward(
-            batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.rows, batch.context_lens
+            batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.rows, batch.seq_lens
         )
         for output in scheduler.update(batch, *engine.sample(logits, batch), now=time.monotonic()):
             outputs.setdefault(output.id, []).extend(output.token_ids)

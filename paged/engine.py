@@ -271,7 +271,7 @@ class Engine:
         if not len(rows):
             return np.empty(0, np.int32)
         columns = self._sampling
-        places = batch.context_lens[batch.samples] - columns.prompt_len[rows]
+        places = batch.seq_lens[batch.samples] - columns.prompt_len[rows]
         if self.on_logits is not None:
             for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
                 self.on_logits(request_id, place, row)

@@ -16,6 +16,7 @@ class SchedulerStats(msgspec.Struct):
     host_hit_tokens          of hit_tokens, copied back from the host
     shared_in_flight_tokens  of hit_tokens, still being computed by another row of the same batch when found
     output_tokens            sampled and delivered
+    voided_tokens            of computed_tokens, those of sequences that had ended, or got no token, in a batch before
     cancelled_tokens         in flight in cancelled batches
     swapped_out_blocks, swapped_in_blocks
                              blocks copied to the host and back
@@ -34,6 +35,7 @@ class SchedulerStats(msgspec.Struct):
     host_hit_tokens: int = 0
     shared_in_flight_tokens: int = 0
     output_tokens: int = 0
+    voided_tokens: int = 0
     cancelled_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0

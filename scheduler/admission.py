@@ -177,7 +177,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
         step.seats -= 1
         room -= 1
         if not is_whole:
-            step.leaders.append(row)
+            step.leaders[row] = found
             manager.draw_promised()
             _add_debt(state, step, request)
     return False
@@ -247,15 +247,16 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     manager = state.manager
     follows, is_placed = None, not (request.is_bounded or state.counts_reserved)
     for row in request.rows:
-        if row < 0 or manager.is_in_flight(row):
+        if row < 0 or manager.is_placed(row):
             continue
-        todo = int(manager.num_tokens[row]) - int(manager.num_computed[row])
-        if todo == 0:
+        todo = state.total_of(row) - int(manager.num_launched[row])
+        if todo <= 0:
             continue
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
             is_placed = False
         follows = follows or request.follows
-    request.follows = None if follows is None or state.is_in_flight(request) else follows
+    is_placed_now = any(row >= 0 and manager.is_placed(row) for row in request.rows)
+    request.follows = None if is_placed_now else follows
     if not is_placed or len(request.rows) > 1:
         _add_debt(state, step, request)
 
@@ -272,7 +273,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     """List the blocks for tokens whose KV exists elsewhere; the request is loading until they are reported."""
     manager, size = state.manager, state.manager.block_size
     request.wants_load = False
-    have = int(manager.num_computed[row])
+    have = int(manager.num_launched[row])
     wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
     if wanted <= have or state.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
         return False
@@ -311,7 +312,7 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
         return True
     rows, manager = state.running_rows.array(state.running), state.manager
     # Rows that wait for tokens from the caller take no seat.
-    is_idle = (manager.num_tokens[rows] == manager.num_computed[rows]) & (manager.batch_of_row[rows] == 0)
+    is_idle = (manager.num_tokens[rows] == manager.num_launched[rows]) & (manager.num_scheduled[rows] == 0)
     return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
 
 

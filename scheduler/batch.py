@@ -6,22 +6,30 @@ Knows shapes and dtypes. Does not know how a batch was decided.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import Moves
+from block_manager import Flight, Moves
 from scheduler.status import FINISH_REASONS
+
+if TYPE_CHECKING:
+    from scheduler.request import RequestState
+
+Heir = tuple["RequestState", int]
+"""A request and which sequence of it."""
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
-    owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth.
-    chunk_rows are the last ones, which may have several tokens in flight. With covers_running these are all rows that run, in their
-    order. is_empty is the batch's.
+    owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth. With
+    covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it.
+
+    gone: by place, rows that their sequence gave back while the batch was out. What is sampled there belongs to (request, sequence),
+    which lost its blocks; None where that has ended, or was told 0 tokens: such a share is void.
     """
 
     owner: object
@@ -29,9 +37,23 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     ends: NDArray[np.int64]
     samples: NDArray[np.bool_]
     num_samples: int
-    chunk_rows: list[int]
     covers_running: bool
     is_empty: bool
+    flight: Flight | None
+    gone: dict[int, Heir | None]
+
+    def place_of(self, row: int) -> int:
+        """The place of a row that its sequence still holds; -1 where it has none."""
+        found = (self.rows == row).nonzero()[0]
+        return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
+
+    def places_sampled(self) -> NDArray[np.int64]:
+        """Places of rows that sample and are not gone, rising."""
+        if not self.gone:
+            return np.arange(len(self.rows)) if self.all_sample else self.samples.nonzero()[0]
+        samples = self.samples.copy()
+        samples[list(self.gone)] = False
+        return samples.nonzero()[0]
 
     @property
     def all_sample(self) -> bool:
@@ -42,12 +64,12 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
 class SteadyBatch(NamedTuple):
     """What the first of several steps runs that decide nothing, a token a row.
 
-    ids object [n] are the requests, context_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
+    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
     sample; the others are in the middle of their prompts.
     """
 
     ids: NDArray[np.object_]
-    context_lens: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
     num_samples: int
 
 
@@ -60,16 +82,21 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     number        counts the scheduler's batches
     rows          int64 [n]; the row of each, an index into block_tables; leaders stand before those that share with them
     num_tokens    int64 [n]; tokens of each in this step
-    starts        int64 [n + 1]; row i's tokens are starts[i] to starts[i + 1] - 1 of the packed arrays
-    token_ids     int32 [T]
+    query_start_loc
+                  int64 [n + 1]; row i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1 of the packed arrays
+    token_ids     int32 [T]; -1 where a batch that has not ended samples the token
+    source_batches, source_places
+                  int64 [T]; where such a value comes from: what batch number source_batches[t] samples for its row at place
+                  source_places[t]; -1, -1 where the value is in token_ids
     positions     int64 [T]
     slot_mapping  int64 [T]; block * block_size + offset
-    context_lens  int64 [n]; tokens of each after this step, what its last token attends to
+    seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
     samples       bool [n]; whether a token is to be sampled after the row's last one
     ids           object [n]; request ids, and sequences int64 [n], which sequence of it
-    block_tables  int32 [rows, columns], a read-only view, valid until the next `schedule`
+    block_tables  int32 [rows, columns], a read-only view, valid until the next `schedule`: for an engine that does not run behind
     table_rows, table_columns, table_blocks
-                  every entry of the block tables that changed since the last batch, in order
+                  every entry of the block tables that changed since the last batch, in order; applied when the batch runs, they are
+                  all that an engine needs to keep its own tables
     moves         copies to make first
     loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
     has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
@@ -77,17 +104,20 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     admitted      ids of this step, returning ones among them
     ticket        the scheduler's own
 
-    Arrays that batches share are read-only: samples, ids, sequences, moves and loads; num_tokens and starts where all rows decode.
+    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads; query_start_loc and
+    sources where all rows decode.
     """
 
     number: int
     rows: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    query_start_loc: NDArray[np.int64]
     token_ids: NDArray[np.int32]
+    source_batches: NDArray[np.int64]
+    source_places: NDArray[np.int64]
     positions: NDArray[np.int64]
     slot_mapping: NDArray[np.int64]
-    context_lens: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
     samples: NDArray[np.bool_]
     ids: NDArray[np.object_]
     sequences: NDArray[np.int64]

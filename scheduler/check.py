@@ -5,6 +5,7 @@ The numbers are those of docs/invariants.md.
 
 from __future__ import annotations
 
+from scheduler.batch import Batch
 from scheduler.state import State
 from scheduler.status import Status
 
@@ -54,7 +55,7 @@ def _rows(state: State) -> list[str]:
         for sequence, row in enumerate(request.rows):
             if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            is_refused = request in state.to_reject or request.is_doomed
+            is_refused = request in state.to_reject
             if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] and not is_refused:
                 found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):
@@ -78,16 +79,28 @@ def _rows(state: State) -> list[str]:
 
 def _in_flight(state: State) -> list[str]:
     found: list[str] = []
-    manager = state.manager
-    in_batches = [row for batch in state.outstanding for row in batch.ticket.rows.tolist()]
-    if len(set(in_batches)) != len(in_batches):
-        found.append("8: a row is in two batches.")
+    manager, limits = state.manager, state.limits
+    in_batches = {row for batch in state.outstanding for row in batch.ticket.rows.tolist() if _holds(batch, row)}
     in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
-    if in_flight != set(in_batches) or state.num_in_flight != len(in_batches):
+    if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
+    left: dict[str, int] = {}
     for batch in state.outstanding:
-        if batch.num_scheduled_tokens > state.limits.max_tokens_per_step:
+        ticket = batch.ticket
+        if len(ticket.rows) and len(set(ticket.rows.tolist())) != len(ticket.rows):
+            found.append(f"8: a row is twice in batch {batch.number}.")
+        if batch.num_scheduled_tokens > limits.max_tokens_per_step:
             found.append(f"8: batch {batch.number} has {batch.num_scheduled_tokens} tokens, more than the budget.")
-    if len(in_batches) > state.limits.max_sequences:
-        found.append(f"8: {len(in_batches)} rows are in flight, more than max_sequences.")
+        if len(ticket.rows) > limits.max_sequences:
+            found.append(f"8: batch {batch.number} has {len(ticket.rows)} rows, more than max_sequences.")
+        for heir in ticket.gone.values():
+            if heir is not None:
+                left[heir[0].id] = left.get(heir[0].id, 0) + 1
+    expected = {request.id: request.num_left for request in state.requests.values() if request.num_left}
+    if left != expected:
+        found.append(f"8: batches hold shares of requests that left their rows: {left}; they count {expected}.")
     return found
+
+
+def _holds(batch: Batch, row: int) -> bool:
+    return batch.ticket.place_of(row) >= 0

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager import NO_MOVES, GrowingView, OutOfBlocks
+from scheduler.awaited import totals_of
 from scheduler.preemption import preempt, victims
 from scheduler.request import RequestState
 from scheduler.rows import Rows
@@ -31,35 +32,36 @@ def compose_running(state: State, step: Step) -> None:
     manager = state.manager
     rows = state.running_rows.array(state.running)
     steady, state.steady = state.steady, None
+    if state.outstanding:
+        steady = _steady_ahead(state, step, rows)
     if (
         steady is not None
         and steady[0] is rows
         and len(rows) <= step.budget
         and len(rows) <= step.seats
-        and not (state.outstanding or state.doomed or state.transfers or state.bounded)
+        and not (state.transfers or state.bounded)
     ):
         try:
-            _place_decodes(state, step, *steady, counts_stand=True)
+            _place_decodes(state, step, *steady)
         except OutOfBlocks:
             # Nothing changed: somebody has to give blocks up first.
+            step.decodes_after = -1
+            state.await_samples()
             _compose_in_parts(state, step, rows, ones(len(rows)))
         else:
             _owe_nothing(state, step)
         return
-    if state.outstanding and len(rows):
-        rows = rows[manager.batch_of_row[rows] == 0]
-    if state.doomed and len(rows):
-        owners = state.columns.owner
-        rows = np.array([row for row in rows.tolist() if not owners[row].is_doomed], np.int64)
+    step.decodes_after = -1
+    state.await_samples()
     if state.transfers:
         rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
     if not len(rows):
         return
-    computed = manager.num_computed[rows]
-    todo = manager.num_tokens[rows] - computed
+    launched = manager.num_launched[rows]
+    todo = totals_of(state, rows) - launched
     if len(rows) <= min(step.budget, step.seats) and not state.bounded and not np.count_nonzero(todo != 1):
         try:
-            _place_decodes(state, step, rows, computed, computed + 1)
+            _place_decodes(state, step, rows, launched, launched + 1)
         except OutOfBlocks:
             # Nothing changed: somebody has to give blocks up first.
             pass
@@ -67,6 +69,20 @@ def compose_running(state: State, step: Step) -> None:
             _owe_nothing(state, step)
             return
     _compose_in_parts(state, step, rows, todo)
+
+
+def _steady_ahead(state: State, step: Step, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
+    """The running rows with what each has launched and one token more, where the batch before has them all, a token is sampled for
+    each of them there, and none ends with it at its full length."""
+    last = state.outstanding[-1]
+    ticket = last.ticket
+    if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone or state.silent:
+        return None
+    starts = ticket.ends
+    if state.columns.reach_length(rows, starts + 1):
+        return None
+    step.decodes_after = last.number
+    return rows, starts, starts + 1
 
 
 def place_chunk(
@@ -88,35 +104,33 @@ def place_chunk(
     request.follows = leader
     if leader is not None or state.waits_for_transfer(row):
         return 0
-    computed = int(manager.num_computed[row])
-    todo = int(manager.num_tokens[row]) - computed
+    launched = int(manager.num_launched[row])
+    todo = state.total_of(row) - launched
     count = min(todo, step.budget, state.limits.max_chunk)
     if most is not None:
         count = min(count, most)
     if state.first_tokens:
-        count = min(count, max(state.first_tokens - computed, 1))
+        count = min(count, max(state.first_tokens - launched, 1))
     holds = (int(manager.num_table_blocks[row]) + allowance(state, request)) * manager.block_size
-    count = min(count, holds - computed)
+    count = min(count, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
     moves = manager.place_one(row, count)
     if len(moves):
         step.moves.append(moves)
-    step.chunks.append((row, computed, count, count == todo))
+    step.chunks.append((row, launched, count, count == todo))
     step.budget -= count
     step.seats -= 1
     if count < todo and request.request.writes_cache:
-        step.leaders.append(row)
+        step.leaders[row] = launched
     return count
 
 
-def _place_decodes(
-    state: State, step: Step, rows: Rows, computed: Counts, ends: Counts, *, counts_stand: bool = False
-) -> None:
+def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
     """Their blocks are promised."""
     count = len(rows)
-    moves = state.manager.place_decodes(rows, computed, ends, counts_stand=counts_stand)
-    step.decodes, step.decode_computed, step.decode_ends = rows, computed, ends
+    moves = state.manager.place_decodes(rows, starts, ends)
+    step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
     step.budget -= count
     step.seats -= count
     if moves is not NO_MOVES and len(moves):
@@ -148,8 +162,8 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[is_granted & (todo == 1)]
     chunks = rows[is_granted & (todo > 1)]
     if len(decodes):
-        computed = state.manager.num_computed[decodes]
-        _place_decodes(state, step, decodes, computed, computed + 1)
+        launched = state.manager.num_launched[decodes]
+        _place_decodes(state, step, decodes, launched, launched + 1)
         state.manager.draw_promised()
     owners = state.columns.owner
     for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
@@ -182,7 +196,7 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
 def _in_lockstep(state: State, rows: Rows, wanted: Counts) -> Counts:
     """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their
     prompts. A row that a prefix hit put further ahead stays so far ahead."""
-    lacks = state.first_tokens - state.manager.num_computed[rows]
+    lacks = state.first_tokens - state.manager.num_launched[rows]
     is_behind = lacks > 0
     if is_behind.any():
         return np.where(is_behind, np.minimum(wanted, lacks), 0)
@@ -192,7 +206,7 @@ def _in_lockstep(state: State, rows: Rows, wanted: Counts) -> Counts:
 def _needs(state: State, rows: Rows, granted: Counts) -> Counts:
     """Blocks that each row lacks for its tokens."""
     manager = state.manager
-    ends = manager.num_computed[rows] + granted
+    ends = manager.num_launched[rows] + granted
     needs = -(-ends // manager.block_size) - manager.num_table_blocks[rows]
     return np.where((granted > 0) & (needs > 0), needs, 0)
 
@@ -250,7 +264,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
 def _shrunk(state: State, row: int, num_blocks: int) -> int:
     """Tokens that the row can compute with so many more blocks."""
     manager = state.manager
-    return (int(manager.num_table_blocks[row]) + num_blocks) * manager.block_size - int(manager.num_computed[row])
+    return (int(manager.num_table_blocks[row]) + num_blocks) * manager.block_size - int(manager.num_launched[row])
 
 
 def _cut_to_memory(state: State, rows: Rows, granted: Counts, needs: Counts, available: int) -> Counts:
@@ -270,14 +284,14 @@ def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str
     have = int(manager.num_table_blocks[row])
     start, stop = have * size, (have + 1) * size
     # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
-    if manager.num_computed[row] != start or stop > manager.num_tokens[row] - 1:
+    if manager.num_launched[row] != start or stop > manager.num_tokens[row] - 1:
         return None
     tokens, table = manager.tokens, manager.block_tables
-    for leader in step.leaders:
+    for leader, launched in step.leaders.items():
         other = state.columns.owner[leader]
         if leader == row or stop > manager.num_tokens[leader] or other.root != request.root:
             continue
-        if stop <= manager.num_computed[leader]:
+        if stop <= launched:
             continue
         if not (tokens[leader, start:stop] == tokens[row, start:stop]).all():
             continue

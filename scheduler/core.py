@@ -30,6 +30,7 @@ from scheduler.errors import (
     InvalidRequest,
     NeverFits,
     RequestInFlight,
+    TooManyOutstanding,
     UnknownRequest,
     WaitingFull,
     WrongTokens,
@@ -66,13 +67,14 @@ class Scheduler:
 
     policy               a name in POLICIES, or a Policy
     max_tokens_per_step  token budget of one batch
-    max_sequences        rows in flight, over all outstanding batches
+    max_sequences        rows of one batch
     max_model_len        tokens of one sequence, prompt and output; None: what the pool holds
     max_waiting          waiting requests; None: no limit
     max_chunk            tokens of one prompt in one step; None: the budget
     vocabulary_size      token ids have to be below it; None: not checked
     costs                what swapping and recomputing cost
     async_moves          moves run in the background; `moved(batch)` says when they have
+    max_outstanding      batches that are out at a time
 
     Raises InvalidConfig or UnknownPolicy.
     """
@@ -90,6 +92,7 @@ class Scheduler:
         vocabulary_size: int | None = None,
         costs: Costs | None = None,
         async_moves: bool = False,
+        max_outstanding: int = 4,
     ) -> None:
         sizes = {
             "max_tokens_per_step": max_tokens_per_step,
@@ -98,6 +101,7 @@ class Scheduler:
             "max_waiting": max_waiting,
             "max_chunk": max_chunk,
             "vocabulary_size": vocabulary_size,
+            "max_outstanding": max_outstanding,
         }
         optional = {"max_model_len", "max_waiting", "max_chunk", "vocabulary_size"}
         for name, value in sizes.items():
@@ -123,6 +127,7 @@ class Scheduler:
             None if max_waiting is None else int(max_waiting),
             _UNLIMITED if max_chunk is None else int(max_chunk),
             None if vocabulary_size is None else int(vocabulary_size),
+            int(max_outstanding),
         )
         self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
         prices, size = self._state.costs, manager.block_size
@@ -157,8 +162,9 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, or an output has not been delivered."""
-        return bool(self._state.requests or self._state.pending_outputs or self._state.carried)
+        """Whether any request is alive, an output has not been delivered, or a batch has not ended."""
+        state = self._state
+        return bool(state.requests or state.pending_outputs or state.carried or state.outstanding)
 
     def add(self, request: Request, now: float = 0.0) -> None:
         """Take a request that arrives at `now` (seconds, any origin).
@@ -175,7 +181,11 @@ class Scheduler:
         prompt = validated_prompt(request, limits.vocabulary_size)
         root = namespace_root(request)
         undelivered = state.pending_outputs
-        if request.id in state.requests or (undelivered and any(output.id == request.id for output in undelivered)):
+        if (
+            request.id in state.requests
+            or request.id in state.busy_ids
+            or (undelivered and any(output.id == request.id for output in undelivered))
+        ):
             raise DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
             raise InvalidRequest(
@@ -197,9 +207,15 @@ class Scheduler:
             state.is_shut = False
 
     def schedule(self, now: float = 0.0) -> Batch:
-        """Decide one step and put its rows in flight. A batch that is empty needs no end."""
+        """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
+
+        Batches run in the order in which they were scheduled. A row that samples in one that is out may compute that token in this one:
+        the batch says where its value comes from. Raises TooManyOutstanding, changing nothing.
+        """
         state = self._state
-        manager = state.manager
+        manager, limits = state.manager, state.limits
+        if len(state.outstanding) >= limits.max_outstanding:
+            raise TooManyOutstanding(len(state.outstanding), limits.max_outstanding)
         manager.next_batch()
         state.now = now
         manager.expire(now)
@@ -208,12 +224,10 @@ class Scheduler:
         if state.carried:
             ending.forget_stale_carried(state)
         manager.open_offload(not state.carried)
-        limits = state.limits
-        step = Step(
-            limits.max_tokens_per_step, limits.max_sequences - state.num_in_flight, _NO_ROWS, may_move=not state.carried
-        )
-        # With more moves to come after this batch's, nothing may be written that those still have to read.
-        if len(state.carried) < 2:
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
+        state.awaited = None
+        # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
+        if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
             if state.composes_apart:
                 compose_apart(state, step)
             else:
@@ -234,7 +248,6 @@ class Scheduler:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:
             state.outstanding.append(batch)
-            state.num_in_flight += len(batch.rows)
         if self._checks:
             self._raise_violations()
         return batch
@@ -243,8 +256,9 @@ class Scheduler:
         """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
         [n], 0 for a row that does not sample; None: one for each row that does). Returns what became of each sequence.
 
-        A row that samples and gets 0 stays, with nothing to compute until `append`. Raises ForeignBatch, BatchEnded,
-        BatchOutOfOrder (an older batch has not ended) or WrongTokens, changing nothing.
+        A row that samples and gets 0 stays, with nothing to compute until `append`; what later batches compute of a token that does not
+        come, or that came after the end of its sequence, is void. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has
+        not ended) or WrongTokens, changing nothing.
         """
         state = self._state
         _must_be_a_batch(batch)
@@ -314,6 +328,13 @@ class Scheduler:
         if self._state.async_moves and len(batch.moves) and not moved and self._has_reported(batch):
             raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")
         self._must_be(batch, -1, "cancelled")
+        if not moved and len(batch.moves) and batch.number < self._state.last_moved:
+            raise BatchError(
+                batch.number,
+                f"runs before batch {self._state.last_moved}, which was cancelled after its moves had run; cancel it with moved=True.",
+            )
+        if moved:
+            self._state.last_moved = max(self._state.last_moved, batch.number)
         del self._state.outstanding[-1]
         ending.cancel(self._state, batch, moved)
         if self._checks:
@@ -322,8 +343,9 @@ class Scheduler:
     def abort(self, request_id: str) -> Output | None:
         """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
 
-        In flight it keeps its blocks, and its id, until its batch ends; nothing of it is delivered again. Of a loading request
-        the blocks go back when the batch that listed the loads has ended: stop the loader first. Raises UnknownRequest.
+        Its blocks go back at once, in flight or not: batches run in order. Nothing of it is delivered again, and its id is free when the
+        last batch with a share of it has ended. Of a loading request the blocks go back when the batch that listed the loads has ended:
+        stop the loader first. Raises UnknownRequest.
         """
         state = self._state
         request = state.requests.get(_checked_id(request_id))
@@ -331,15 +353,6 @@ class Scheduler:
             if request_id in state.ended:
                 return None
             raise UnknownRequest(request_id)
-        if request.is_doomed:
-            return None
-        if state.is_held(request):
-            request.is_doomed = True
-            state.doomed.append(request)
-            if request in state.to_reject:
-                state.to_reject.remove(request)
-            usage = state.usage_of(request, ending.num_output_of(state, request))
-            return Output(request_id, 0, [], "abort", usage)
         return ending.end_request(state, request, ABORT, "was aborted.")[-1]
 
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
@@ -365,6 +378,7 @@ class Scheduler:
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
         state.steady = None
+        state.columns.advance_unevenly()
         state.is_shut = False
         if request.is_bounded and len(array):
             # What was reserved for it was the worst case of what it knew.
@@ -414,7 +428,7 @@ class Scheduler:
         if manager.is_unconfirmed(row):
             # Its nodes would be confirmed below ones that are only pending.
             raise RequestInFlight(request_id)
-        hit, asked = int(manager.num_computed[row]), request.num_asked
+        hit, asked = int(manager.num_launched[row]), request.num_asked
         if (
             isinstance(num_tokens, bool)
             or not isinstance(num_tokens, (int, np.integer))
@@ -538,7 +552,7 @@ class Scheduler:
 
     def _living(self, request_id: str) -> RequestState:
         request = self._state.requests.get(_checked_id(request_id))
-        if request is None or request.is_doomed:
+        if request is None:
             raise UnknownRequest(request_id)
         return request
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidTokens, token_array
-from scheduler.batch import Batch, Output, Outputs, RequestUsage
+from block_manager import InvalidTokens, TableChanges, token_array
+from scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
 from scheduler.composition import ones
 from scheduler.errors import WrongTokens
 from scheduler.preemption import drop_rows
-from scheduler.request import RequestState
+from scheduler.request import RequestState, replaced
 from scheduler.rows import Rows
 from scheduler.state import Carried, State
 from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
-from scheduler.stopping import finish_codes, kept_tokens
+from scheduler.stopping import finish_codes, kept_of, kept_tokens
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
@@ -69,35 +69,44 @@ def validated_tokens(
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
+    if state.outstanding and (array > 1).any():
+        _must_not_rest_on(state, batch, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
     return tokens, None if array.tobytes() == usual.tobytes() else array
 
 
+def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
+    """Raise WrongTokens where a row gets several tokens, and a later batch counts on one."""
+    for later in state.outstanding:
+        places = later.source_places[later.source_batches == batch.number]
+        wrong = places[counts[places] > 1]
+        if len(wrong):
+            place = int(wrong[0])
+            raise WrongTokens(
+                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {later.number} rests on one."
+            )
+
+
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
-    """The batch ran: confirm its tokens, append what was sampled, end who has ended."""
+    """The batch, the oldest that is out, ran: confirm its tokens, append what was sampled, end who has ended."""
     manager, ticket = state.manager, batch.ticket
     rows = ticket.rows
     _account(state, batch)
-    manager.settle(rows, ticket.ends, ticket.chunk_rows)
-    manager.forget_sharers(batch.number)
-    state.num_in_flight -= len(rows)
-    doomed = state.doomed
+    if ticket.flight is not None:
+        manager.settle(ticket.flight)
+    if state.busy_ids or state.loading_blocks:
+        state.batch_ended(batch.number)
     if counts is not None:
-        return _update_ragged(state, batch, tokens, counts, doomed)
+        return _update_ragged(state, batch, tokens, counts)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
-    if not ticket.all_sample:
-        picked = ticket.samples.nonzero()[0]
+    late: list[tuple[Heir, list[int]]] = []
+    if ticket.gone:
+        late = _sampled_elsewhere(ticket, tokens, None)
+        tokens = tokens[(np.cumsum(ticket.samples) - 1)[ticket.places_sampled()]]
+    if ticket.gone or not ticket.all_sample:
+        picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    if doomed:
-        is_kept = ~np.isin(rows, [row for request in doomed for row in request.rows])
-        rows, ids, sequences, ends, tokens = (
-            rows[is_kept],
-            ids[is_kept],
-            sequences[is_kept],
-            ends[is_kept],
-            tokens[is_kept],
-        )
     totals = manager.extend(rows, tokens, ends)
     codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
@@ -111,55 +120,153 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         if may_be_steady and state.running_rows.replace(rows, left):
             state.steady = (left, ends[goes_on], totals[goes_on])
         else:
-            state.running_rows.leave(rows[done].tolist())
+            state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
         usage = _end_rows(state, rows, codes, done)
     elif may_be_steady:
         # What leaves or joins from now on makes another array, and so is told from this one by identity.
         state.steady = (rows, ends, totals)
-    if doomed:
-        _end_doomed(state)
-    return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, take_pending(state))
+    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
+    return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, others)
 
 
-def _update_ragged(
-    state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts, doomed: list[RequestState]
-) -> Outputs:
+def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> Outputs:
     """`update` where rows got none or several tokens: event by event."""
-    manager = state.manager
-    gone = {row for request in doomed for row in request.rows}
+    manager, ticket = state.manager, batch.ticket
     starts = np.cumsum(counts) - counts
+    state.columns.advance_unevenly()
+    late = _sampled_elsewhere(ticket, tokens, counts)
     places: list[int] = []
     codes: list[int] = []
     kept: list[NDArray[np.int32]] = []
-    for i, row in enumerate(batch.ticket.rows.tolist()):
-        if row in gone or not batch.ticket.samples[i]:
-            continue
+    for i in ticket.places_sampled().tolist():
+        row = int(ticket.rows[i])
         new = tokens[starts[i] : starts[i] + counts[i]]
         count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
         if count:
             manager.append(row, new[:count])
+        if count != 1 and not code and state.outstanding:
+            _void_unknown(state, row)
         places.append(i)
         codes.append(code)
         kept.append(new[:count])
     packed = np.concatenate(kept) if kept else _NO_TOKENS
     state.stats.output_tokens += len(packed)
     ended = np.array(codes, np.int8)
-    rows, done = batch.ticket.rows[places], ended.nonzero()[0]
-    state.running_rows.leave(rows[done].tolist())
+    rows, done = ticket.rows[places], ended.nonzero()[0]
+    state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
     usage = _end_rows(state, rows, ended, done)
-    _end_doomed(state)
     lengths = np.array([len(part) for part in kept], np.int64)
-    return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, take_pending(state))
+    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
+    return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, others)
+
+
+def _is_running(state: State, row: int) -> bool:
+    return bool(state.columns.owner[row].status is Status.RUNNING)
+
+
+def _void_unknown(state: State, row: int) -> None:
+    """The row got no token, or other ones than batches that are out count on: what they compute beyond those that it knew is void."""
+    manager, request, _sequence = state.manager, state.columns.owner[row], state.columns.sequence.item(row)
+    for batch in state.outstanding:
+        ticket = batch.ticket
+        place = ticket.place_of(row)
+        if place >= 0 and ticket.ends[place] > manager.num_tokens[row]:
+            ticket.gone[place] = None
+            state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    manager.give_up_from(row, int(manager.num_tokens[row]))
+
+
+def _sampled_elsewhere(
+    ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
+) -> list[tuple[Heir, list[int]]]:
+    """What the batch sampled for sequences that gave their rows back while it was out."""
+    found: list[tuple[Heir, list[int]]] = []
+    each = ticket.samples.astype(np.int64) if counts is None else counts
+    stops = np.cumsum(each)
+    for place, heir in sorted(ticket.gone.items()):
+        if heir is not None:
+            heir[0].num_left -= 1
+            if ticket.samples[place]:
+                found.append((heir, tokens[stops[place] - each[place] : stops[place]].tolist()))
+    return found
+
+
+def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
+    """Tokens of a sequence that lost its row after they were placed: it knows them now, wherever it is."""
+    (request, sequence), manager = heir, state.manager
+    row, known = request.rows[sequence], request.tokens[sequence]
+    if not sampled:
+        # It waits for tokens from the caller: computed again, it does not sample again.
+        request.is_quiet = replaced(request.is_quiet, sequence, True)
+        if row >= 0:
+            state.silent.add(row)
+            _void_unknown(state, row)
+        elif request.id not in state.parked and all(
+            quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
+        ):
+            state.waiting.remove(request)
+            state.parked[request.id] = request
+        return [Output(request.id, sequence, [], None, None)]
+    total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
+    before = request.prompt_len + request.appended[sequence]
+    limits = before + request.request.min_tokens, request.max_total[sequence]
+    count, code = kept_of(set(request.stops), limits, sampled, total)
+    new = np.array(sampled[:count], np.int32)
+    state.stats.output_tokens += count
+    if row >= 0:
+        manager.append(row, new)
+        state.steady = None
+        if code:
+            state.running_rows.leave([row] if _is_running(state, row) else [])
+            usage = _end_rows(state, np.array([row]), np.array([code], np.int8), np.zeros(1, np.int64)).get(0)
+            return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
+        if count != 1 and state.outstanding:
+            _void_unknown(state, row)
+        return [Output(request.id, sequence, new.tolist(), None, None)]
+    assert known is not None, "a sequence without a row keeps its tokens"
+    request.tokens[sequence] = np.concatenate([known, new])
+    request.is_quiet = replaced(request.is_quiet, sequence, False)
+    if request.id in state.parked:
+        del state.parked[request.id]
+        state.waiting.add(request)
+    if not code:
+        return [Output(request.id, sequence, new.tolist(), None, None)]
+    return [
+        Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], _end_waiting(state, request, sequence, code))
+    ]
+
+
+def _end_waiting(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
+    """A sequence without a row ends; with the last one its request, whose usage is returned."""
+    known = request.tokens[sequence]
+    assert known is not None, "a sequence without a row keeps its tokens"
+    num_output = len(known) - request.prompt_len - request.appended[sequence]
+    request.num_output += num_output
+    request.num_live -= 1
+    request.tokens[sequence] = None
+    state.void_shares(request, sequence)
+    state.is_shut = False
+    if state.foresight is not None:
+        state.foresight.finished(num_output, pause=request.longest_pause)
+    if request.num_live:
+        return None
+    state.waiting.remove(request)
+    state.end(request, _FINISHED[code])
+    return state.usage_of(request)
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
-    """The batch did not run: what it put in flight is taken back, and its moves are carried over if they did not run."""
-    manager = state.manager
+    """The batch, the latest that is out, did not run: what it put in flight is taken back, and its moves are carried over if they did
+    not run."""
+    manager, ticket = state.manager, batch.ticket
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
-    rolled_back = manager.cancel(batch.ticket.rows)
-    manager.forget_sharers(batch.number)
-    state.num_in_flight -= len(batch.ticket.rows)
+    rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
+    manager.put_back_changes(TableChanges(batch.table_rows, batch.table_columns, batch.table_blocks))
+    for heir in ticket.gone.values():
+        if heir is not None:
+            heir[0].num_left -= 1
     state.is_shut = False
+    state.steady = None
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
         owner.hit_tokens -= lost
@@ -169,7 +276,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     if not moved and (len(batch.moves) or len(loads)):
         # Cancels come latest first, so this batch's moves run before what is carried already.
         state.carried.insert(0, Carried(batch.moves, loads, batch.number))
-    _end_doomed(state)
+    state.batch_ended(batch.number)
 
 
 def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
@@ -203,8 +310,8 @@ def take_pending(state: State) -> list[Output]:
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
-    """A request with no row in flight ends now: everything it holds goes back. Returns the last output of each live sequence,
-    the last one with the usage."""
+    """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
+    with the usage."""
     state.is_shut = False
     if request.id in state.parked:
         del state.parked[request.id]
@@ -215,11 +322,20 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     else:
         state.away.remove(request)
     request.num_output = num_output_of(state, request)
+    if request.num_asked and any(other.number == request.load_batch for other in state.outstanding):
+        # The batch that lists the loads may still be to run.
+        for row in request.live_rows:
+            blocks = state.manager.table(row).astype(np.int64)
+            state.manager.hold(blocks)
+            state.loading_blocks.append((request.load_batch, blocks))
+        state.busy_ids.setdefault(request.id, set()).add(request.load_batch)
     ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
     for i in ended:
         if request.rows[i] >= 0:
             state.close_row(request, i)
-    for group in (state.bounded, state.to_reject, state.doomed):
+    for i in range(len(request.rows)):
+        state.void_shares(request, i)
+    for group in (state.bounded, state.to_reject):
         if request in group:
             group.remove(request)
     status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
@@ -229,18 +345,21 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
 
 
 def _account(state: State, batch: Batch) -> None:
-    stats = state.stats
-    if len(batch.ticket.rows):
+    stats, ticket = state.stats, batch.ticket
+    if len(ticket.rows):
         stats.steps += 1
     stats.computed_tokens += len(batch.token_ids)
+    for place, heir in ticket.gone.items():
+        if heir is None:
+            stats.voided_tokens += int(batch.num_tokens[place])
     if not state.recovering:
         return
-    manager = state.manager
     for row, high in list(state.recovering.items()):
-        if manager.is_in_flight(row) != batch.number:
+        place = ticket.place_of(row)
+        if place < 0:
             continue
-        start = int(manager.num_computed[row])
-        stop = start + int(manager.num_scheduled[row])
+        stop = int(ticket.ends[place])
+        start = stop - int(batch.num_tokens[place])
         again = max(0, min(high, stop) - start)
         stats.recomputed_tokens += again
         state.columns.owner[row].recomputed_tokens += again
@@ -256,12 +375,6 @@ def _ask_again(state: State, request: RequestState) -> None:
     request.wants_load = True
     request.status = Status.WAITING
     state.waiting.add(request)
-
-
-def _end_doomed(state: State) -> None:
-    for request in list(state.doomed):
-        if not state.is_held(request):
-            end_request(state, request, ABORT, "was aborted.")
 
 
 def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
@@ -282,8 +395,10 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
             state.foresight.finished(num_output, pause=request.longest_pause)
         state.retain_content(request, row)
         state.close_row(request, sequence)
+        if state.outstanding:
+            state.void_shares(request, sequence)
         if request.num_live == 0:
-            state.running.remove(request)
+            (state.running if request.status is Status.RUNNING else state.away).remove(request)
             request.follows = None
             if request.is_bounded:
                 state.bounded.remove(request)

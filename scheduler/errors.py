@@ -9,6 +9,7 @@
     ├── WaitingFull        the limit on waiting requests is reached
     ├── UnknownPolicy      a policy name that is not in POLICIES
     ├── WrongTokens        counts or tokens in `update` that do not fit the batch
+    ├── TooManyOutstanding more batches out than the limit
     └── BatchError         a batch that cannot be ended
         ├── BatchEnded         it has ended already
         ├── BatchOutOfOrder    an older one has to be updated, or a later one cancelled, first
@@ -90,6 +91,17 @@ class UnknownPolicy(PagedError, ValueError):
 
 class WrongTokens(PagedError, ValueError):
     """Counts or tokens in `update` that do not fit the batch."""
+
+
+class TooManyOutstanding(PagedError, RuntimeError):
+    """So many batches are out that no other may be scheduled: `num_outstanding`, `limit`."""
+
+    def __init__(self, num_outstanding: int, limit: int) -> None:
+        super().__init__(
+            f"{num_outstanding} batches are out, which is the limit (max_outstanding {limit}). End the oldest one first."
+        )
+        self.num_outstanding = num_outstanding
+        self.limit = limit
 
 
 class BatchError(PagedError, ValueError):

@@ -42,10 +42,6 @@ def explain(state: State, request_id: str) -> Explanation:
             raise UnknownRequest(request_id)
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
-    if request.is_doomed:
-        return Explanation(
-            id=request_id, status=request.status.value, reason="it was aborted and goes when its batch ends."
-        )
     if request.status is Status.WAITING:
         return _waiting(state, request)
     if request.status is Status.LOADING:
@@ -162,7 +158,7 @@ def _running(state: State, request: RequestState) -> Explanation:
         )
     if state.is_in_flight(request):
         return _explained(state, request, "it is in a batch that has not ended.", 0)
-    if all(manager.num_tokens[row] == manager.num_computed[row] for row in request.live_rows):
+    if state.is_idle(request):
         return _explained(state, request, "everything that it knows is computed; it waits for append().", 0)
     needed = state.debt_of(request)
     # What is owed to it is not kept from it.

@@ -40,11 +40,10 @@ def newcomers_to_interrupt(state: State) -> int:
 
 
 def _is_mid_prompt(state: State) -> bool:
-    """Whether a running row that is not in flight has more than one token to go: prompts that were begun come first."""
+    """Whether a running row has more than one token to go: prompts that were begun come first."""
     manager = state.manager
     rows = state.running_rows.array(state.running)
-    todo = manager.num_tokens[rows] - manager.num_computed[rows]
-    return bool(np.any((todo > 1) & (manager.batch_of_row[rows] == 0)))
+    return bool(np.any(manager.num_tokens[rows] - manager.num_launched[rows] > 1))
 
 
 def _interrupts(state: State, step: Step) -> bool:

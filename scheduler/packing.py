@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager import NO_CHANGES, NO_MOVES, GrowingView, joined
+from scheduler.awaited import sources_of
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
 from scheduler.rows import Rows
@@ -16,6 +17,16 @@ _NO_LOADS.flags.writeable = False
 _RISING = GrowingView(np.arange)
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
+_NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
+_NO_VALUE = GrowingView(lambda length: np.full(length, -1, np.int32))
+Counts = NDArray[np.int64]
+
+
+def _extended(values: Counts, length: int) -> Counts:
+    """The same with -1 behind, `length` in all."""
+    longer = np.full(length, -1, np.int64)
+    longer[: len(values)] = values
+    return longer
 
 
 class Packer:
@@ -31,26 +42,34 @@ class Packer:
         manager, size = state.manager, state.manager.block_size
         tables = manager.block_tables
         rows = decodes = step.decodes
-        computed, context_lens = step.decode_computed, step.decode_ends
+        starts, seq_lens = step.decode_starts, step.decode_ends
         num_decodes = len(decodes)
-        slots, last_tokens = manager.last_slots(decodes, computed), manager.last_tokens(decodes)
+        slots, last_tokens = manager.last_slots(decodes, starts), manager.last_tokens(decodes)
+        batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
+        if state.outstanding and num_decodes:
+            last_tokens, batches, places = self._await(state, step, last_tokens)
         if step.chunks:
             tokens = manager.tokens
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
-            rows, context_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            counts, starts = ones(num_rows).copy(), _RISING.first(num_rows + 1).copy()
+            rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+            counts, start_loc = ones(num_rows).copy(), _RISING.first(num_rows + 1).copy()
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
-            rows[:num_decodes], context_lens[:num_decodes] = decodes, step.decode_ends
-            token_ids[:num_decodes], positions[:num_decodes] = last_tokens, computed
+            rows[:num_decodes], seq_lens[:num_decodes] = decodes, step.decode_ends
+            token_ids[:num_decodes], positions[:num_decodes] = last_tokens, starts
+            batches, places = _extended(batches, num_tokens), _extended(places, num_tokens)
             slot_mapping[:num_decodes] = slots
             chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
-            start, rising, partial = num_decodes, _RISING.first(tokens.shape[1]), []
+            start, partial = num_decodes, []
+            rising = _RISING.first(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
                 end, stop, skipped = first + count, start + count, first % size
-                rows[i], counts[i], context_lens[i], starts[i + 1] = row, count, end, stop
-                token_ids[start:stop] = tokens[row, first:end]
+                rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
+                known = manager.num_tokens.item(row) if state.outstanding else end
+                if known < end:
+                    self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
+                token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
                 positions[start:stop] = rising[first:end]
                 slot_mapping[start:stop] = chunk_slots[place + skipped : place + skipped + count]
                 place += -(-(skipped + count) // size) * size
@@ -64,14 +83,16 @@ class Packer:
                 samples[partial] = False
                 samples.flags.writeable = False
         else:
-            counts, starts, samples = ones(num_decodes), _RISING.first(num_decodes + 1), _ALL_TRUE.first(num_decodes)
-            token_ids, positions, slot_mapping, num_samples = last_tokens, computed.copy(), slots, num_decodes
+            counts, start_loc, samples = ones(num_decodes), _RISING.first(num_decodes + 1), _ALL_TRUE.first(num_decodes)
+            token_ids, positions, slot_mapping, num_samples = last_tokens, starts.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             num_samples = int(np.count_nonzero(samples))
             samples.flags.writeable = False
         chunk_rows = [chunk[0] for chunk in step.chunks]
         covers_running = state.running_rows.adopt(decodes, chunk_rows, rows)
+        if not covers_running:
+            state.columns.advance_unevenly()
         if rows is not self._rows:
             self._rows = rows
             self._ids = state.columns.id[rows]
@@ -81,6 +102,7 @@ class Packer:
                 self._sequences.setflags(write=False)
             else:
                 self._sequences = _ALL_ZERO.first(len(rows))
+        counts.flags.writeable = False
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
             loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
@@ -94,11 +116,13 @@ class Packer:
             number=manager.batch,
             rows=rows.copy(),
             num_tokens=counts,
-            starts=starts,
+            query_start_loc=start_loc,
             token_ids=token_ids,
+            source_batches=batches,
+            source_places=places,
             positions=positions,
             slot_mapping=slot_mapping,
-            context_lens=context_lens.copy(),
+            seq_lens=seq_lens.copy(),
             samples=samples,
             ids=self._ids,
             sequences=self._sequences,
@@ -111,17 +135,47 @@ class Packer:
             ticket=Ticket(
                 owner,
                 rows,
-                context_lens,
+                seq_lens,
                 samples,
                 num_samples,
-                chunk_rows,
                 covers_running,
                 is_empty,
+                None if is_empty else manager.seal(),
+                {},
             ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
+
+    def _await(self, state: State, step: Step, tokens: NDArray[np.int32]) -> tuple[NDArray[np.int32], Counts, Counts]:
+        """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
+        count = len(tokens)
+        if step.decodes_after >= 0:
+            return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), _RISING.first(count)
+        state.await_samples()
+        awaited = state.awaited
+        assert awaited is not None, "a batch is out"
+        is_known = step.decode_starts < state.manager.num_tokens[step.decodes]
+        batches = np.where(is_known, -1, awaited.batch[step.decodes])
+        places = np.where(is_known, -1, awaited.place[step.decodes])
+        return np.where(is_known, tokens, np.int32(-1)), batches, places
+
+    def _await_chunk(
+        self,
+        state: State,
+        chunk: tuple[int, int, int, int],
+        token_ids: NDArray[np.int32],
+        batches: Counts,
+        places: Counts,
+    ) -> None:
+        """Positions of a chunk (row, first, end, place of the first) whose tokens batches that are out sample, in their order."""
+        row, first, end, start = chunk
+        known = state.manager.num_tokens.item(row)
+        sources = sources_of(state, state.columns.owner[row], state.columns.sequence.item(row))
+        for position in range(max(first, known), end):
+            at = start + position - first
+            token_ids[at], (batches[at], places[at]) = -1, sources[position - known]
 
     def _chunk_slots(
         self, tables: NDArray[np.int32], size: int, chunks: list[tuple[int, int, int, bool]]

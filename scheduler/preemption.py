@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager import Moves
+from scheduler.awaited import sources_of
 from scheduler.request import RequestState, replaced
 from scheduler.state import State, Step, Transfer
 from scheduler.status import Status
@@ -23,11 +24,14 @@ Blocks = NDArray[np.int64]
 
 def victims(state: State) -> Iterator[RequestState]:
     """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
-    policy's strategy. None that is in flight, waits for a transfer, or has its worst case reserved."""
+    policy's strategy. None that is placed in this batch, waits for a transfer, or has its worst case reserved."""
     for victim in reversed(list(state.away)):
         if victim.status is Status.PAUSED and not victim.transfers and not victim.is_bounded:
             yield victim
-    running = [v for v in reversed(list(state.running)) if not v.is_bounded and not state.is_in_flight(v)]
+    is_placed = state.manager.is_placed
+    running = [
+        v for v in reversed(list(state.running)) if not v.is_bounded and not any(is_placed(row) for row in v.live_rows)
+    ]
     yield from (v for v in running if v.follows is not None)
     leading = [v for v in running if v.follows is None]
     if state.policy.victim == "fewest_blocks":
@@ -46,7 +50,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     was_running = victim.status is Status.RUNNING
     manager = state.manager
     # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
-    is_idle = was_running and all(manager.num_tokens[row] == manager.num_computed[row] for row in rows)
+    is_idle = was_running and state.is_idle(victim)
     step.is_short = True
     keep = 0
     if not whole and not is_idle and len(rows) == 1:
@@ -110,8 +114,6 @@ def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) 
         return False
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
-    if any(manager.is_unconfirmed(row) for row in rows):
-        return False
     wanted = manager.host_blocks_for_swap(rows, keep)
     if wanted > manager.host_free + manager.host_cached:
         return False
@@ -119,7 +121,7 @@ def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) 
         return True
     size = manager.block_size
     lost = sum(
-        state.costs.recompute(min(keep * size, int(manager.num_computed[row])), int(manager.num_computed[row]))
+        state.costs.recompute(min(keep * size, int(manager.num_launched[row])), int(manager.num_launched[row]))
         for row in rows
     )
     return state.costs.swap(wanted) < lost
@@ -175,9 +177,9 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
             victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            if manager.num_tokens[row] == manager.num_computed[row]:
+            if manager.num_tokens[row] == manager.num_launched[row] and not sources_of(state, victim, sequence):
                 victim.is_quiet = replaced(victim.is_quiet, sequence, True)
-            state.close_row(victim, sequence)
+            state.close_row(victim, sequence, has_ended=False)
 
 
 def _count(state: State, step: Step, victim: RequestState, kind: str) -> None:

@@ -47,7 +47,7 @@ def force_progress(state: State, step: Step) -> None:
 
 def _todo(state: State, request: RequestState) -> int:
     manager = state.manager
-    return sum(int(manager.num_tokens[row]) - int(manager.num_computed[row]) for row in request.live_rows)
+    return sum(int(manager.num_tokens[row]) - int(manager.num_launched[row]) for row in request.live_rows)
 
 
 def _able(state: State) -> list[RequestState]:
@@ -66,8 +66,8 @@ def _needed(state: State, request: RequestState) -> int:
         return blocks_to_return(state, request)
     manager = state.manager
     for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_computed[row]:
-            return max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - int(manager.num_table_blocks[row]))
+        if manager.num_tokens[row] > manager.num_launched[row]:
+            return max(0, state.blocks_for(int(manager.num_launched[row]) + 1) - int(manager.num_table_blocks[row]))
     return 0
 
 
@@ -106,9 +106,9 @@ def _needed_for_one(state: State, request: RequestState) -> int:
     manager = state.manager
     needed = manager.blocks_to_return(request.live_rows)
     for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_computed[row]:
+        if manager.num_tokens[row] > manager.num_launched[row]:
             held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
-            needed += max(0, state.blocks_for(int(manager.num_computed[row]) + 1) - held)
+            needed += max(0, state.blocks_for(int(manager.num_launched[row]) + 1) - held)
             if request.status is Status.RUNNING:
                 break
     return needed
@@ -143,7 +143,7 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
         if state.transfers:
             return True
     for row in request.live_rows:
-        if not state.manager.is_in_flight(row):
+        if not state.manager.is_placed(row):
             place_chunk(state, step, request, row)
     return step.num_rows > 0
 

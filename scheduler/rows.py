@@ -41,6 +41,8 @@ class RowColumns:
         self.has_stops = np.zeros(num_rows, np.bool_)
         # Rows with any stop id: none, and a step need not look.
         self.num_with_stops = 0
+        # Rows of which it is known that none reaches its full length before the first of them has so many tokens.
+        self._unfilled: tuple[Rows, int] | None = None
         # Rows of sequences that are not the first of their request.
         self.num_later = 0
 
@@ -69,6 +71,24 @@ class RowColumns:
         self.stops[row, : len(stops)] = stops
         self.has_stops[row] = True
         self.num_with_stops += 1
+
+    def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
+        """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
+
+        Asked for the same array again it is known for as many steps as the nearest one has tokens to go: whoever makes the rows advance
+        unevenly says so (`advance_unevenly`).
+        """
+        if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
+            return False
+        if not len(rows):
+            return False
+        slack = int((self.max_total[rows] - totals).min())
+        self._unfilled = (rows, totals.item(0) + slack)
+        return slack <= 0
+
+    def advance_unevenly(self) -> None:
+        """Rows that ran together do not any more, or a row's full length is another one."""
+        self._unfilled = None
 
     def release(self, row: int, sequence: int) -> None:
         """The row, which served this sequence of its request, serves nobody."""

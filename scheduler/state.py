@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from block_manager import BlockManager, Moves
 from scheduler.accounting import SchedulerStats
+from scheduler.awaited import Awaited, sources_of
 from scheduler.batch import Batch, Output, RequestUsage
 from scheduler.foresight import Foresight
 from scheduler.policies import Costs, Policy
@@ -31,7 +32,8 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Counts that a caller sets: tokens a step, rows in flight, tokens a sequence, waiting requests, tokens of one prompt a step."""
+    """Counts that a caller sets: tokens and rows of a step, tokens of a sequence, waiting requests, tokens of one prompt a step, token ids,
+    batches that are out."""
 
     max_tokens_per_step: int
     max_sequences: int
@@ -39,6 +41,7 @@ class Limits:
     max_waiting: int | None
     max_chunk: int
     vocabulary_size: int | None
+    max_outstanding: int
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
@@ -47,14 +50,16 @@ class Step(msgspec.Struct, eq=False, gc=False):
     budget: int
     seats: int
     decodes: Rows
-    # Tokens that each of `decodes` has computed, and one more.
-    decode_computed: NDArray[np.int64] = _NO_COUNTS
+    # Tokens of each of `decodes` that are launched, and one more.
+    decode_starts: NDArray[np.int64] = _NO_COUNTS
     decode_ends: NDArray[np.int64] = _NO_COUNTS
-    # Row, tokens computed before, tokens in flight, and whether these are all that it knows.
+    # Row, tokens launched before, tokens of this step, and whether these are all that it knows or will know.
     chunks: list[tuple[int, int, int, bool]] = []
-    # Rows of this batch whose prompt goes on past it: others may follow them.
-    leaders: list[int] = []
+    # Rows of this batch whose prompt goes on past it, with what each had launched before: others may follow them.
+    leaders: dict[int, int] = {}
     moves: list[Moves] = []
+    # The batch that samples what each of `decodes` computes, where all of them are its rows in its order; -1: they are not.
+    decodes_after: int = -1
     loads: list[tuple[int, int, int]] = []
     asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
@@ -115,14 +120,19 @@ class State:
         self.columns = RowColumns()
         self.running_rows = RunningRows()
         self.outstanding: list[Batch] = []
-        self.num_in_flight = 0
+        # While a step is made with batches out: the samples that rows wait for.
+        self.awaited: Awaited | None = None
+        # Ids of requests that have ended, with the batches that are out and hold shares of them.
+        self.busy_ids: dict[str, set[int]] = {}
+        # Blocks into which a batch that is out loads for a request that was aborted: (batch, blocks).
+        self.loading_blocks: list[tuple[int, NDArray[np.int64]]] = []
+        # The latest batch that was cancelled after its moves had run: those before it have run theirs, too.
+        self.last_moved = 0
         self.carried: list[Carried] = []
         # Device and host blocks that a background transfer holds, by batch number.
         self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
-        # Requests that were aborted in flight and go when their batches end.
-        self.doomed: list[RequestState] = []
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
         # The latest time that the caller has told.
@@ -176,6 +186,23 @@ class State:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
 
+    def await_samples(self) -> None:
+        """Look at what batches that are out sample, for a step that has to know it row by row."""
+        if self.outstanding and self.awaited is None:
+            self.awaited = Awaited(len(self.manager.num_tokens), self.outstanding)
+
+    def total_of(self, row: int) -> int:
+        """Tokens that the row will know when all batches that are out have ended, as far as that is foreseen."""
+        return int(self.manager.num_tokens[row]) if not self.outstanding else self._total_ahead(row)
+
+    def _total_ahead(self, row: int) -> int:
+        request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
+        known, num_awaited = int(self.manager.num_tokens[row]), len(sources_of(self, request, sequence))
+        if num_awaited and known + num_awaited >= request.max_total[sequence]:
+            # It ends with them.
+            return min(known + num_awaited, int(self.manager.num_launched[row]))
+        return known + num_awaited
+
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
         if state.has_given:
@@ -191,15 +218,50 @@ class State:
         state.follows = None
 
     def is_in_flight(self, state: RequestState) -> bool:
-        """Whether any row of the request is in a batch that has not ended."""
-        batch = self.manager.batch_of_row
-        return any(batch[row] for row in state.rows if row >= 0)
+        """Whether a batch that has not ended computes for the request, or samples for it."""
+        if not self.outstanding:
+            return False
+        return state.num_left > 0 or any(
+            batch.ticket.place_of(row) >= 0 for batch in self.outstanding for row in state.live_rows
+        )
 
-    def is_held(self, state: RequestState) -> bool:
-        """Whether a batch that has not ended computes for the request, or loads for it."""
-        if self.is_in_flight(state):
-            return True
-        return state.num_asked > 0 and any(other.number == state.load_batch for other in self.outstanding)
+    def is_idle(self, state: RequestState) -> bool:
+        """Whether nothing can become of a request with rows until the caller appends tokens."""
+        manager = self.manager
+        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not (
+            self.is_in_flight(state)
+        )
+
+    def leave_batches(self, state: RequestState, sequence: int, *, has_ended: bool) -> None:
+        """The sequence gives its row back: what batches that are out sample there is its own, or void where it has ended."""
+        row = state.rows[sequence]
+        for batch in self.outstanding:
+            ticket = batch.ticket
+            if (place := ticket.place_of(row)) >= 0:
+                ticket.gone[place] = None if has_ended else (state, sequence)
+                state.num_left += not has_ended
+                if has_ended:
+                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
+
+    def void_shares(self, state: RequestState, sequence: int) -> None:
+        """The sequence, which has no row, has ended: what batches that are out sample for it is void."""
+        for batch in self.outstanding if state.num_left else ():
+            gone = batch.ticket.gone
+            for place, heir in gone.items():
+                if heir is not None and heir[0] is state and heir[1] == sequence:
+                    gone[place] = None
+                    state.num_left -= 1
+                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
+
+    def batch_ended(self, number: int) -> None:
+        """Batch `number` has ended: what it alone held is free."""
+        for request_id in [each for each, numbers in self.busy_ids.items() if number in numbers]:
+            self.busy_ids[request_id].discard(number)
+            if not self.busy_ids[request_id]:
+                del self.busy_ids[request_id]
+        for held in [held for held in self.loading_blocks if held[0] == number]:
+            self.loading_blocks.remove(held)
+            self.manager.release_held(held[1])
 
     def open_row(self, state: RequestState, sequence: int) -> int:
         """Give a sequence of a waiting request a row, with its prefix hits."""
@@ -209,19 +271,21 @@ class State:
         row = self.manager.add_counted(
             tokens, state.root, count=state.is_new, reads=wish.reads_cache, writes=wish.writes_cache
         )
-        state.hit_tokens += int(self.manager.num_computed[row]) if state.is_new else 0
+        state.hit_tokens += int(self.manager.num_launched[row]) if state.is_new else 0
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
         if state.is_quiet[sequence]:
             self.silent.add(row)
-        if state.high_water[sequence] > self.manager.num_computed[row]:
+        if state.high_water[sequence] > self.manager.num_launched[row]:
             self.recovering[row] = state.high_water[sequence]
         return row
 
-    def close_row(self, state: RequestState, sequence: int) -> None:
+    def close_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
         """The sequence gives its row back and forgets its tokens."""
         row = state.rows[sequence]
+        if self.outstanding:
+            self.leave_batches(state, sequence, has_ended=has_ended)
         state.rows[sequence] = -1
         if self.recovering:
             self.recovering.pop(row, None)
@@ -243,8 +307,8 @@ class State:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""
         for sequence, row in enumerate(state.rows):
             if row >= 0:
-                computed = int(self.manager.num_computed[row])
-                state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], computed))
+                launched = int(self.manager.num_launched[row])
+                state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))
                 self.recovering[row] = state.high_water[sequence]
 
     def end(self, state: RequestState, ending: tuple[Status, str]) -> None:

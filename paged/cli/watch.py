@@ -34,7 +34,7 @@ class Watch:
         for id, kind in batch.preempted:
             what = "its tail went to the host" if kind == "swap" else "its tail will be computed again"
             self._note(step, int(id), f"preempted, {what}")
-        for request, first in zip(requests, batch.positions[batch.starts[:-1]].tolist(), strict=True):
+        for request, first in zip(requests, batch.positions[batch.query_start_loc[:-1]].tolist(), strict=True):
             if request not in self._seen:
                 self._seen.add(request)
                 length = int(self._simulation.trace.prompt_tokens[request])

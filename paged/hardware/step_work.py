@@ -74,10 +74,10 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def of_rows(
-        cls, num_tokens: ArrayLike, context_lens: ArrayLike, *, sampled_rows: float, moved_tokens: float = 0.0
+        cls, num_tokens: ArrayLike, seq_lens: ArrayLike, *, sampled_rows: float, moved_tokens: float = 0.0
     ) -> StepWork:
-        """The work of one step that computes the last `num_tokens` [rows] of `context_lens` [rows] tokens of each row."""
-        computed, context = np.asarray(num_tokens, np.float64), np.asarray(context_lens, np.float64)
+        """The work of one step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
+        computed, context = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
         return cls(
             computed_tokens=float(computed.sum()),
             sampled_rows=sampled_rows,

@@ -30,8 +30,8 @@ def measured_costs(runner: Runner, clock: Callable[[], float]) -> Costs:
     step = StepTokens(
         positions=rising,
         slot_mapping=rising,
-        starts=np.array([0, num_tokens]),
-        context_lens=np.array([num_tokens]),
+        query_start_loc=np.array([0, num_tokens]),
+        seq_lens=np.array([num_tokens]),
         block_tables=np.arange(-(-num_tokens // size), dtype=np.int32)[None],
         block_size=size,
     )

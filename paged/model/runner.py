@@ -88,13 +88,13 @@ class Runner:
     def logits(self, batch: Batch) -> Tensor:
         """float32 [rows that sample, vocabulary]: the forward pass of a batch whose moves have run."""
         is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
-        is_sampled[batch.starts[1:][batch.samples] - 1] = True
-        num_columns = -(-int(batch.context_lens.max(initial=1)) // self.pool.block_size)
+        is_sampled[batch.query_start_loc[1:][batch.samples] - 1] = True
+        num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
         step = StepTokens(
             batch.positions,
             batch.slot_mapping,
-            batch.starts,
-            batch.context_lens,
+            batch.query_start_loc,
+            batch.seq_lens,
             batch.block_tables[batch.rows, :num_columns],
             self.pool.block_size,
         )
@@ -206,8 +206,8 @@ def _places_agree(model: LoadedModel, backend: AttentionBackend) -> bool:
             step = StepTokens(
                 positions=np.full(TILE, position),
                 slot_mapping=blocks.astype(np.int64) * 2 + position,
-                starts=np.arange(TILE + 1),
-                context_lens=np.full(TILE, position + 1),
+                query_start_loc=np.arange(TILE + 1),
+                seq_lens=np.full(TILE, position + 1),
                 block_tables=blocks[:, None],
                 block_size=2,
             )

@@ -59,7 +59,7 @@ def replay(recording: Recording, trace: Trace) -> list[Decision]:
     def written(batch: Batch) -> NDArray[np.int32]:
         """The tokens that the engine's requests got at these places."""
         requests = [int(id) for id in batch.ids[batch.samples]]
-        places = (batch.context_lens[batch.samples] - prompts[requests]).tolist()
+        places = (batch.seq_lens[batch.samples] - prompts[requests]).tolist()
         tokens = (_token(recording.outputs[request], place) for request, place in zip(requests, places))
         return np.fromiter(tokens, np.int32, len(requests))
 

@@ -163,7 +163,7 @@ class Simulation:
             return 0.0
         first = scheduler.steady_batch()
         requests = self._numbers_of(first.ids)[: first.num_samples]
-        written = first.context_lens[: first.num_samples] - self._prompt_tokens[requests]
+        written = first.seq_lens[: first.num_samples] - self._prompt_tokens[requests]
         if self._any_ends_early and len(requests):
             # The step in which somebody stops is to be seen.
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
@@ -214,7 +214,7 @@ class Simulation:
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
         self._answers.begin(map(int, batch.admitted))
-        lengths = batch.context_lens if len(sampled) == len(batch.rows) else batch.context_lens[batch.samples]
+        lengths = batch.seq_lens if len(sampled) == len(batch.rows) else batch.seq_lens[batch.samples]
         return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
 
     @property

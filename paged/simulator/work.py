@@ -11,7 +11,7 @@ from paged.hardware import StepWork, Tiling
 
 def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:
     """One batch's work; with `tiling` its tiles, too."""
-    moves, context = batch.moves, batch.context_lens
+    moves, context = batch.moves, batch.seq_lens
     num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
     attended = read = int(context.sum())
     if computed != num_rows:
@@ -21,7 +21,7 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
     if tiling is not None:
         longest = tiling.longest_contexts(batch.positions + 1)
         num_tiles, positions = len(longest), int(tiling.whole_pieces(longest).sum())
-        sampling = len(np.unique((batch.starts[1:][batch.samples] - 1) // tiling.places))
+        sampling = len(np.unique((batch.query_start_loc[1:][batch.samples] - 1) // tiling.places))
     return StepWork(
         computed_tokens=computed,
         sampled_rows=int(np.count_nonzero(batch.samples)),
@@ -37,7 +37,7 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
 def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None) -> StepWork:
     """So many steps with the same rows, a token each; `first` is what the first of them runs. What rises with the contexts comes in columns,
     [steps], the rest as numbers."""
-    known, sampled = first.context_lens, first.num_samples
+    known, sampled = first.seq_lens, first.num_samples
     rising = np.arange(num_steps)
     context = int(known.sum()) + len(known) * rising.astype(np.float64)
     num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)

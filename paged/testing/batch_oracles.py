@@ -49,7 +49,7 @@ def observe(rig: SchedulerRig) -> Before:
     for flight in rig.flights:
         for index, (id, sequence) in enumerate(flight.keys):
             namespace, tokens = rig.known(id, sequence)
-            pending.update(paths(rig, namespace, tokens, int(flight.batch.context_lens[index]) // rig.world.block_size))
+            pending.update(paths(rig, namespace, tokens, int(flight.batch.seq_lens[index]) // rig.world.block_size))
     return Before(
         waiting=rig.scheduler.waiting_ids(),
         contents=contents(rig),
@@ -86,7 +86,7 @@ def limits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         found.append(f"8: chunks {batch.num_tokens.tolist()}, max_chunk {world.max_chunk}")
     if len(set(keys)) < len(keys) or before.in_flight & set(keys):
         found.append(f"8: a sequence is in two batches: {keys}, in flight {sorted(before.in_flight)}")
-    if (batch.num_tokens < 1).any() or len(batch.token_ids) != batch.starts[-1 if len(keys) else 0]:
+    if (batch.num_tokens < 1).any() or len(batch.token_ids) != batch.query_start_loc[-1 if len(keys) else 0]:
         found.append(f"8: counts {batch.num_tokens.tolist()} for {len(batch.token_ids)} packed tokens")
     for id, sequence in keys:
         if rig.books[id].is_aborted or rig.books[id].sequences[sequence].reason is not None:
@@ -102,7 +102,7 @@ def tables(rig: SchedulerRig, batch: Any) -> list[str]:
         rig.mirror[row, column] = block
     found = []
     for index, row in enumerate(batch.rows.tolist()):
-        num_blocks = -(-int(batch.context_lens[index]) // rig.world.block_size)
+        num_blocks = -(-int(batch.seq_lens[index]) // rig.world.block_size)
         shown = batch.block_tables[row, :num_blocks].tolist()
         mirrored = [rig.mirror.get((row, column)) for column in range(num_blocks)]
         if shown != mirrored:
@@ -253,7 +253,7 @@ def known_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
     found = []
     for index, key in enumerate(keys_of(batch)):
         _, tokens = rig.known(*key)
-        stop = int(batch.context_lens[index])
+        stop = int(batch.seq_lens[index])
         start = stop - int(batch.num_tokens[index])
         # Who waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
         starves = rig.books[key[0]].sequences[key[1]].starves
@@ -280,7 +280,7 @@ def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     computing: set[Path] = set()
     for index, (id, sequence) in enumerate(keys_of(batch)):
         namespace, tokens = rig.known(id, sequence)
-        size, stop = world.block_size, int(batch.context_lens[index])
+        size, stop = world.block_size, int(batch.seq_lens[index])
         start = stop - int(batch.num_tokens[index])
         own = paths(rig, namespace, tokens, max(stop, len(tokens) - 1) // size)
         request = rig.books[id].request

@@ -136,19 +136,19 @@ def _are_strings(answer: Any, subject: Any = None) -> bool:
 
 def _is_batch(answer: Any, subject: Any = None) -> bool:
     num_rows, num_tokens = len(answer.rows), len(answer.token_ids)
-    per_row = (answer.num_tokens, answer.context_lens, answer.samples, answer.ids, answer.sequences)
+    per_row = (answer.num_tokens, answer.seq_lens, answer.samples, answer.ids, answer.sequences)
     per_token = (answer.positions, answer.slot_mapping)
     changes = (answer.table_rows, answer.table_columns, answer.table_blocks)
     return (
         all(
             _is_ids(each)
-            for each in (answer.rows, answer.num_tokens, answer.starts, answer.context_lens, answer.sequences)
+            for each in (answer.rows, answer.num_tokens, answer.query_start_loc, answer.seq_lens, answer.sequences)
         )
         and all(_is_ids(each) for each in (answer.token_ids, *per_token, *changes))
         and all(len(each) == num_rows for each in per_row)
         and all(len(each) == num_tokens for each in per_token)
         and len({len(each) for each in changes}) == 1
-        and len(answer.starts) == num_rows + 1
+        and len(answer.query_start_loc) == num_rows + 1
         and answer.samples.dtype == np.bool_
         and answer.block_tables.ndim == 2
         and (not len(answer.loads) or answer.loads.shape[1] == 3)

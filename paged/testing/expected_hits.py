@@ -104,7 +104,7 @@ def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int:
             break
         batch = scheduler.schedule()
         if first is None and len(batch.rows):
-            first = int(batch.context_lens[0] - batch.num_tokens[0])
+            first = int(batch.seq_lens[0] - batch.num_tokens[0])
         if not batch.is_empty:
             scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
     return -1 if first is None else first

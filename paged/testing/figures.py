@@ -30,7 +30,7 @@ class Figures:
         self.steps += len(keys) > 0
         self.computed_tokens += len(batch.token_ids)
         for index, key in enumerate(keys):
-            stop, most = int(batch.context_lens[index]), self.most.get(key, 0)
+            stop, most = int(batch.seq_lens[index]), self.most.get(key, 0)
             start = stop - int(batch.num_tokens[index])
             self.recomputed_tokens += max(0, min(most, stop) - start)
             self.most[key] = max(most, stop)

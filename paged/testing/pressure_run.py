@@ -108,7 +108,10 @@ class PressureRun:
         self._poison_free()
         batch = self.scheduler.schedule()
         expected = self._expected(batch)
-        new = [contents[start:] for contents, start in zip(expected, batch.positions[batch.starts[:-1]], strict=True)]
+        new = [
+            contents[start:]
+            for contents, start in zip(expected, batch.positions[batch.query_start_loc[:-1]], strict=True)
+        ]
         self.pool.plan(batch.slot_mapping, np.concatenate([np.empty(0, np.int64), *new]))
         logits = self.logits(batch)
         for i, contents in enumerate(expected):
@@ -135,7 +138,7 @@ class PressureRun:
 
     def _expected(self, batch: Batch) -> list[NDArray[np.int64]]:
         """For each row, what the slots of its context hold after this step."""
-        whose = zip(batch.ids.tolist(), batch.sequences.tolist(), batch.context_lens.tolist(), strict=True)
+        whose = zip(batch.ids.tolist(), batch.sequences.tolist(), batch.seq_lens.tolist(), strict=True)
         return [np.array(self._contents[request_id, sequence][:length]) for request_id, sequence, length in whose]
 
     def _poison_free(self) -> None:

@@ -219,7 +219,7 @@ class SchedulerRig:
             outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
         self.figures.computed(flight.batch, flight.keys)
         for index, key in enumerate(flight.keys):
-            self.computed[key] = int(flight.batch.context_lens[index])
+            self.computed[key] = int(flight.batch.seq_lens[index])
             row = int(flight.batch.rows[index])
             if self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
                 self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])
@@ -241,7 +241,7 @@ class SchedulerRig:
             self._move(flight)
             # Half a forward pass has written anything to the slots that it was given.
             self.shadow.device.reshape(-1)[flight.batch.slot_mapping] = POISON
-        self.events["cancel with full blocks"] += bool((flight.batch.context_lens >= self.world.block_size).any())
+        self.events["cancel with full blocks"] += bool((flight.batch.seq_lens >= self.world.block_size).any())
         with self._blaming():
             self.scheduler.cancel(flight.batch, moved=moved)
         if not moved:
@@ -255,7 +255,7 @@ class SchedulerRig:
             if load is not None and is_loading:
                 self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
-            start = int(flight.batch.context_lens[index] - flight.batch.num_tokens[index])
+            start = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
             if start > self.computed.get(key, 0):
                 self.computed.pop(key, None)
         self._check()

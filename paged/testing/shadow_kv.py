@@ -97,8 +97,8 @@ class ShadowKV:
         attended: dict[int, Any] = {}
         expectations: list[Slots] = []
         for index, row in enumerate(batch.rows.tolist()):
-            start, stop = int(batch.starts[index]), int(batch.starts[index + 1])
-            length = int(batch.context_lens[index])
+            start, stop = int(batch.query_start_loc[index]), int(batch.query_start_loc[index + 1])
+            length = int(batch.seq_lens[index])
             who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
             namespace, tokens = known(batch.ids[index], int(batch.sequences[index]))
             expected = self.contents.path(namespace, tokens[:length])

@@ -215,9 +215,9 @@ class NumberEngine:
             self.move(batch.moves)
         contexts = []
         for i, row in enumerate(batch.rows):
-            start, stop = int(batch.starts[i]), int(batch.starts[i + 1])
+            start, stop = int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])
             tokens = self.known[batch.ids[i], int(batch.sequences[i])]
-            length = int(batch.context_lens[i])
+            length = int(batch.seq_lens[i])
             numbers = self.numbers(tokens[:length])
             positions = batch.positions[start:stop]
             assert list(positions) == list(range(length - (stop - start), length))

@@ -27,7 +27,7 @@ def test_appended_tokens_are_computed_with_the_next_step(make_scheduler, make_en
     batch = engine.step()
     # The sampled one, and the three of the caller.
     assert batch.num_tokens.tolist() == [4]
-    assert batch.context_lens.tolist() == [8]
+    assert batch.seq_lens.tolist() == [8]
     engine.run()
     assert scheduler.status("a") == "finished"
 

@@ -26,10 +26,10 @@ def test_I2_a_batch_is_packed_row_after_row(make_scheduler, request_of, step, po
     scheduler.add(request_of("a", [5, 6, 7]))
     scheduler.add(request_of("b", [8, 9]))
     batch = step(scheduler).batch
-    assert batch.starts.tolist() == [0, 3, 5]
+    assert batch.query_start_loc.tolist() == [0, 3, 5]
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
-    assert batch.context_lens.tolist() == [3, 2]
+    assert batch.seq_lens.tolist() == [3, 2]
     assert batch.samples.tolist() == [True, True]
     tables = [scheduler.manager.table(row)[0] for row in batch.rows]
     assert batch.slot_mapping.tolist() == [4 * tables[0] + i for i in range(3)] + [4 * tables[1] + i for i in range(2)]
@@ -138,7 +138,7 @@ def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_schedu
     for computed in (20, 40):
         taken = step(scheduler)
         assert taken.batch.samples.tolist() == [False]
-        assert taken.batch.context_lens.tolist() == [computed]
+        assert taken.batch.seq_lens.tolist() == [computed]
         assert "a" not in taken.outputs or taken.outputs["a"].token_ids == []
     taken = step(scheduler)
     assert taken.batch.samples.tolist() == [True]
@@ -233,7 +233,7 @@ def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler, r
         ("token_ids", "int32"),
         ("positions", "int64"),
         ("slot_mapping", "int64"),
-        ("context_lens", "int64"),
+        ("seq_lens", "int64"),
         ("samples", "bool"),
         ("sequences", "int64"),
         ("block_tables", "int32"),

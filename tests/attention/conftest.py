@@ -110,8 +110,8 @@ def _lay_out(
 ) -> Scene:
     random = np.random.default_rng(seed)
     counts = np.array([stop - done for _, done, stop in turns])
-    context_lens = np.array([stop for _, _, stop in turns])
-    num_columns = -(-context_lens // block_size)
+    seq_lens = np.array([stop for _, _, stop in turns])
+    num_columns = -(-seq_lens // block_size)
     num_owned = int(num_columns.sum())
     blocks = random.permutation(num_owned + NUM_SPARE)
     stale = [*blocks[num_owned:], 2**31 - 1]
@@ -146,7 +146,7 @@ def _lay_out(
         for i, own in enumerate(ancestors):
             mask[starts[i] : starts[i + 1], starts[i] : starts[i + 1]] = own
     step = StepTokens(
-        np.concatenate(positions), np.concatenate(slot_mapping), starts, context_lens, tables, block_size, mask
+        np.concatenate(positions), np.concatenate(slot_mapping), starts, seq_lens, tables, block_size, mask
     )
     queries, keys, values = (
         torch.cat([getattr(sequence, name)[done:stop] for sequence, done, stop in turns])

@@ -229,8 +229,8 @@ def test_a_step_of_nobody_gives_padding(backend, count_up, lay_out):
         scene.step,
         positions=np.zeros(0, np.int64),
         slot_mapping=np.zeros(0, np.int64),
-        starts=np.zeros(1, np.int64),
-        context_lens=np.zeros(0, np.int64),
+        query_start_loc=np.zeros(1, np.int64),
+        seq_lens=np.zeros(0, np.int64),
         block_tables=np.zeros((0, 4), np.int32),
     )
     for places in (2, 0):

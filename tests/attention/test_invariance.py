@@ -59,7 +59,7 @@ def turn(draw_sequence):
 def results(scene, backend, options):
     """What each sequence of a step gets, by its place in the order of turns."""
     (found,) = scene.attend(backend, options, places=PLACES)
-    return found.split(np.diff(scene.step.starts).tolist())
+    return found.split(np.diff(scene.step.query_start_loc).tolist())
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def step():
     return StepTokens(
         positions=np.array([5, 6, 7, 0, 1]),
         slot_mapping=np.array([9, 10, 11, 20, 21]),
-        starts=np.array([0, 3, 5]),
-        context_lens=np.array([8, 2]),
+        query_start_loc=np.array([0, 3, 5]),
+        seq_lens=np.array([8, 2]),
         block_tables=np.array([[7, 2, -1], [5, -1, -1]], np.int32),
         block_size=4,
     )
@@ -63,14 +63,14 @@ def test_the_slot_mapping_is_a_tensor_of_64_bits(step):
 def test_a_part_of_a_sequence_has_what_comes_before_it_as_its_history(step):
     part = step.part(2, 4)
     assert part.positions.tolist() == [7, 0]
-    assert part.context_lens.tolist() == [8, 1]
+    assert part.seq_lens.tolist() == [8, 1]
     assert part.history(0).tolist() == [28, 29, 30, 31, 8, 9, 10]
 
 
 def test_a_part_leaves_the_step_as_it_was(step):
     step.part(0, 2)
-    assert step.context_lens.tolist() == [8, 2]
-    assert step.starts.tolist() == [0, 3, 5]
+    assert step.seq_lens.tolist() == [8, 2]
+    assert step.query_start_loc.tolist() == [0, 3, 5]
 
 
 def test_a_part_has_padding_of_its_own(step):
@@ -114,7 +114,7 @@ def test_a_part_is_the_step_in_which_only_its_tokens_come(case):
     part = step.part(first, stop)
     found = [
         (part.history(i).tolist(), part.slot_mapping[own].tolist(), part.positions[own].tolist())
-        for i, own in enumerate(map(slice, part.starts[:-1], part.starts[1:]))
+        for i, own in enumerate(map(slice, part.query_start_loc[:-1], part.query_start_loc[1:]))
     ]
     wanted = []
     for i in dict.fromkeys(i for i, _ in tokens[first:stop]):
@@ -122,5 +122,5 @@ def test_a_part_is_the_step_in_which_only_its_tokens_come(case):
         before = [slot(i, position) for position in range(own[0])]
         wanted.append((before, [slot(i, position) for position in own], own))
     assert found == wanted
-    assert part.context_lens.tolist() == [positions[-1] + 1 for _, _, positions in wanted]
+    assert part.seq_lens.tolist() == [positions[-1] + 1 for _, _, positions in wanted]
     assert part.num_tokens == stop - first

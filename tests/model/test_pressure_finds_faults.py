@@ -152,11 +152,11 @@ def reads_the_tables_of_the_step_before(run):
 
 
 def believes_contexts_shorter(run):
-    alters(run, lambda batch: {"context_lens": np.maximum(batch.context_lens - 1, batch.num_tokens)})
+    alters(run, lambda batch: {"seq_lens": np.maximum(batch.seq_lens - 1, batch.num_tokens)})
 
 
 def believes_contexts_longer(run):
-    alters(run, lambda batch: {"context_lens": batch.context_lens + 1})
+    alters(run, lambda batch: {"seq_lens": batch.seq_lens + 1})
 
 
 def decodes_one_position_early(run):
@@ -193,9 +193,9 @@ def cuts_without_telling(run):
 
     class Untold(StepTokens):
         def part(self, first, stop, num_padded=0):
-            begin = int(np.searchsorted(self.starts, first, "right")) - 1
-            end = int(np.searchsorted(self.starts, stop, "left"))
-            return replace(StepTokens.part(self, first, stop, num_padded), context_lens=self.context_lens[begin:end])
+            begin = int(np.searchsorted(self.query_start_loc, first, "right")) - 1
+            end = int(np.searchsorted(self.query_start_loc, stop, "left"))
+            return replace(StepTokens.part(self, first, stop, num_padded), seq_lens=self.seq_lens[begin:end])
 
     forward = run.runner.forward
     run.runner.forward = lambda step, *others: forward(

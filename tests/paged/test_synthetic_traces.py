@@ -183,7 +183,7 @@ def test_a_scheduler_finds_the_whole_history_in_its_prefix_cache():
         scheduler.add(Request(id=str(request), prompt=prompt, max_tokens=9), now=0.0)
         while scheduler.has_unfinished:
             batch = scheduler.schedule(0.0)
-            places = batch.context_lens[batch.samples].astype(np.int64) - len(prompt)
+            places = batch.seq_lens[batch.samples].astype(np.int64) - len(prompt)
             tokens = trace.output(request)[places]
             outputs = scheduler.update(batch, tokens, now=0.0)
         earlier = before[request]

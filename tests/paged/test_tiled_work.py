@@ -56,7 +56,7 @@ def test_a_stretch_of_decodes_is_what_its_batches_are():
     lengths = [6, 13, 7, 5, 30, 8]
     decodes = [batch for batch in batches(lengths, max_tokens=12, budget=256) if (batch.num_tokens == 1).all()]
     assert len(decodes) == 11
-    together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].context_lens, len(lengths)), len(decodes), SMALL)
+    together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].seq_lens, len(lengths)), len(decodes), SMALL)
     one_by_one = StepWork.of_steps([work_of(batch, 4, SMALL) for batch in decodes])
     for name in together.__struct_fields__:
         assert np.broadcast_to(getattr(together, name), 11).tolist() == getattr(one_by_one, name).tolist(), name

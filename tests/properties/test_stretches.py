@@ -67,7 +67,7 @@ class Run:
     def step(self):
         self.add_arrived()
         batch = self.scheduler.schedule(float(self.num_steps))
-        tokens = sampled(batch.ids[batch.samples], batch.context_lens[batch.samples])
+        tokens = sampled(batch.ids[batch.samples], batch.seq_lens[batch.samples])
         outputs = self.scheduler.update(batch, tokens, now=float(self.num_steps))
         decided = (batch.ids.tolist(), batch.num_tokens.tolist(), batch.admitted, batch.preempted)
         if any(decided):

@@ -51,7 +51,7 @@ def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]
             batch.token_ids,
             batch.positions,
             batch.slot_mapping,
-            batch.context_lens,
+            batch.seq_lens,
             batch.samples,
         )
         changes = (batch.table_rows, batch.table_columns, batch.table_blocks)

@@ -12,7 +12,7 @@ from block_manager import BlockManager
 from scheduler import Batch, Request, Scheduler
 
 ARRAYS = (
-    "rows", "num_tokens", "starts", "token_ids", "positions", "slot_mapping", "context_lens", "samples",
+    "rows", "num_tokens", "query_start_loc", "token_ids", "positions", "slot_mapping", "seq_lens", "samples",
     "table_rows", "table_columns", "table_blocks",
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ def test_decodes_stand_before_chunks(batch):
 
 
 def test_each_rows_tokens_begin_where_those_before_end(batch):
-    assert (batch.num_tokens.tolist(), batch.starts.tolist()) == ([1, 5], [0, 1, 6])
+    assert (batch.num_tokens.tolist(), batch.query_start_loc.tolist()) == ([1, 5], [0, 1, 6])
 
 
 def test_a_decode_runs_the_newest_token_and_a_chunk_the_next_ones(batch):
@@ -65,7 +65,7 @@ def test_a_slot_is_the_block_and_the_place_in_it(batch):
 
 
 def test_context_lens_are_those_after_the_step(batch):
-    assert batch.context_lens.tolist() == [4, 5]
+    assert batch.seq_lens.tolist() == [4, 5]
 
 
 def test_a_prompt_that_goes_on_does_not_sample(batch):
@@ -90,8 +90,8 @@ def test_decodes_alone_are_one_token_each(scheduler, last):
     scheduler.update(last, [52, 60])
     batch = scheduler.schedule()
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([52, 60], [5, 8])
-    assert (batch.starts.tolist(), batch.slot_mapping.tolist()) == ([0, 1, 2], [13, 16])
-    assert (batch.context_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
+    assert (batch.query_start_loc.tolist(), batch.slot_mapping.tolist()) == ([0, 1, 2], [13, 16])
+    assert (batch.seq_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
 
 
 def test_dtypes_are_those_promised(batch):
@@ -106,7 +106,7 @@ def test_dtypes_are_those_promised(batch):
 
 def test_a_batch_without_anything_has_empty_arrays():
     batch = Scheduler(BlockManager(4, 4)).schedule()
-    assert (batch.is_empty, batch.starts.tolist(), len(batch.token_ids), len(batch.rows)) == (True, [0], 0, 0)
+    assert (batch.is_empty, batch.query_start_loc.tolist(), len(batch.token_ids), len(batch.rows)) == (True, [0], 0, 0)
 
 
 def scribble(batch: Batch) -> None:
@@ -144,7 +144,7 @@ def test_an_engine_that_scribbles_over_a_batch_of_one_decode_changes_nothing_lat
     scribble(batch)
     scheduler.update(batch, [51])
     batch = scheduler.schedule()
-    assert (batch.num_tokens.tolist(), batch.starts.tolist(), batch.samples.tolist()) == ([1], [0, 1], [True])
+    assert (batch.num_tokens.tolist(), batch.query_start_loc.tolist(), batch.samples.tolist()) == ([1], [0, 1], [True])
 
 
 def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_carries():
@@ -158,7 +158,7 @@ def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_c
     assert scheduler.schedule().loads.tolist() == loads
 
 
-@pytest.mark.parametrize("name", ["num_tokens", "starts", "samples", "ids", "sequences", "block_tables"])
+@pytest.mark.parametrize("name", ["num_tokens", "query_start_loc", "samples", "ids", "sequences", "block_tables"])
 def test_arrays_that_may_be_shared_are_read_only_in_a_step_of_decodes(scheduler, last, name):
     scheduler.update(last, [52, 60])
     assert not getattr(scheduler.schedule(), name).flags.writeable
