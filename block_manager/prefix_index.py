@@ -268,8 +268,10 @@ class PrefixIndex:
             if self._child_at_guard(row, path) is None:
                 self._drop_guard(row, path)
             return
+        for run, at in self.nodes_of_forks(row):
+            path.run, path.at, path.published = run, at, path.published + 1
         block = self._tables.block_bytes(row, path.published)
-        if self._child(path, block, self._total_length) is None:
+        if self.fills_next(row, end) and self._child(path, block, self._total_length) is None:
             self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:

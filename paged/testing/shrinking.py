@@ -311,8 +311,8 @@ def _misused(rig: ManagerRig, verb: str, *arguments: Any) -> tuple[Any, ...] | N
         rows, (wanted, *_) = arguments
         is_refused = any(row not in rig.placeable_rows or not 1 <= wanted <= rig.left(row) for row in rows)
     else:
-        is_refused = (verb == "free" and isinstance(arguments[0], list)) or (verb, *arguments[1:]) == ("truncate", 99)
-        is_refused |= verb in _REFUSED_IN_FLIGHT and arguments[0] in set(rig.rows) - set(rig.free_rows)
+        in_flight = verb in _REFUSED_IN_FLIGHT and arguments[0] in rig.rows and arguments[0] not in rig.free_rows
+        is_refused = in_flight or isinstance(arguments[0], list) or (verb, *arguments[1:]) == ("truncate", 99)
     return (verb, *arguments) if is_refused else None
 
 
