@@ -477,6 +477,7 @@ class PrefixIndex:
         self._device.forget_all()
         self.host.clear()
         self.runs.clear()
+        self._pending.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 

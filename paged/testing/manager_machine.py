@@ -215,6 +215,27 @@ class ManagerMachine(RigMachine):
     def fork(self, pick: int) -> None:
         self.rig.fork(chosen(self.rig.device_rows, pick))
 
+    @where(
+        lambda self: self.capabilities.fork and self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS - 1
+    )
+    @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
+    def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
+        """A sequence of one token is forked and fills the block that both hold, which is content then, and goes; its fork goes on there."""
+        row = self.rig.add([token], ("outlive", salt))
+        self.rig.allocate([row], [1])
+        child = self.rig.fork(row)
+        self.rig.seal()
+        self.rig.append(row, [token] * (self.rig.world.block_size - 1) or [token])
+        if row in self.rig.placeable_rows:
+            self.rig.allocate([row], [self.rig.left(row)])
+        if ends:
+            self.rig.confirm()
+        if not stays:
+            self.rig.free([row])
+        self.rig.append(child, more)
+        if child in self.rig.startable_rows:
+            self.rig.allocate([child], [self.rig.left(child)])
+
     @where(lambda self: self.capabilities.fork and self.rig.partial_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, ours=tails(longest=2), theirs=tails(longest=2))
     def branch(self, pick: int, ours: list[int], theirs: list[int]) -> None:
@@ -235,6 +256,19 @@ class ManagerMachine(RigMachine):
     def swap_out(self, pick: int, keep: int, both: bool) -> None:
         rows = rotated(self.rig.free_rows, pick)[: 1 + both]
         self.rig.swap_out(rows, min(keep, *(self.rig.blocks_to_keep(row) for row in rows)))
+
+    @where(lambda self: self.capabilities.host_tier and self.rig.flying_rows)
+    @rule(
+        pick=picks, keep=st.sampled_from([0, 0, 1]), then=st.sampled_from(["cancel", "confirm", "swap_in", "nothing"])
+    )
+    def swap_in_flight(self, pick: int, keep: int, then: str) -> None:
+        """A row goes to the host while batches compute it; they end, or it comes back before they do."""
+        row = chosen(self.rig.flying_rows, pick)
+        self.rig.swap_out([row], min(keep, self.rig.blocks_to_keep(row)))
+        if then == "swap_in" and self.rig.naive.rows[row].is_swapped:
+            self.rig.swap_in([row])
+        elif then == "confirm" or (then == "cancel" and self.capabilities.cancel):
+            getattr(self.rig, then)()
 
     @where(lambda self: self.capabilities.host_tier and self.rig.free_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, salt=st.integers(0, 2), both=st.booleans())

@@ -113,6 +113,11 @@ class ManagerRig:
         return [r for r in self.free_rows if not self.naive.rows[r].is_swapped]
 
     @property
+    def flying_rows(self) -> list[int]:
+        """Such rows on the device of which batches that have not ended compute something."""
+        return [r for r in self.device_rows if self._loses_share(r, 0)]
+
+    @property
     def swapped_rows(self) -> list[int]:
         """Such rows of which a part lies on the host."""
         return [r for r in self.free_rows if self.naive.rows[r].is_swapped]
@@ -222,7 +227,7 @@ class ManagerRig:
         unknown = [len(each) for each in coming]
         named = {"unknown": unknown} if any(unknown) else {}
         totals = [count + more for count, more in zip(counts, unknown or [0] * len(rows), strict=True)]
-        content = [self.naive.rows[row].table[-1:] for row in rows]
+        held = {row: list(self.naive.rows[row].table) for row in rows}
         moves, copies = self._both(
             lambda: self.manager.allocate(list(rows), totals, **named),
             lambda: self.naive.allocate(rows, totals, coming),
@@ -233,9 +238,7 @@ class ManagerRig:
         if sorted(map(tuple, moves.device_to_device.tolist())) != wanted:
             self._fail_on([f"copies {moves.device_to_device.tolist()}, expected {wanted}"])
         self.events["copy on write"] += len(copies)
-        self.events["copy of content"] += any(block.node is not None for last in content for block in last) and bool(
-            copies
-        )
+        self.events["copy of content"] += any(held[row][column].node is not None for row, column in copies)
         self.events["row in several batches"] += any(len(self.naive.rows[row].shares) > 1 for row in rows)
         self.events["unknown tokens"] += any(unknown)
         self._run(moves)
