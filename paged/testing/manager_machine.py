@@ -220,16 +220,17 @@ class ManagerMachine(RigMachine):
     )
     @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
     def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
-        """A sequence of one token is forked and fills the block that both hold, which is content then, and goes; its fork goes on there."""
+        """A sequence that knows one token fills its block with tokens that it is told later, and is forked before it is: the fork holds a
+        partial block that becomes content. The first one goes; its fork goes on."""
         row = self.rig.add([token], ("outlive", salt))
-        self.rig.allocate([row], [1])
+        later = [token] * (self.rig.world.block_size - 1)
+        self.rig.allocate([row], [1], [later])
         child = self.rig.fork(row)
         self.rig.seal()
-        self.rig.append(row, [token] * (self.rig.world.block_size - 1) or [token])
-        if row in self.rig.placeable_rows:
-            self.rig.allocate([row], [self.rig.left(row)])
         if ends:
             self.rig.confirm()
+        elif later:
+            self.rig.append(row, later)
         if not stays:
             self.rig.free([row])
         self.rig.append(child, more)

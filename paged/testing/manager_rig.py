@@ -218,6 +218,7 @@ class ManagerRig:
         self.events["told later"] += self.untold(row) > 0
         self.manager.append(row, tokens)
         self.naive.append(row, tokens)
+        self.naive.accept(self._leader)
 
     def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
         """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`, whose values the

@@ -276,7 +276,7 @@ class NaiveManager(NaiveContent):
         sharers = set()
         for number, row in self.rows.items():
             start, end = row.shares.get(batch, (0, 0))
-            columns = [i for i, block in enumerate(row.table + row.tail) if block.node in lost]
+            columns = [i for i, block in enumerate(row.table + row.tail) if self._node_at(row, i, block) in lost]
             if columns and (start >= end or columns[0] < start // self.block_size):
                 self._cut(row, columns[0])
                 sharers.add(number)
@@ -341,24 +341,29 @@ class NaiveManager(NaiveContent):
         """
         if self._host_blocks_wanted(numbers, keep) > self.host.available:
             raise NoRoom
-        copied: dict[Block, Block] = {}
+        copied: list[tuple[Block, Block]] = []
+        private: dict[Block, Block] = {}
         for number in numbers:
             row, tail = self.rows[number], []
-            for block in row.table[keep : self.blocks_for(row.launched)]:
-                there = self.host.resident.get(block.node) if block.node is not None else copied.get(block)
+            for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
+                node = self._node_at(row, column, block)
+                there = private.get(block) if node is None else self.host.resident.get(node)
                 if there is not None:
                     self.host.hold(there)
                 else:
-                    there = copied[block] = self.host.draw()
-                    if block.node is not None:
-                        self.host.carry(block.node, there, self.device.pending.get(block.node))
+                    there = self.host.draw()
+                    copied.append((block, there))
+                    if node is None:
+                        private[block] = there
+                    else:
+                        self.host.carry(node, there, self.device.pending.get(node))
                 tail.append(there)
             row.tail = tail + row.tail
         for number in numbers:
             row = self.rows[number]
             row.reserved, row.is_swapped = 0, True
             self._shrink(row, keep)
-        return list(copied.items())
+        return copied
 
     def swap_in(self, numbers: Sequence[int]) -> list[tuple[Block, Block]]:
         """Host tails return, onto the device block of their node where it has one.
@@ -409,10 +414,11 @@ class NaiveManager(NaiveContent):
     def _host_blocks_wanted(self, numbers: Sequence[int], keep: int) -> int:
         wanted: set[object] = set()
         for row in (self.rows[number] for number in numbers):
-            for block in row.table[keep : self.blocks_for(row.launched)]:
-                there = self.host.resident.get(block.node) if block.node is not None else None
+            for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
+                node = self._node_at(row, column, block)
+                there = None if node is None else self.host.resident.get(node)
                 if there is None or there.refs == 0:
-                    wanted.add(block.node if block.node is not None else block)
+                    wanted.add(block if node is None else node)
         return len(wanted)
 
     def _blocks_wanted(self, numbers: Sequence[int], counts: Sequence[int]) -> int:
@@ -434,10 +440,14 @@ class NaiveManager(NaiveContent):
             self.next_batch()
         return self.out.pop(place)
 
+    def _node_at(self, row: Row, column: int, block: Block) -> Node | None:
+        """The node that the row's block at this column carries for it: a fork may hold a block of which it knows the beginning only."""
+        return block.node if column < row.content_end // self.block_size else None
+
     def _num_published(self, row: Row) -> int:
         """Blocks of the row from the first one on that are nodes."""
         for column, block in enumerate(row.table):
-            if block.node is None:
+            if self._node_at(row, column, block) is None:
                 return column
         return len(row.table)
 
