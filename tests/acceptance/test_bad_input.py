@@ -17,6 +17,7 @@ from paged import (
     InvalidRequest,
     InvalidTokens,
     NeverFits,
+    NothingInFlight,
     PagedError,
     Policy,
     Request,
@@ -72,8 +73,6 @@ def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
     for call in (
         lambda: manager.free([row]),
         lambda: manager.allocate([row], [1]),
-        lambda: manager.confirm(),
-        lambda: manager.cancel(),
         lambda: manager.append(row, [1]),
         lambda: manager.truncate(row, 0),
         lambda: manager.reserve([row], [1]),
@@ -105,32 +104,26 @@ def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill
     assert manager.snapshot() == before
 
 
-def test_a_row_in_flight_is_left_alone_by_everything_but_the_end_of_its_batch(make_manager):
+def test_a_row_is_in_a_batch_once_and_in_the_next_one_again(make_manager):
     manager = make_manager(8, 4, host_blocks=8)
     row = manager.add(range(6))
     manager.allocate([row], [5])
     before = manager.snapshot()
-    for call in (
-        lambda: manager.free([row]),
-        lambda: manager.allocate([row], [1]),
-        lambda: manager.append(row, [1]),
-        lambda: manager.truncate(row, 0),
-        lambda: manager.fork(row),
-        lambda: manager.swap_out([row]),
-    ):
-        with pytest.raises(RowInFlight):
-            call()
+    with pytest.raises(RowInFlight):
+        manager.allocate([row], [1])
     assert manager.snapshot() == before
-    manager.confirm()
+    manager.next_batch()
+    manager.allocate([row], [1])
+    assert manager.num_launched[row] == 6
 
 
-def test_a_row_that_is_not_in_flight_can_be_neither_confirmed_nor_cancelled(make_manager, fill):
+def test_without_a_batch_there_is_nothing_to_confirm_or_cancel(make_manager, fill):
     manager = make_manager(8, 4)
-    row = fill(manager, range(6))
+    fill(manager, range(6))
     before = manager.snapshot()
     for call in (manager.confirm, manager.cancel):
-        with pytest.raises(PagedError):
-            call([row])
+        with pytest.raises(NothingInFlight):
+            call()
     assert manager.snapshot() == before
 
 
@@ -153,8 +146,8 @@ def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
         manager.allocate([good, flying], [6, 1])
     with pytest.raises(UnknownRow):
         manager.allocate([good, 77], [6, 1])
-    with pytest.raises(RowInFlight):
-        manager.free([good, flying])
+    with pytest.raises(UnknownRow):
+        manager.free([good, 77])
     assert manager.snapshot() == before
     manager.cancel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import OutOfBlocks, RowInFlight, UnknownRow
+from paged import OutOfBlocks, UnknownRow
 
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 
@@ -163,15 +163,30 @@ def test_C10_a_fork_of_a_fork_shares_with_both(make_manager, fill):
     assert manager.num_available == 6
 
 
-def test_C11_a_row_in_flight_cannot_be_forked(make_manager):
+def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
     manager = make_manager(6, 4)
     row = manager.add(range(6))
     manager.allocate([row], [6])
-    before = manager.snapshot()
-    with pytest.raises(RowInFlight):
-        manager.fork(row)
-    assert manager.snapshot() == before
+    child = manager.fork(row)
+    assert manager.table(child).tolist() == manager.table(row).tolist()
+    assert (manager.num_launched[child], manager.num_computed[child]) == (6, 0)
     manager.cancel()
+    assert (manager.num_launched[child], manager.num_used, manager.check()) == (0, 0, [])
+
+
+def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(make_manager):
+    manager = make_manager(6, 2)
+    row = manager.add([1])
+    manager.allocate([row], [2], unknown=1)
+    child = manager.fork(row)
+    manager.append(row, [2])
+    manager.confirm()
+    (block,) = manager.table(row).tolist()
+    manager.free([row])
+    manager.append(child, [9])
+    moves = manager.allocate([child], [1])
+    assert moves.device_to_device.tolist() == [[block, manager.table(child)[0]]]
+    assert manager.lookup([1, 2, 0]).num_tokens == 2
 
 
 def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):

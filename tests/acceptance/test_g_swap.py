@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Admission, OutOfBlocks, RowInFlight, RowSwapped, UnknownRow
+from paged import Admission, OutOfBlocks, RowSwapped, UnknownRow
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):
@@ -190,15 +190,29 @@ def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(make_manager, fill)
         manager.swap_in([row])
 
 
-def test_G10_a_row_in_flight_cannot_be_swapped(make_manager):
+def test_G10_a_row_in_flight_goes_to_the_host_with_what_its_batch_computes(make_manager):
     manager = make_manager(6, 4, host_blocks=6)
     row = manager.add(range(6))
     manager.allocate([row], [6])
-    before = manager.snapshot()
-    with pytest.raises(RowInFlight):
-        manager.swap_out([row])
-    assert manager.snapshot() == before
+    table = manager.table(row).tolist()
+    assert manager.swap_out([row]).device_to_host[:, 0].tolist() == table
     manager.confirm()
+    assert (manager.num_computed[row], manager.host_used) == (6, 2)
+    manager.swap_in([row])
+    assert manager.num_table_blocks[row] == 2
+
+
+def test_a_cancel_sets_a_swapped_row_back_and_gives_up_a_host_block_that_is_no_content_after_all(make_manager):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = manager.add(range(8))
+    manager.allocate([row], [6])
+    manager.next_batch()
+    manager.allocate([row], [2])
+    manager.swap_out([row])
+    manager.cancel()
+    assert (manager.num_launched[row], manager.host_used) == (4, 1)
+    manager.cancel()
+    assert (manager.num_launched[row], manager.host_used, manager.host_free) == (0, 0, 6)
 
 
 def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):
