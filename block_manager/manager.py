@@ -322,7 +322,9 @@ class BlockManager(ContentCalls):
             held_host.update(self._offload.held().tolist())
         held = self._held.copy()
         held.update(self._growth.copied())
-        found = violations_of(self._tables, self._device, self._host, self._index, self._tiers, held, held_host)
+        found = violations_of(
+            self._tables, self._flights, self._device, self._host, self._index, self._tiers, held, held_host
+        )
         if self._growth.num_promised:
             found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
         return found

@@ -451,6 +451,10 @@ class PrefixIndex:
                 self._pending.setdefault(batch, []).append(run)
                 first = stop
 
+    def is_noted(self, run: Run, batch: int) -> bool:
+        """Whether the end of the batch confirms or withdraws nodes of the run; for the checker."""
+        return run in self._pending.get(batch, ())
+
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
         self.reside_all(run, at, np.array([block]))

@@ -159,7 +159,11 @@ class ManagerMachine(RigMachine):
         ]
         places = [place for place in range(len(rows)) if known[place] + len(later[place])]
         if places:
-            self.rig.allocate(*([each[place] for place in places] for each in (rows, known, later)))
+            self.rig.allocate(
+                [rows[place] for place in places],
+                [known[place] for place in places],
+                [later[place] for place in places],
+            )
 
     @where(lambda self: self.rig.startable_rows)
     @rule(pick=picks)

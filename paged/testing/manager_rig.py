@@ -223,6 +223,7 @@ class ManagerRig:
     def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
         """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`, whose values the
         row is told later; the device writes them."""
+        coming = coming if any(coming) else ()
         self._note("allocate", list(rows), list(counts), *([[list(each) for each in coming]] if coming else []))
         columns = {row: self.manager.table(row).tolist() for row in rows}
         unknown = [len(each) for each in coming]

@@ -25,8 +25,9 @@ class NoRoom(Exception):
     """An operation wants more blocks than a tier can give; nothing has changed."""
 
 
-def _first(node: Node, blocks: list[Block]) -> Block | None:
-    return blocks[0]
+def _none(node: Node, blocks: list[Block]) -> Block | None:
+    """As if the manager showed none: each row publishes where it has to, and only there."""
+    return None
 
 
 @dataclass(eq=False)
@@ -190,13 +191,15 @@ class NaiveManager(NaiveContent):
         row.tokens += tokens
         del row.coming[: len(tokens)]
 
-    def announce(self, numbers: Sequence[int], shown: Shown = _first) -> None:
+    def announce(self, numbers: Sequence[int], shown: Shown = _none) -> None:
         """Rows that were just placed: the full blocks that they compute are pending nodes, up to the first that is known already.
 
         Where two of them compute the same content, the manager may choose whose block it is.
         """
         if not (self.prefix_caching and self.shares_in_flight):
             return
+        # A row of another batch may publish now what was evicted here.
+        self.accept(shown)
         # What these rows' blocks were taken from is known no more, also where they compute the same again.
         self.forget_dead()
         known = self.living_nodes()
@@ -223,7 +226,7 @@ class NaiveManager(NaiveContent):
                     break
                 self._carry(node, row, column)
 
-    def confirm(self, shown: Shown = _first) -> None:
+    def confirm(self, shown: Shown = _none) -> None:
         """The oldest batch ran: its nodes are confirmed; its rows' computed blocks become nodes, or give way to the one that is there."""
         batch = self._end(0)
         self.device.confirm(batch)

@@ -26,11 +26,10 @@ def test_M2_an_insertion_finds_whole_blocks(make_manager, fill):
 
 def test_M4_what_was_computed_twice_is_kept_once(make_manager):
     manager = make_manager(9, 1)
-    # Both before either is confirmed, and in batches of their own: neither can share the other's blocks.
-    first = manager.add([0, 1, 2, 3])
+    # Both look their prompt up before either is in a batch: neither can share the other's blocks.
+    first, second = manager.add([0, 1, 2, 3]), manager.add([0, 1, 2, 3])
     manager.allocate([first], [4])
     manager.next_batch()
-    second = manager.add([0, 1, 2, 3])
     manager.allocate([second], [4])
     manager.confirm()
     manager.confirm()
