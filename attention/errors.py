@@ -12,21 +12,29 @@ from collections.abc import Iterable
 
 
 class AttentionError(Exception):
-    """The root of the errors of this package."""
+    """The root of the errors of this package. Each keeps what it was made from as its `args`, by which it is pickled."""
 
 
 class UnknownBackend(AttentionError):
     """No backend has this name."""
 
     def __init__(self, name: object, known: Iterable[str]) -> None:
-        super().__init__(f"unknown attention backend {name!r}; known ones are {', '.join(known)}.")
+        super().__init__(name, tuple(known))
+
+    def __str__(self) -> str:
+        name, known = self.args
+        return f"unknown attention backend {name!r}; known ones are {', '.join(known)}."
 
 
 class UnsupportedByBackend(AttentionError):
     """The backend cannot do what is asked."""
 
     def __init__(self, backend: str, what: str, instead: str) -> None:
-        super().__init__(f'backend "{backend}" cannot do {what}; {instead}')
+        super().__init__(backend, what, instead)
+
+    def __str__(self) -> str:
+        backend, what, instead = self.args
+        return f'backend "{backend}" cannot do {what}; {instead}'
 
 
 class InvalidPool(AttentionError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from block_manager import inspection
 from block_manager.content_key import root_prefix
-from block_manager.errors import InvalidTokens, UnknownContent, UnknownPin
+from block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent, UnknownPin
 from block_manager.events import Event, EventLog
 from block_manager.free_list import Blocks
 from block_manager.retention import Pin, level_checked
@@ -112,7 +112,12 @@ class ContentCalls(TrustedCalls):
         return [] if log is None else log.snapshot()
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests."""
+        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
+
+        Raises InvalidConfig for another tier.
+        """
+        if tier not in ("device", "host"):
+            raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
         return set() if self._index is None else inspection.contents(self._index, self.block_size, tier)
 
     def _cached_prefix(self, tokens: Any, namespace: Any) -> list[tuple[Run, int, int]]:

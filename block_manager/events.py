@@ -100,6 +100,10 @@ class Events(Sequence[Event]):
     def __repr__(self) -> str:
         return repr(self._all())
 
+    def __reduce__(self) -> tuple[type[list[Event]], tuple[list[Event]]]:
+        # For a reader in another process: the events, without the index that they are made from.
+        return list, (self._all(),)
+
     def _all(self) -> list[Event]:
         if self._made is None:
             if self._grown is not None:
@@ -145,6 +149,7 @@ class EventLog:
         # is its first node.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
         self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
+        tables.before_growth.append(self._ensure_rows)
         index.log = index.host.log = self
         for run in index.runs.values():
             if run.row >= 0:
@@ -154,8 +159,6 @@ class EventLog:
     def opened(self, run: Run, first: int) -> None:
         """The run is open at its row, whose block `first` is to be its first node."""
         row = run.row
-        if row >= len(self._due):
-            self._ensure_rows()
         self._due[row] = (first + 1) * self._tables.block_size
         self._open[row] = run, first
 
@@ -233,17 +236,18 @@ class EventLog:
         first: int = self._open[row][1]
         return self._due.item(row) // self._tables.block_size - 1 - first
 
-    def _ensure_rows(self) -> None:
-        more = self._tables.num_rows - len(self._due)
-        self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
-        self._open = np.concatenate([self._open, np.empty(more, object)])
+    def _ensure_rows(self, num_rows: int) -> None:
+        """Make room for `num_rows` rows; there may be more already, where the tables then found no memory for themselves."""
+        more = num_rows - len(self._due)
+        if more > 0:
+            due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
+            self._open = np.concatenate([self._open, np.empty(more, object)])
+            self._due = due
 
     def _take_grown(self) -> _Grown | None:
         """Nodes of open runs that were not told yet: rows compute them without a word."""
         tables, size = self._tables, self._tables.block_size
-        if len(self._due) < tables.num_rows:
-            self._ensure_rows()
-        rows = (tables.num_computed >= self._due).nonzero()[0]
+        rows = (tables.num_computed >= self._due[: tables.num_rows]).nonzero()[0]
         if not len(rows):
             return None
         due, now, grown = self._due[rows], tables.num_computed[rows], self._open[rows]

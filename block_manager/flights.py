@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from block_manager.tables import Tables
+from block_manager.tables import Rows, Tables
 
 
 class Share(NamedTuple):
@@ -44,6 +44,7 @@ class Flight:
         self._limits: dict[int, int] = {}
         # Shares of forks, with the uid of each.
         self._inherited: list[tuple[Share, int]] = []
+        self.has_drafts = False
 
     @property
     def is_whole(self) -> bool:
@@ -94,6 +95,13 @@ class Flight:
     def has_clipped(self, row: int) -> bool:
         """Whether the row gave up blocks that the batch computes."""
         return row in self._limits
+
+    def lengthen(self, rows: Rows, ends: Any) -> None:
+        """These rows, which were placed in one call, compute up to `ends` instead; what lies beyond their tokens may be rejected."""
+        for i, (placed, starts, _) in enumerate(self.parts):
+            if placed is rows:
+                self.parts[i] = (placed, starts, ends)
+                self.has_drafts = True
 
     def forget(self, row: int) -> None:
         """The row has no share."""

@@ -69,20 +69,28 @@ class Growth:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
         tables = self._tables
         if len(rows) == 1:
-            column = int(have[0])
-            self.write(int(rows[0]), column, self._device.draw(int(wanted[0]) - column))
+            self.draw_for(int(rows[0]), int(have[0]), int(wanted[0]))
             return
         counts = wanted - have
         total = int(counts.sum())
-        blocks = self._device.draw(total)
+        self._device.require(total)
+        tables.ensure_columns(int(wanted.max()))
         stops = counts.cumsum()
         columns = np.arange(total) - np.repeat(stops - wanted, counts)
         entry_rows = np.repeat(rows, counts)
-        self._put(entry_rows, columns, blocks)
+        blocks = self._device.draw(total)
+        tables.blocks[0, entry_rows, columns] = blocks
         tables.num_blocks[rows] = wanted
         tables.slot_base[rows] = (blocks[stops - 1] - wanted + 1) * tables.block_size
         if self._is_watched:
             self._note(entry_rows, columns, blocks)
+
+    def draw_for(self, row: int, have: int, wanted: int) -> None:
+        """Draw blocks so that the row has `wanted` instead of `have`, fewer. Raises OutOfBlocks, changing nothing."""
+        self._device.require(wanted - have)
+        # Before the draw: there may be no memory for the table, and what was drawn would be no one's.
+        self._tables.ensure_columns(wanted)
+        self.write(row, have, self._device.draw(wanted - have))
 
     def promise_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
         """Each of these rows, whose tables end before `columns`, gets a block by the next `draw_promised`.
@@ -109,17 +117,16 @@ class Growth:
         tables, promised, total = self._tables, self._promised, self.num_promised
         if not total:
             return
+        entry_rows, entry_columns, _ = promised[0]
+        if len(promised) > 1 or isinstance(entry_rows, int):
+            entry_rows, entry_columns = self._entries(promised, total)
         blocks = self._device.draw(total)
+        try:
+            self._put(entry_rows, entry_columns, blocks)
+        except MemoryError:
+            self._device.release(blocks[::-1].copy())
+            raise
         self._promised, self.num_promised = [], 0
-        entry_rows, entry_columns = np.empty(total, np.int64), np.empty(total, np.int64)
-        stop = 0
-        for rows, columns, count in promised:
-            first, stop = stop, stop + count
-            entry_rows[first:stop] = rows
-            entry_columns[first:stop] = (
-                self._rising.first(columns + count)[columns:] if isinstance(rows, int) else columns
-            )
-        self._put(entry_rows, entry_columns, blocks)
         if self._is_watched:
             if self._num_changes or self._drawn is not None:
                 self._note(entry_rows, entry_columns, blocks)
@@ -134,6 +141,16 @@ class Growth:
             else:
                 tables.num_blocks[rows] = columns + 1
                 tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
+
+    def _entries(self, promised: list[tuple[Any, Any, int]], total: int) -> tuple[Rows, NDArray[np.int64]]:
+        """The rows and columns of `total` blocks that were promised, int64 [total] each."""
+        rows, columns = np.empty(total, np.int64), np.empty(total, np.int64)
+        stop = 0
+        for row, column, count in promised:
+            first, stop = stop, stop + count
+            rows[first:stop] = row
+            columns[first:stop] = self._rising.first(column + count)[column:] if isinstance(row, int) else column
+        return rows, columns
 
     def _put(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
         tables = self._tables
@@ -244,7 +261,7 @@ class Growth:
             drawn, self._drawn = self._drawn, None
             self._note(*drawn)
         start = self._num_changes
-        self._num_changes = stop = start + len(blocks)
+        stop = start + len(blocks)
         changes = self._changes
         if stop > len(changes.rows):
             more = 2 * stop
@@ -254,3 +271,4 @@ class Growth:
         changes.rows[start:stop] = rows
         changes.columns[start:stop] = columns
         changes.blocks[start:stop] = blocks
+        self._num_changes = stop

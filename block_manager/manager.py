@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from block_manager import inspection
+from block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
 from block_manager.check import violations_of
 from block_manager.content_calls import ContentCalls
 from block_manager.content_key import root_prefix
+from block_manager.copying import Uncopyable
 from block_manager.errors import (
     InvalidConfig,
     InvalidTokens,
     NothingInFlight,
+    OutOfBlocks,
     RowInFlight,
 )
 from block_manager.flights import Flight
@@ -41,26 +44,22 @@ class Admission(Enum):
     NEVER = "never"
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     """One integer a row, from one for all or one each. Raises InvalidConfig."""
-    array = np.asarray(value)
-    if (array.size and array.dtype.kind not in "iu") or array.shape not in ((), rows.shape):
-        raise InvalidConfig(f"{name} has to be an integer, or {len(rows)} of them, one a row; got {value!r}.")
-    return np.broadcast_to(array.astype(np.int64), rows.shape)
+    array = int64_array(value)
+    if array is None or array.shape not in ((), rows.shape):
+        raise InvalidConfig(f"{name} has to be an int64, or {len(rows)} of them, one a row; got {value!r}.")
+    return np.broadcast_to(array, rows.shape)
 
 
-class BlockManager(ContentCalls):
+class BlockManager(ContentCalls, Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching` content that is evicted from the device stays on the host as long as there is room, and a hit on it brings it
     back. The moves that a call returns run before those of the next call, and after a call that returns none those of `take_moves`;
     calls between two `next_batch` belong to one step, in which rows may share what others of it compute.
 
-    Raises InvalidConfig for sizes that are not positive (host_blocks may be 0).
+    Raises InvalidConfig for sizes that are not positive (host_blocks may be 0), and for switches that are no bool.
     """
 
     def __init__(
@@ -72,22 +71,18 @@ class BlockManager(ContentCalls):
         prefix_caching: bool = True,
         host_caching: bool = False,
     ) -> None:
-        for name, value, least in (
-            ("num_blocks", num_blocks, 1),
-            ("block_size", block_size, 1),
-            ("host_blocks", host_blocks, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
-            if not least <= value < 2**31:
-                raise InvalidConfig(f"{name} has to be at least {least} and below 2^31; got {value}.")
+        num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
+        block_size = checked_integer("block_size", block_size, 1, 2**31)
+        host_blocks = checked_integer("host_blocks", host_blocks, 0, 2**31)
+        prefix_caching = checked_flag("prefix_caching", prefix_caching)
+        host_caching = checked_flag("host_caching", host_caching)
         if (num_blocks + host_blocks) * block_size >= 2**62:
             raise InvalidConfig("more slots than int64 can number.")
         if host_caching and not (host_blocks and prefix_caching):
             raise InvalidConfig(
                 f"host_caching keeps content in host blocks; got host_blocks {host_blocks}, prefix_caching {prefix_caching}."
             )
-        super().__init__(int(num_blocks), int(block_size), int(host_blocks), bool(prefix_caching), bool(host_caching))
+        super().__init__(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
@@ -95,9 +90,7 @@ class BlockManager(ContentCalls):
         Raises InvalidConfig for negative numbers. NEVER only if an empty pool could not hold them; the watermark alone gives LATER, and does not count while no block is
         used, so that it never keeps the first one out.
         """
-        for name, value in (("num_blocks", num_blocks), ("watermark", watermark)):
-            if not _is_count(value) or value < 0:
-                raise InvalidConfig(f"{name} has to be a number of blocks; got {value!r}.")
+        num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
         kept = watermark if self._device.num_used else 0
@@ -128,8 +121,10 @@ class BlockManager(ContentCalls):
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
 
         One that does not read computes all of it (prompt log-probabilities), and what one that does not write computes is for nobody else.
-        Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host. Raises InvalidTokens or InvalidNamespace.
+        Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
+        Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
         """
+        reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
         return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
@@ -206,6 +201,9 @@ class BlockManager(ContentCalls):
         have = self._tables.num_blocks[array]
         short = (wanted > have).nonzero()[0]
         if len(short):
+            if (wanted > self.num_blocks).any():
+                # As Python integers: the sum of such numbers may not fit into 64 bits.
+                raise OutOfBlocks(sum((wanted - have)[short].tolist()), self.num_available)
             self._growth.draw(array[short], have[short], wanted[short])
         self._tables.reserved[array] = np.maximum(self._tables.reserved[array], wanted)
         self._any_reserved = True
@@ -218,8 +216,9 @@ class BlockManager(ContentCalls):
         """
         row = self._tables.one(row, allow_swapped=True)
         have = int(self._tables.num_blocks[row])
-        if not _is_count(num_blocks) or not 0 <= num_blocks <= have:
+        if not is_integer(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
+        num_blocks = int(num_blocks)
         if self._sharing is not None:
             self._sharing.truncate(row, num_blocks)
         else:
@@ -264,8 +263,9 @@ class BlockManager(ContentCalls):
         """
         array = self._tables.checked(rows, allow_swapped=True)
         least = int(self._tables.num_blocks[array].min()) if len(array) else 0
-        if not _is_count(keep) or not 0 <= keep <= least:
+        if not is_integer(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
+        keep = int(keep)
         return self._with_content(self.give_to_host(array, keep))
 
     def swap_in(self, rows: RowsLike) -> Moves:
@@ -282,9 +282,9 @@ class BlockManager(ContentCalls):
         """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
         row = self._tables.one(row, allow_swapped=True)
         held = int(self._tables.num_blocks[row]) * self.block_size
-        if not (_is_count(start) and _is_count(stop) and 0 <= start <= stop <= held):
+        if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
-        positions = np.arange(start, stop)
+        positions = np.arange(int(start), int(stop))
         blocks = self._tables.blocks[0, row, positions // self.block_size].astype(np.int64)
         slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
         return slots

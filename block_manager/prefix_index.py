@@ -72,10 +72,10 @@ class PrefixIndex:
         # Called with a run that was retained while it was open, and is closed now.
         self.closed: Callable[[Run], None] | None = None
         device.forget = self._forget_device
+        tables.before_growth.append(self._ensure_rows)
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         """A path at the root for a row that was just opened."""
-        self._ensure_rows(row)
         path = self.paths[row] = Path(root, reads=reads, writes=writes)
         # Who does not write never has a block to look up.
         self.is_lazy[row] = not writes
@@ -96,7 +96,6 @@ class PrefixIndex:
 
     def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
         """`open_path` for a row that computes a first full block which nobody has, found under `key` (root and tokens) from now on."""
-        self._ensure_rows(row)
         path = self.paths[row] = Path(root)
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
@@ -104,9 +103,10 @@ class PrefixIndex:
         if self.log is not None:
             self.log.opened(path.open, 0)
 
-    def _ensure_rows(self, row: int) -> None:
-        if row >= len(self.is_lazy):
-            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(self._tables.num_rows - len(self.is_lazy), np.bool_)])
+    def _ensure_rows(self, num_rows: int) -> None:
+        """Make room for `num_rows` rows; there may be more already, where the tables then found no memory for themselves."""
+        if num_rows > len(self.is_lazy):
+            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(num_rows - len(self.is_lazy), np.bool_)])
 
     def end_path(self, row: int) -> tuple[int, int]:
         """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before

@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import is_integer, logical_time
 from block_manager.errors import InvalidConfig, UnknownPin
 from block_manager.free_list import Blocks
 from block_manager.pool import Pool
@@ -101,6 +103,10 @@ class Retentions:
         for each, last in way:
             self.apply_to(each, renewed=(last, level))
 
+    def has_passed(self, until: float) -> bool:
+        """Whether what ends at the logical time `until` has ended by now."""
+        return until <= self._now
+
     def expire(self, now: float) -> None:
         """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
         self._now = max(self._now, now)
@@ -122,7 +128,8 @@ class Retentions:
     def _numbered(self, until: float | None) -> int:
         number = self._next
         if until is not None:
-            if isinstance(until, bool) or not isinstance(until, (int, float)) or not self._now < until < np.inf:
+            until = logical_time("until", until)
+            if not self._now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self._now}; got {until!r}.")
             heapq.heappush(self._ends, (until, number))
         self._next += 1
@@ -166,8 +173,8 @@ def _upwards(run: Run | None, at: int) -> list[tuple[Run, int]]:
     return found
 
 
-def level_checked(priority: object) -> int:
+def level_checked(priority: Any) -> int:
     """A priority as a level. Raises InvalidConfig."""
-    if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)) or not 1 <= priority <= HIGHEST_LEVEL:
+    if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
         raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
     return int(priority)

@@ -124,6 +124,7 @@ class Sharing:
         if match.first_pending >= 0:
             # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
             self._growth.draw_promised()
+        tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(match)
         self._device.hold(blocks)
         self._growth.write(row, have, blocks)
@@ -151,6 +152,7 @@ class Sharing:
             num_blocks = min(num_blocks, room)
         if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size):
             return 0
+        tables.ensure_columns(have + num_blocks)
         segments = first_of(segments, num_blocks)
         # Held first: what is evicted by the draw goes to the host, too.
         sources = offload.hold_sources(segments)

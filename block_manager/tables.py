@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import int64_array, is_integer
 from block_manager.errors import DuplicateRow, InvalidTokens, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
@@ -34,6 +35,18 @@ _FEW = 1024
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 # Tokens a row that there is room for from the beginning.
 _FIRST_STRIDE = 4096
+_COLUMNS: dict[str, type[np.generic]] = {
+    "num_blocks": np.int64,
+    "reserved": np.int64,
+    "num_tokens": np.int64,
+    "num_computed": np.int64,
+    "num_launched": np.int64,
+    "uid": np.int64,
+    "is_swapped": np.bool_,
+    "shares_tail": np.bool_,
+    "last_token": np.int32,
+    "slot_base": np.int64,
+}
 # Only full attention today; a second group would be layers with another table and lifetime for the same row.
 NUM_GROUPS = 1
 
@@ -53,6 +66,8 @@ def token_array(tokens: Any) -> Tokens:
 
 
 def _converted(tokens: Any) -> NDArray[Any]:
+    if isinstance(tokens, np.ma.MaskedArray):
+        raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
     try:
         if isinstance(tokens, np.ndarray):
             if tokens.dtype.kind not in "iu":
@@ -85,6 +100,16 @@ def has_negative(tokens: Tokens) -> bool:
     return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
 
 
+class Shown(NamedTuple):
+    """Columns that a caller may read, as read-only views: made once for each column, because every step asks for them."""
+
+    tokens: Tokens
+    num_blocks: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_launched: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
+
+
 class Tables:
     """The columns. They grow by doubling, so hold no reference to one across a call that may open a row.
 
@@ -110,15 +135,15 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self._set_blocks(np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32))
         self._num_rows = num_rows
-        for name in ("num_blocks", "reserved", "num_tokens", "num_launched", "num_computed", "uid"):
-            setattr(self, name, np.zeros(num_rows, np.int64))
-        for name in ("is_swapped", "shares_tail"):
-            setattr(self, name, np.zeros(num_rows, np.bool_))
-        self.last_token = np.zeros(num_rows, np.int32)
-        self.slot_base = np.zeros(num_rows, np.int64)
+        for name, dtype in _COLUMNS.items():
+            setattr(self, name, np.zeros(num_rows, dtype))
+        self._show()
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
+        # Called with a number of rows before there are so many, by those who keep columns of their own: these come to hold as many,
+        # or MemoryError is raised.
+        self.before_growth: list[Callable[[int], None]] = []
 
     num_blocks: NDArray[np.int64]
     reserved: NDArray[np.int64]
@@ -143,13 +168,15 @@ class Tables:
 
     def open(self, tokens: Tokens) -> int:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
-        if not self._free_rows:
-            self._grow_rows()
-        row, num_tokens = heapq.heappop(self._free_rows), len(tokens)
-        self.uid[row] = self._next_uid
-        self._next_uid += 1
+        num_tokens = len(tokens)
+        # First of all: there may be no memory for it.
         if num_tokens > self._stride:
             self.ensure_tokens(num_tokens)
+        if not self._free_rows:
+            self._grow_rows()
+        row = heapq.heappop(self._free_rows)
+        self.uid[row] = self._next_uid
+        self._next_uid += 1
         self.tokens[row, :num_tokens] = tokens
         self.num_tokens[row] = num_tokens
         if num_tokens:
@@ -196,6 +223,7 @@ class Tables:
             known = self.num_tokens[row]
             grown[row, :known] = self.tokens[row, :known]
         self.tokens, self._stride = grown, stride
+        self._show()
 
     def ensure_columns(self, num_columns: int) -> None:
         """Make room for `num_columns` blocks a row."""
@@ -225,8 +253,10 @@ class Tables:
     def _set_blocks(self, blocks: NDArray[np.int32]) -> None:
         self.blocks = blocks
         # What others may read: made here once, because every step asks for it several times.
-        self.read_only_blocks: NDArray[np.int32] = blocks[0].view()
-        self.read_only_blocks.flags.writeable = False
+        self.read_only_blocks: NDArray[np.int32] = _read_only(blocks[0])
+
+    def _show(self) -> None:
+        self.shown = Shown(*(_read_only(getattr(self, name)) for name in Shown._fields))
 
     def full_blocks(self, row: int) -> int:
         """Blocks of the row whose every token is confirmed."""
@@ -242,15 +272,12 @@ class Tables:
 
         Raises UnknownRow, DuplicateRow or RowSwapped.
         """
-        try:
-            array = np.atleast_1d(np.asarray(rows))
-        except ValueError:
-            raise UnknownRow(rows) from None
-        if not array.size:
-            return np.empty(0, np.int64)
-        if array.dtype.kind not in "iu" or array.ndim != 1:
+        integers = int64_array(rows)
+        if integers is None:
             raise UnknownRow(rows)
-        array = array.astype(np.int64)
+        array = np.atleast_1d(integers)
+        if not array.size:
+            return array
         outside = (array < 0) | (array >= self._num_rows)
         if outside.any():
             raise UnknownRow(int(array[outside][0]))
@@ -270,7 +297,7 @@ class Tables:
 
     def one(self, row: int, *, allow_swapped: bool = False) -> int:
         """`row` once it is one live row. Raises as `checked`."""
-        if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
+        if not is_integer(row):
             raise UnknownRow(row)
         row = int(row)
         if not 0 <= row < self._num_rows or self.uid[row] == 0:
@@ -280,32 +307,33 @@ class Tables:
         return row
 
     def _grow_rows(self) -> None:
+        """Twice as many rows. All is made before anything is changed, because there may be no memory for the last of it."""
         old, new = self._num_rows, 2 * self._num_rows
-        for name in (
-            "num_blocks",
-            "reserved",
-            "num_tokens",
-            "num_launched",
-            "num_computed",
-            "uid",
-            "is_swapped",
-            "shares_tail",
-            "last_token",
-            "slot_base",
-        ):
-            column = getattr(self, name)
-            grown = np.zeros(new, column.dtype)
-            grown[:old] = column
-            setattr(self, name, grown)
+        for ensure_rows in self.before_growth:
+            ensure_rows(new)
+        columns = {name: _longer(getattr(self, name), new) for name in _COLUMNS}
         tokens: Tokens = np.empty((new, self._stride), np.int32)
         for row in range(old):
             known = self.num_tokens[row]
             tokens[row, :known] = self.tokens[row, :known]
-        self.tokens = tokens
         blocks = np.zeros((NUM_GROUPS, new, self.blocks.shape[2]), np.int32)
         blocks[:, :old] = self.blocks
+        scratch, free_rows = np.zeros(new, np.int64), list(range(old, new))
+        for name, column in columns.items():
+            setattr(self, name, column)
+        self.tokens, self._scratch, self._free_rows = tokens, scratch, free_rows
         self._set_blocks(blocks)
-        self._scratch = np.zeros(new, np.int64)
-        self._free_rows = list(range(old, new))
-        heapq.heapify(self._free_rows)
         self._num_rows = new
+        self._show()
+
+
+def _read_only(column: NDArray[Any]) -> NDArray[Any]:
+    view = column.view()
+    view.flags.writeable = False
+    return view
+
+
+def _longer(column: NDArray[Any], length: int) -> NDArray[Any]:
+    grown = np.zeros(length, column.dtype)
+    grown[: len(column)] = column
+    return grown

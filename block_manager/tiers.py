@@ -88,6 +88,9 @@ class Tiers:
     def swap_in(self, rows: Rows) -> Moves:
         """The host tails come back. Raises OutOfBlocks, changing nothing."""
         self._device.require(self.device_blocks_wanted(rows))
+        for row in rows.tolist():
+            # Before any tail is taken apart: there may be no memory for the table.
+            self._tables.ensure_columns(int(self._tables.num_blocks[row]) + len(self.tails[row]))
         pairs: list[tuple[int, int]] = []
         loaded: dict[int, int] = {}
         returned: list[Blocks] = []
@@ -196,7 +199,6 @@ class Tiers:
         tables, device, host, index = self._tables, self._device, self._host, self._index
         tail = self.tails.pop(row)
         column = int(tables.num_blocks[row])
-        tables.ensure_columns(column + len(tail))
         for source, offset in zip(tail.tolist(), self._offsets(tail), strict=True):
             run = host.run[source] if index is not None and offset >= 0 else None
             block = -1

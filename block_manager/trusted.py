@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.arguments import logical_time
 from block_manager.errors import InvalidConfig
 from block_manager.events import EventLog
 from block_manager.flights import Flight, Flights, Share
 from block_manager.free_list import Blocks
-from block_manager.growth import Growth, TableChanges
+from block_manager.growth import NO_CHANGES, Growth, TableChanges
 from block_manager.moves import NO_MOVES, Moves
 from block_manager.offload import Offload
 from block_manager.pool import Pool
@@ -27,6 +29,29 @@ from block_manager.stats import WINDOW, HitFigures
 from block_manager.tables import Rows, Tables
 from block_manager.tiers import Tiers
 from block_manager.views import Views
+
+
+class Composed(NamedTuple):
+    """One batch as it was put out.
+
+    number        counts batches
+    flight        what memory knows of it; None: there was nothing to put out, and what changed is told with the next one
+    moves         copies of content between the tiers that it brings along
+    slots, last_tokens
+                  of each decode, int64 [n] and int32 [n]: the slot of its next position, and the last token that it knows
+    block_tables, tokens
+                  int32 [rows, columns] and int32 [rows, stride], the live columns
+    changes       of block tables since the last batch
+    """
+
+    number: int
+    flight: Flight | None
+    moves: Moves
+    slots: NDArray[np.int64]
+    last_tokens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    changes: TableChanges
 
 
 class TrustedCalls(Views):
@@ -85,11 +110,14 @@ class TrustedCalls(Views):
         if self._index is None or self._sharing is None:
             return row
         self._index.open_path(row, root, reads=reads, writes=writes)
+        try:
+            found = self._sharing.extend_hit(row, count=count)
+        except MemoryError:
+            self.close(row)
+            raise
         if count and reads:
             self._queries += 1
             self._query_tokens += len(tokens)
-        found = self._sharing.extend_hit(row, count=count)
-        if count and reads:
             self._recent.append((len(tokens), found))
         return row
 
@@ -114,7 +142,11 @@ class TrustedCalls(Views):
                 index.open_path(row, root)
                 if key in index.runs:
                     self._growth.evict_promised()
-                    computed = self._sharing.extend_hit(row, first_is_known=True)
+                    try:
+                        computed = self._sharing.extend_hit(row, first_is_known=True)
+                    except MemoryError:
+                        self.close(row)
+                        raise
             self._recent.append((num_tokens, computed))
         have, end = computed // size, computed + most
         if end > num_tokens:
@@ -144,11 +176,6 @@ class TrustedCalls(Views):
         loaded into `room` blocks at most (None: as many as can be drawn).
         """
         return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count, room=room)
-
-    def open_offload(self, is_open: bool) -> None:
-        """Whether this batch may copy content between the tiers: not while copies of an earlier one are still to run."""
-        if self._offload is not None:
-            self._offload.is_open = is_open
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
@@ -229,6 +256,23 @@ class TrustedCalls(Views):
         tables.last_token[rows] = tokens
         return totals
 
+    def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`counts[i]` more known tokens, int64 [n], for each of these distinct rows, packed in `tokens`. Returns how many they know then."""
+        tables = self._tables
+        known = tables.num_tokens[rows]
+        totals = known + counts
+        if not len(tokens):
+            return totals
+        self._longest = max(self._longest, int(totals.max()))
+        tables.ensure_tokens(self._longest + 1)
+        stops = counts.cumsum()
+        positions = np.arange(len(tokens)) + np.repeat(known - (stops - counts), counts)
+        tables.tokens[np.repeat(rows, counts), positions] = tokens
+        tables.num_tokens[rows] = totals
+        has_new = counts > 0
+        tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
+        return totals
+
     def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
         tables, growth = self._tables, self._growth
@@ -238,6 +282,8 @@ class TrustedCalls(Views):
         wanted = -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
+            if len(short):
+                tables.ensure_columns(min(int(wanted.max()), self.num_blocks))
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
@@ -317,13 +363,13 @@ class TrustedCalls(Views):
         steps = first[places] + nth * size
         order = np.argsort(steps, kind="stable")
         places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
         start = self._batch + 1
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
         self._begin_batch(start + num_steps - 1)
         tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
-        self._longest = int(tables.num_tokens.max()) + num_steps
-        tables.ensure_tokens(self._longest + 1)
         rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
         tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
         tables.num_tokens[rows] = ends + num_steps
@@ -381,17 +427,84 @@ class TrustedCalls(Views):
         end = int(tables.num_launched[row]) + count
         wanted = -(-end // self.block_size)
         if wanted > have:
-            self._growth.write(row, have, self._device.draw(wanted - have))
+            self._growth.draw_for(row, have, wanted)
         tables.num_launched[row] = end
         self._flights.composed.place(row, end - count, end)
         if self._index is not None and not self._index.is_lazy[row]:
             self._begin_pending(self._index, row, end)
         return NO_MOVES
 
-    def seal(self) -> Flight:
-        """The batch that was being composed is out from now on; what its copies read may be drawn for the next one."""
-        self._growth.release_copied()
-        return self._flights.seal()
+    def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. The
+        caller has seen that the blocks are there."""
+        tables = self._tables
+        have, wanted = tables.num_blocks[rows], -(-ends // self.block_size)
+        short = (wanted > have).nonzero()[0]
+        if len(short):
+            self._growth.draw(rows[short], have[short], wanted[short])
+        tables.num_launched[rows] = ends
+        self._flights.composed.lengthen(rows, ends)
+
+    def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """Drafts of these rows beyond `ends`, int64 [n], were wrong: their slots will be overwritten, blocks with nothing else go back."""
+        tables = self._tables
+        is_swapped = tables.is_swapped[rows]
+        if is_swapped.any():
+            for row, end in zip(rows[is_swapped].tolist(), ends[is_swapped].tolist(), strict=True):
+                if end < tables.num_launched[row]:
+                    self._fall_back(Share(row, end, end))
+            rows, ends = rows[~is_swapped], ends[~is_swapped]
+        launched = np.minimum(tables.num_launched[rows], ends)
+        tables.num_launched[rows] = launched
+        keep = np.maximum(-(-launched // self.block_size), tables.reserved[rows])
+        excess = tables.num_blocks[rows] - keep
+        places = (excess > 0).nonzero()[0]
+        while len(places):
+            longer = rows[places]
+            columns = tables.num_blocks[longer] - 1
+            self._device.release(tables.blocks[0, longer, columns].astype(np.int64))
+            tables.num_blocks[longer] = columns
+            excess[places] -= 1
+            last = np.maximum(columns - 1, 0)
+            tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
+            places = places[excess[places] > 0]
+
+    def begin_step(self, now: float, *, may_copy: bool) -> None:
+        """What is placed from now on is another batch, of logical time `now`. Content may be copied between the tiers unless copies of an
+        earlier batch are still to run."""
+        self._begin_batch(self._batch + 1)
+        self.expire(now)
+        if self._offload is not None:
+            self._offload.is_open = may_copy
+
+    def commit(self, decodes: Rows, starts: NDArray[np.int64], *, has_more: bool) -> Composed:
+        """Put the batch out: draw what was promised, and say all that an engine needs of memory. `decodes` are the rows that
+        `place_decodes` placed, with `starts` tokens launched before; `has_more`: the batch is one though no row may be in it."""
+        self._growth.draw_promised()
+        tables, moves = self._tables, self.take_moves()
+        flight, changes = None, NO_CHANGES
+        if has_more or len(moves) or self._flights.composed.parts:
+            # No engine runs an empty batch, so that one leaves the changes to the next.
+            changes = self._growth.take_changes()
+            self._growth.release_copied()
+            flight = self._flights.seal()
+        return Composed(
+            self._batch,
+            flight,
+            moves,
+            self._last_slots(decodes, starts),
+            tables.last_token[decodes],
+            tables.read_only_blocks,
+            tables.tokens,
+            changes,
+        )
+
+    def end_step(
+        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`settle`, and `extend` of what the batch sampled, in one."""
+        self.settle(flight)
+        return self.extend(rows, tokens, ends)
 
     def is_placed(self, row: int) -> bool:
         """Whether the row is in the batch that is being composed."""
@@ -409,11 +522,7 @@ class TrustedCalls(Views):
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
 
-    def last_tokens(self, rows: Rows) -> NDArray[np.int32]:
-        """int32 [n]: the last known token of each row."""
-        return self._tables.last_token[rows]
-
-    def last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
         tables = self._tables
         if not self._any_reserved:
@@ -429,7 +538,8 @@ class TrustedCalls(Views):
         self._flights.end(flight)
         if flight.is_whole:
             for rows, _, ends in flight.parts:
-                tables.num_computed[rows] = ends
+                # Rejected drafts are not launched any more.
+                tables.num_computed[rows] = np.minimum(ends, tables.num_launched[rows]) if flight.has_drafts else ends
         else:
             for row, _, end in flight.shares(tables):
                 tables.num_computed[row] = max(
@@ -536,15 +646,23 @@ class TrustedCalls(Views):
         self._host.release(blocks[::-1].astype(np.int64))
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` of all that the row has computed and that is content by now; nothing if there is none."""
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
         if self._index is None:
             return
         last = self._index.last_node(row)
-        if last is not None:
-            self._retention().retain([(*last, 1)], level, until)
+        if last is None:
+            return
+        retentions = self._retention()
+        if until is None or not retentions.has_passed(until):
+            retentions.retain([(*last, 1)], level, until)
 
     def expire(self, now: float) -> None:
-        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing."""
+        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+
+        Raises InvalidConfig for what is no number, and for NaN.
+        """
+        if type(now) is not float or now != now:
+            now = logical_time("now", now)
         if self._retentions is not None:
             self._retentions.expire(now)
 

@@ -14,7 +14,8 @@ from block_manager.tiers import Tiers
 
 
 class Views:
-    """The readable side of a BlockManager. Arrays are the live columns, unless said to be copies: read them, write nothing."""
+    """The readable side of a BlockManager. Arrays are read-only views of the live columns, valid until a row
+    is added or told more tokens, unless said to be copies."""
 
     num_blocks: int
     _tables: Tables
@@ -31,22 +32,22 @@ class Views:
     @property
     def num_table_blocks(self) -> NDArray[np.int64]:
         """int64 [rows]: blocks in each row's table."""
-        return self._tables.num_blocks
+        return self._tables.shown.num_blocks
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
         """int64 [rows]: tokens known of each row."""
-        return self._tables.num_tokens
+        return self._tables.shown.num_tokens
 
     @property
     def num_computed(self) -> NDArray[np.int64]:
         """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self._tables.num_computed
+        return self._tables.shown.num_computed
 
     @property
     def num_launched(self) -> NDArray[np.int64]:
         """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self._tables.num_launched
+        return self._tables.shown.num_launched
 
     @property
     def num_scheduled(self) -> NDArray[np.int64]:
@@ -55,8 +56,8 @@ class Views:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them. The scheduler reads and extends it in batches."""
-        return self._tables.tokens
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
+        return self._tables.shown.tokens
 
     @property
     def live_rows(self) -> Rows:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from block_manager import (
         Admission,
         BlockManager,
+        CannotCopy,
         Cleared,
         DuplicateRow,
+        Event,
         Hit,
         InvalidConfig,
         InvalidNamespace,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
         UnknownPin,
         UnknownRow,
     )
-    from paged.engine import Engine, EngineFailed
+    from paged.engine import Engine
     from paged.llm import LLM
     from paged.model.errors import (
         BrokenCheckpoint,
@@ -51,17 +53,22 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.steps import EngineFailed
+    from paged.turns import EngineInUse
     from scheduler import (
+        FINISH_REASONS,
         POLICIES,
         Batch,
         BatchEnded,
         BatchError,
         BatchOutOfOrder,
         Costs,
+        Drafts,
         DuplicateRequest,
         Explanation,
         ForeignBatch,
         InvalidRequest,
+        Limits,
         NeverFits,
         Output,
         Outputs,
@@ -78,12 +85,14 @@ if TYPE_CHECKING:
         UnknownPolicy,
         UnknownRequest,
         WaitingFull,
+        WrongDrafts,
         WrongTokens,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FINISH_REASONS",
     "LLM",
     "POLICIES",
     "Admission",
@@ -95,16 +104,20 @@ __all__ = [
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
+    "CannotCopy",
     "CheckpointNotFound",
     "Cleared",
     "Completion",
     "Costs",
+    "Drafts",
     "DuplicateRequest",
     "DuplicateRow",
     "Engine",
     "EngineFailed",
+    "EngineInUse",
     "EngineOutput",
     "EngineStats",
+    "Event",
     "Explanation",
     "ForeignBatch",
     "Hit",
@@ -113,6 +126,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSampling",
     "InvalidTokens",
+    "Limits",
     "LoadedModel",
     "MemoryStats",
     "MissingExtra",
@@ -151,6 +165,7 @@ __all__ = [
     "UnsupportedByBackend",
     "UnsupportedModel",
     "WaitingFull",
+    "WrongDrafts",
     "WrongTokens",
     "check_siblings",
     "load_model",
@@ -161,8 +176,10 @@ _PUBLIC_NAMES = {
     "block_manager": (
         "Admission",
         "BlockManager",
+        "CannotCopy",
         "Cleared",
         "DuplicateRow",
+        "Event",
         "Hit",
         "InvalidConfig",
         "InvalidNamespace",
@@ -182,16 +199,19 @@ _PUBLIC_NAMES = {
         "UnknownRow",
     ),
     "scheduler": (
+        "FINISH_REASONS",
         "POLICIES",
         "Batch",
         "BatchEnded",
         "BatchError",
         "BatchOutOfOrder",
         "Costs",
+        "Drafts",
         "DuplicateRequest",
         "Explanation",
         "ForeignBatch",
         "InvalidRequest",
+        "Limits",
         "NeverFits",
         "Output",
         "Outputs",
@@ -208,10 +228,11 @@ _PUBLIC_NAMES = {
         "UnknownPolicy",
         "UnknownRequest",
         "WaitingFull",
+        "WrongDrafts",
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.
-    "paged.engine": ("Engine", "EngineFailed"),
+    "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),
     "paged.model.errors": (
         "BrokenCheckpoint",
@@ -223,6 +244,8 @@ _PUBLIC_NAMES = {
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
+    "paged.steps": ("EngineFailed",),
+    "paged.turns": ("EngineInUse",),
 }
 
 

@@ -1,57 +1,69 @@
-"""The step loop: schedule, copy, forward, sample, update, text.
+"""Requests on one model: taken, stepped, read as text, ended.
 
-Knows all three rooms and one model. Does not know where requests come from or who reads the answers. Time comes in as a clock,
-randomness as a seed a request. Calls are serialised by the caller.
+Knows all three rooms and one model. Does not know where requests come from or who reads the answers. Time comes in as a
+clock, randomness as a seed a request. Calls are serialised by the caller.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from block_manager import BlockManager, InvalidConfig, PagedError
+from block_manager import BlockManager, InvalidConfig, checked_flag, checked_integer
+from paged.door import checked_limit, checked_time, checked_tokens
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
-from paged.sampling.params import SamplingParams
-from paged.sampling.sampler import sample, seed_of
-from scheduler import Batch, Costs, DuplicateRequest, InvalidRequest, Outputs, Request, Retention, Scheduler
+from paged.sampling.params import InvalidSampling, SamplingParams, check_seed
+from paged.sampling.sampler import BadLogits, seed_of
+from paged.steps import FailedBatch, OnLogits, Steps
+from paged.turns import Turns
+from paged.undelivered import Undelivered
+from paged.uninterrupted import Uninterrupted
+from scheduler import Batch, Costs, DuplicateRequest, InvalidRequest, Output, Outputs, Request, Retention, Scheduler
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20
-
-
-class EngineFailed(PagedError, RuntimeError):
-    """The copies of a step failed midway: what the pool holds is not known any more."""
 
 
 class Engine:
     """Runs requests on one model, whose KV lives in a pool of blocks.
 
     model               a LoadedModel, or a checkpoint folder
-    num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences can need)
+    num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences need)
     host_blocks         host blocks to swap to
     host_caching        content that leaves the device is kept in host blocks, and comes back on a hit
-    costs               what copying and computing cost, a Costs; "measured": timed here, at the start; None: the usual ones
+    costs               a Costs, what copying and computing cost; "measured": timed here, at the start; None: the usual
     max_chunk           prompt tokens of one sequence in a step, at most; None: what the step has room for
     max_model_len       tokens of one sequence; None: what the model and the pool allow
-    backend             how attention is computed, see attention.known_backends(); "auto": the fastest that can do it here
+    backend             how attention is computed, see attention.known_backends(); "auto": the fastest that does it here
     batch_invariant     an answer depends on nothing but its request; off: faster, and words may differ under load
     dtype               "auto" (float32 on a CPU), "float32", "bfloat16" or "float16"
     seed                of requests that name none, with their id
     clock               seconds
-    max_retries         how often a step that failed is tried again before its requests end with "error"
+    max_retries         how often a step that ran out of memory is tried again before its requests end with "error"
+    steps_ahead         0, or 1: a step is put out before the one before it is ended, so that a device need not wait for the
+                        books; answers are the same, and come a step later
 
-    Raises ModelError, BudgetTooSmall, InvalidConfig, UnknownPolicy, and attention's UnknownBackend or UnsupportedByBackend.
+    Two attributes are called while a step runs, in its thread; None: nothing is called.
+
+    on_logits(id, place, row)
+                        before a token is chosen: whose it is, how many were chosen for it before, and the logits,
+                        float32 [vocabulary], that this one is chosen from. After a step that was taken back it is
+                        called again for the same tokens; one step ahead also for a token after the last one
+    on_batch(batch)     after each batch that ran, and its update
+
+    Callbacks may add, finish and abort requests; `step` within them raises EngineInUse. What they raise leaves `step` as it is.
+    Raised by on_logits it takes the step back, as if it had not run; raised by on_batch it takes nothing back, and the
+    next step returns what this one brought.
+
+    Raises InvalidConfig, InvalidSampling (the seed), ModelError, BudgetTooSmall, UnknownPolicy, and attention's
+    UnknownBackend or UnsupportedByBackend.
     """
 
     def __init__(
@@ -77,29 +89,41 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         max_retries: int = 2,
+        steps_ahead: int = 0,
     ) -> None:
-        self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
+        if isinstance(costs, str) and costs != "measured":
+            raise InvalidConfig(f'costs has to be a Costs, "measured" or None; got {costs!r}.')
+        num_blocks = checked_limit("num_blocks", num_blocks)
+        kv_cache_bytes = checked_limit("kv_cache_bytes", kv_cache_bytes, 0)
+        block_size = checked_integer("block_size", block_size, 1)
+        host_blocks = checked_integer("host_blocks", host_blocks, 0)
+        max_sequences = checked_integer("max_sequences", max_sequences, 1)
+        max_model_len = checked_limit("max_model_len", max_model_len)
+        batch_invariant = checked_flag("batch_invariant", batch_invariant)
+        check_seed("seed", seed)
+        self._seed = int(seed)
+        self._max_retries = checked_integer("max_retries", max_retries, 0)
+        self._steps_ahead = checked_integer("steps_ahead", steps_ahead, 0)
+        if self._steps_ahead > 1:
+            raise InvalidConfig(f"steps_ahead has to be 0 or 1; got {steps_ahead!r}.")
+        self._clock = clock
+        self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
         longest = max_model_len if max_model_len is not None else self.model.max_length
         if max_model_len is not None and self.model.max_length is not None and max_model_len > self.model.max_length:
             raise InvalidConfig(f"max_model_len {max_model_len} is beyond the model's {self.model.max_length} tokens.")
-        if num_blocks is None:
-            if block_size < 1:
-                raise InvalidConfig(f"block_size has to be at least 1; got {block_size}.")
-            if kv_cache_bytes is not None:
-                num_blocks = blocks_within(self.model, kv_cache_bytes, block_size, max_model_len or 1)
-            else:
-                num_blocks = self._default_blocks(block_size, longest, max_sequences)
+        if kv_cache_bytes is not None:
+            num_blocks = blocks_within(self.model, kv_cache_bytes, block_size, max_model_len or 1)
+        elif num_blocks is None:
+            num_blocks = self._default_blocks(block_size, longest, max_sequences)
         manager = BlockManager(
             num_blocks,
             block_size,
             host_blocks=host_blocks,
-            prefix_caching=prefix_caching,
-            host_caching=host_caching,
+            prefix_caching=checked_flag("prefix_caching", prefix_caching),
+            host_caching=checked_flag("host_caching", host_caching),
         )
-        if isinstance(costs, str) and costs != "measured":
-            raise InvalidConfig(f'costs has to be a Costs, "measured" or None; got {costs!r}.')
         self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
         manager.must_fit(self.pool)
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
@@ -113,19 +137,16 @@ class Engine:
             vocabulary_size=self.model.vocabulary_size,
             costs=measured_costs(self.runner, clock) if costs == "measured" else costs,
         )
-        # For those who watch: called with a request's id, how many of its tokens were chosen before, and the logits, float32
-        # [vocabulary], that one is chosen from now. A step that failed calls it again for the same tokens.
-        self.on_logits: Callable[[str, int, Tensor], None] | None = None
-        # Called with each batch that ran, after its update; not with one that failed.
+        self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
-        self._seed = seed
-        self._clock = clock
-        self._max_retries = max_retries
-        self._live: dict[str, LiveRequest] = {}
+        self.turns = Turns()
         self._sampling = RowSampling()
+        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock)
+        self._live: dict[str, LiveRequest] = {}
+        self._undelivered = Undelivered()
         self._num_added = 0
-        self._failures = self._failed_steps = self._steps = self._output_tokens = 0
-        self._host_s = self._model_s = 0.0
+        # Steps in a row that found too little memory.
+        self._num_failures = 0
 
     def _default_blocks(self, block_size: int, longest: int | None, max_sequences: int) -> int:
         room = max(1, DEFAULT_KV_BYTES // bytes_per_block(self.model, block_size))
@@ -138,8 +159,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive."""
-        return bool(self._live)
+        """Whether any request is alive, or an output has not been handed out."""
+        return bool(self._live or self._undelivered)
 
     def add_request(
         self,
@@ -154,137 +175,157 @@ class Engine:
         writes_cache: bool = True,
         retention: Retention | None = None,
     ) -> str:
-        """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default: now. What is said
-        of the cache is the Request's.
+        """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default:
+        now. What is said of the cache is the Request's.
 
-        Raises InvalidSampling, InvalidRequest (ids outside the vocabulary, text without a tokenizer), NeverFits or DuplicateRequest.
+        Raises InvalidSampling, InvalidRequest (no text and no token ids, ids outside the vocabulary, text without a
+        tokenizer), NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
         """
-        params = params or SamplingParams()
-        params.check(self.model.vocabulary_size)
-        request_id = id if id is not None else f"request-{self._num_added}"
-        if request_id in self._live:
-            raise DuplicateRequest(request_id)
-        ids = self.encoded(prompt)
-        now = self._clock() if arrival is None else arrival
-        eos = () if params.ignore_eos else self.model.eos_token_ids
-        request = Request(
-            id=request_id,
-            prompt=ids,
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            stop_token_ids=(*params.stop_token_ids, *eos),
-            priority=priority,
-            salt=salt,
-            reads_cache=reads_cache,
-            writes_cache=writes_cache,
-            retention=retention,
-        )
-        self.scheduler.add(request, now=now)
-        self._num_added += 1
-        seed = params.seed if params.seed is not None else seed_of(request_id, self._seed)
-        self._live[request_id] = LiveRequest(
-            request_id, prompt if isinstance(prompt, str) else None, ids, params, seed, now, self.model.tokenizer
-        )
-        return request_id
+        with self.turns.beside("add_request"):
+            self._steps.must_be_whole()
+            params = SamplingParams() if params is None else params
+            if not isinstance(params, SamplingParams):
+                raise InvalidSampling(f"params have to be SamplingParams, or None; got {params!r}.")
+            params.check(self.model.vocabulary_size)
+            request_id = id if id is not None else f"request-{self._num_added}"
+            if not isinstance(request_id, str):
+                raise InvalidRequest(f"id has to be a non-empty string; got {request_id!r}.")
+            if request_id in self._live or request_id in self._undelivered:
+                raise DuplicateRequest(request_id)
+            ids = self.encoded(prompt)
+            now = self._clock() if arrival is None else checked_time("arrival", arrival)
+            eos = () if params.ignore_eos else self.model.eos_token_ids
+            request = Request(
+                id=request_id,
+                prompt=ids,
+                max_tokens=params.max_tokens,
+                min_tokens=params.min_tokens,
+                stop_token_ids=(*params.stop_token_ids, *eos),
+                priority=priority,
+                salt=salt,
+                reads_cache=reads_cache,
+                writes_cache=writes_cache,
+                retention=retention,
+            )
+            seed = params.seed if params.seed is not None else seed_of(request_id, self._seed)
+            text = prompt if isinstance(prompt, str) else None
+            live = LiveRequest(request_id, text, ids, params, seed, now, self.model.tokenizer)
+            with Uninterrupted():
+                self.scheduler.add(request, now=now)
+                self._num_added += 1
+                self._live[request_id] = live
+            return request_id
 
     def encoded(self, prompt: str | Sequence[int]) -> list[int]:
-        """A prompt as token ids. Raises InvalidRequest for text when the model has no tokenizer."""
+        """A prompt as token ids. Raises InvalidRequest for what is neither text nor token ids, and for text when the
+        model has no tokenizer."""
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return checked_tokens(prompt)
         if self.model.tokenizer is None:
             raise InvalidRequest(f"{self.model.path}: no tokenizer there, so prompts have to be token ids.")
         found: list[int] = self.model.tokenizer.encode(prompt, verbose=False)
         return found
 
     def abort(self, request_id: str) -> EngineOutput | None:
-        """End a request in whatever state it is; its last output, None if it has ended. Raises UnknownRequest."""
-        output = self.scheduler.abort(request_id)
-        live = self._live.pop(request_id, None)
-        if output is None or live is None:
-            return None
-        return live.ended([], "abort", self._clock(), usage=output.usage)
+        """End a request in whatever state it is; its last output, with all that had not been handed out.
+
+        None if it has ended, and its end was handed out or comes with the next step. Raises UnknownRequest, or
+        EngineInUse while another thread calls the engine.
+        """
+        with self.turns.beside("abort"), Uninterrupted():
+            return self._ended(request_id, self.scheduler.abort(request_id), "abort")
+
+    def finish(self, request_id: str, reason: str = "stop") -> EngineOutput | None:
+        """As `abort`, with "stop" or "length" for a reason: a string was found in its text, say. Raises InvalidRequest
+        for another reason, too."""
+        with self.turns.beside("finish"), Uninterrupted():
+            return self._ended(request_id, self.scheduler.finish(request_id, reason=reason), reason)
 
     def step(self) -> list[EngineOutput]:
-        """One forward pass; what it brought, a request an output.
+        """One forward pass; what it brought, with what earlier steps brought and could not return, in order for each
+        request.
 
-        A step that fails is taken back and tried again; when it fails once too often its requests end with "error". Raises
-        EngineFailed when its copies fail.
+        A step that runs out of memory is taken back and tried again; when it fails once too often its requests end with
+        "error". So does a request whose logits are no numbers, at once and alone. All else is raised as it is: by the
+        model, a callback or Ctrl-C. Then the batch is cancelled, nothing is lost, and the next step begins again.
+
+        Raises EngineFailed when copies fail, once every request has ended with "error" and the cache is forgotten; and
+        from then on if a step stopped where its books were being written. Raises EngineInUse within a callback, and
+        while another thread calls the engine.
         """
-        began = self._clock()
-        batch = self.scheduler.schedule(began)
-        if batch.is_empty:
-            return []
-        self._note_admitted(batch)
+        with self.turns.alone("step"):
+            self.advance()
+            return self._undelivered.take_all()
+
+    def advance(self) -> None:
+        """As `step`, for a call that has taken its turn; the outputs stay here, for `outputs_of`."""
+        self._steps.must_be_whole()
         try:
-            self.runner.move(batch)
-        except Exception as error:
-            raise EngineFailed(f"step {batch.number}: the copies failed: {error}") from error
-        forward = self._clock()
-        try:
-            logits = self.runner.logits(batch)
-            computed = self._clock()
-            tokens = self._sampled(batch, logits)
-        except Exception as error:
-            self.scheduler.cancel(batch, moved=True)
-            return self._retried(batch, error)
-        self._failures = 0
-        outputs = self.scheduler.update(batch, tokens, now=computed)
-        news = self._news(outputs)
-        if self.on_batch is not None:
-            self.on_batch(batch)
-        self._steps += 1
-        self._output_tokens += len(tokens)
-        done = self._clock()
-        self._model_s += computed - forward
-        self._host_s += (done - computed) + (forward - began)
-        return news
+            before = self._steps.num_launched
+            failed = self._steps.launch(self._note_admitted, self.on_logits)
+            if failed is not None:
+                self._end_failed(failed)
+            launched = self._steps.num_launched > before
+            ended = []
+            # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
+            while self._steps.num_launched > (self._steps_ahead if launched else 0) or not self._live:
+                batch = self._steps.finish(self._deliver)
+                if batch is None:
+                    break
+                ended.append(batch)
+        except BaseException as error:
+            self._recover(error)
+            raise
+        if ended:
+            self._num_failures = 0
+        for batch in ended:
+            if self.on_batch is not None:
+                self.on_batch(batch)
+
+    def outputs_of(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
+        """What these requests have brought and was not handed out. An output is handed out when it is asked for."""
+        return self._undelivered.take_each(request_ids)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Abort those of the requests that live, and drop what has not been handed out."""
+        with Uninterrupted():
+            for request_id in request_ids:
+                if request_id in self._live:
+                    self.abort(request_id)
+                # If it had ended, its end may be still to come.
+                self._live.pop(request_id, None)
+                self._undelivered.take_joined(request_id)
 
     def stats(self) -> EngineStats:
         """Totals so far."""
-        return EngineStats(
-            steps=self._steps,
-            failed_steps=self._failed_steps,
-            output_tokens=self._output_tokens,
-            host_s=self._host_s,
-            model_s=self._model_s,
-        )
+        return self._steps.stats()
 
     def check(self) -> list[str]:
-        """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is none."""
+        """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is
+        none."""
         return self.scheduler.check()
 
     def live_request(self, request_id: str) -> LiveRequest | None:
         """What is kept of a request that has not ended; for those who watch."""
         return self._live.get(request_id)
 
+    def _ended(self, request_id: str, output: Output | None, reason: str) -> EngineOutput | None:
+        """What is handed out of a request that the caller ended; `output` is the scheduler's last one of it."""
+        # Without one the request had ended by itself: it is kept until that end has come.
+        live = None if output is None else self._live.pop(request_id, None)
+        if output is not None and live is not None:
+            self._undelivered.add([live.ended([], reason, self._clock(), usage=output.usage)])
+        return self._undelivered.take_joined(request_id)
+
     def _note_admitted(self, batch: Batch) -> None:
-        """How each row that somebody was given is sampled."""
+        """How each row that a request was given is sampled."""
         for request_id in batch.admitted:
             live = self._live.get(request_id)
             if live is not None:
                 for row in self.scheduler.rows_of(request_id):
                     self._sampling.set(row, live)
 
-    def _sampled(self, batch: Batch, logits: Tensor) -> NDArray[np.int32]:
-        """int32 [rows that sample]."""
-        rows = batch.rows[batch.samples]
-        if not len(rows):
-            return np.empty(0, np.int32)
-        columns = self._sampling
-        places = batch.seq_lens[batch.samples] - columns.prompt_len[rows]
-        if self.on_logits is not None:
-            for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
-                self.on_logits(request_id, place, row)
-        return sample(
-            logits,
-            temperature=columns.temperature[rows],
-            top_k=columns.top_k[rows],
-            top_p=columns.top_p[rows],
-            seeds=columns.seed[rows],
-            places=places,
-        )
-
-    def _news(self, outputs: Outputs) -> list[EngineOutput]:
+    def _deliver(self, outputs: Outputs) -> None:
         now, news = self._clock(), []
         for output in outputs:
             live = self._live.get(output.id)
@@ -295,20 +336,32 @@ class Engine:
             else:
                 del self._live[output.id]
                 news.append(live.ended(output.token_ids, output.finish_reason, now, usage=output.usage))
-        return news
+        self._undelivered.add(news)
 
-    def _retried(self, batch: Batch, error: Exception) -> list[EngineOutput]:
-        self._failed_steps += 1
-        self._failures += 1
-        if self._failures <= self._max_retries:
-            return []
-        self._failures = 0
+    def _end_failed(self, failed: FailedBatch) -> None:
+        """End the requests of a batch that was cancelled, unless another try may help."""
+        if not isinstance(failed.error, BadLogits):
+            self._num_failures += 1
+            if self._num_failures <= self._max_retries:
+                return
+            self._num_failures = 0
+        self._end_with_error(failed.request_ids, failed.error)
+
+    def _recover(self, error: BaseException) -> None:
+        """Leave no batch outstanding, and nothing that rests on copies which failed."""
+        with Uninterrupted():
+            self._steps.take_back()
+            if self._steps.content_is_lost:
+                self._end_with_error(list(self._live), error)
+                self._steps.forget_lost_content()
+
+    def _end_with_error(self, request_ids: Iterable[str], error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
-        news = []
-        for request_id in dict.fromkeys(batch.ids.tolist()):
-            live = self._live.pop(request_id, None)
-            if live is not None:
+        with Uninterrupted():
+            for request_id in request_ids:
+                live = self._live.pop(request_id, None)
+                if live is None:
+                    continue
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
-                news.append(live.ended([], "error", self._clock(), usage=usage, error=reason))
-        return news
+                self._undelivered.add([live.ended([], "error", self._clock(), usage=usage, error=reason)])

@@ -38,6 +38,8 @@ class LiveRequest:
         self.arrival = arrival
         self.token_ids: list[int] = []
         self.text = ""
+        # Its last output; None while it lives.
+        self.last: EngineOutput | None = None
         self._stream = None if tokenizer is None else TextStream(tokenizer, prompt_ids)
         self._first: float | None = None
         self._last: float | None = None
@@ -62,10 +64,13 @@ class LiveRequest:
             rest = self._stream.finish()
             self.text += rest
             text += rest
-        return EngineOutput(self.id, tokens, text, reason, error, usage, self.timings(now))
+        self.last = EngineOutput(self.id, tokens, text, reason, error, usage, self.timings(now))
+        return self.last
 
-    def completion(self, last: EngineOutput) -> Completion:
-        """The whole, once `last` has come."""
+    def completion(self) -> Completion:
+        """The whole, once it has ended."""
+        last = self.last
+        assert last is not None, "it has ended"
         assert last.finish_reason is not None, "an end says why"
         assert last.timings is not None, "an end says when"
         return Completion(

@@ -5,15 +5,21 @@ Knows an engine. Does not know how a step is made.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from block_manager import InvalidConfig
 from paged.engine import Engine
+from paged.live_request import LiveRequest
 from paged.model.loading import LoadedModel
 from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
+from paged.uninterrupted import Uninterrupted
+from scheduler import InvalidRequest
+
+OnOutput = Callable[[EngineOutput], None]
 
 
 class LLM:
@@ -31,36 +37,78 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        on_output: Callable[[EngineOutput], None] | None = None,
+        on_output: OnOutput | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, text or token ids. `params` holds for all, or is a list, one a prompt. `on_output` sees every piece
-        as it comes.
+        """Answer every prompt, text or token ids. `params` holds for all, or is a list, one a prompt.
 
-        Raises as Engine.add_request does, before anything runs.
+        `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
+        "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
+        for its next `step`.
+
+        Raises as Engine.add_request does, before anything runs, and as Engine.step does; what a callback raises, and
+        Ctrl-C, come out as they are. Whatever is raised, these requests have been aborted then, and the engine can be
+        used. A generate or a step within a callback, or while another thread calls the engine, raises EngineInUse.
         """
-        several: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-        if isinstance(params, SamplingParams) or params is None:
-            each = [params] * len(several)
-        else:
-            each = list(params)
-        if len(each) != len(several):
-            raise InvalidConfig(f"{len(several)} prompts and {len(each)} sampling parameters; one for each is needed.")
-        engine = self.engine
-        ids: list[str] = []
-        try:
-            for prompt, its in zip(several, each, strict=True):
-                ids.append(engine.add_request(prompt, its))
-        except Exception:
-            for request_id in ids:
-                engine.abort(request_id)
-            raise
-        live = {request_id: engine.live_request(request_id) for request_id in ids}
-        done: dict[str, Completion] = {}
-        while len(done) < len(ids):
-            for output in engine.step():
+        several = _listed(prompts)
+        each = _one_each(params, len(several))
+        with self.engine.turns.alone("generate"):
+            requests: list[LiveRequest] = []
+            try:
+                for prompt, its in zip(several, each, strict=True):
+                    # No request is added without being noted.
+                    with Uninterrupted():
+                        requests.append(self._added(prompt, its))
+                self._drive(requests, on_output)
+            except BaseException:
+                self.engine.forget([request.id for request in requests])
+                raise
+            return [request.completion() for request in requests]
+
+    def _added(self, prompt: Any, params: SamplingParams | None) -> LiveRequest:
+        request = self.engine.live_request(self.engine.add_request(prompt, params))
+        assert request is not None, "a request that was just added lives"
+        return request
+
+    def _drive(self, requests: list[LiveRequest], on_output: OnOutput | None) -> None:
+        """Step until each of the requests has ended, by itself or by an abort."""
+        engine, ids = self.engine, {request.id for request in requests}
+        going = deque(requests)
+        while True:
+            while going and going[0].last is not None:
+                going.popleft()
+            if not going:
+                return
+            engine.advance()
+            for output in engine.outputs_of(ids):
                 if on_output is not None:
                     on_output(output)
-                request = live.get(output.id)
-                if request is not None and output.finish_reason is not None:
-                    done[output.id] = request.completion(output)
-        return [done[request_id] for request_id in ids]
+
+
+def _listed(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        several = list(prompts)
+    except TypeError:
+        raise InvalidRequest(
+            f"prompts have to be text, or a list of prompts, each text or token ids; got {prompts!r}."
+        ) from None
+    for prompt in several:
+        if not isinstance(prompt, str) and not hasattr(prompt, "__len__"):
+            raise InvalidRequest(
+                f"a prompt has to be text, or a sequence of token ids; got {prompt!r}. "
+                f"One prompt of token ids is a list within a list."
+            )
+    return several
+
+
+def _one_each(params: Any, num_prompts: int) -> list[SamplingParams | None]:
+    if isinstance(params, SamplingParams) or params is None:
+        return [params] * num_prompts
+    try:
+        each = list(params)
+    except TypeError:
+        raise InvalidConfig(f"params have to be SamplingParams, or a list of them; got {params!r}.") from None
+    if len(each) != num_prompts:
+        raise InvalidConfig(f"{num_prompts} prompts and {len(each)} sampling parameters; one for each is needed.")
+    return each

@@ -63,7 +63,8 @@ class Completion(msgspec.Struct, frozen=True):
 class EngineStats(msgspec.Struct, frozen=True):
     """Totals of an engine. Seconds of its clock.
 
-    steps           forward passes that came to an end, failed_steps those that did not
+    steps           forward passes that came to an end; failed_steps those that were cancelled for want of memory, or of logits
+                    that are numbers
     output_tokens   sampled
     host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes
     """

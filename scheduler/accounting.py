@@ -17,6 +17,7 @@ class SchedulerStats(msgspec.Struct):
     shared_in_flight_tokens  of hit_tokens, still being computed by another row of the same batch when found
     output_tokens            sampled and delivered
     voided_tokens            of computed_tokens, those of sequences that had ended, or got no token, in a batch before
+    drafted_tokens           drafts in updated batches; of these, accepted_tokens were right, and the rest is rejected
     cancelled_tokens         in flight in cancelled batches
     swapped_out_blocks, swapped_in_blocks
                              blocks copied to the host and back
@@ -36,6 +37,8 @@ class SchedulerStats(msgspec.Struct):
     shared_in_flight_tokens: int = 0
     output_tokens: int = 0
     voided_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     cancelled_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
@@ -51,6 +54,11 @@ class SchedulerStats(msgspec.Struct):
     def preemptions(self) -> int:
         """Preemptions of both kinds."""
         return self.preemptions_recompute + self.preemptions_swap
+
+    @property
+    def rejected_tokens(self) -> int:
+        """Drafts that were wrong."""
+        return self.drafted_tokens - self.accepted_tokens
 
     @property
     def wasted_share(self) -> float:

@@ -7,6 +7,7 @@ anyone.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.composition import place_chunk
 from scheduler.preemption import hold_tables, note_transfer
@@ -74,7 +75,12 @@ def let_in(state: State, step: Step) -> None:
                 _shut(state, step, None if has_to_wait else request)
             return
         request.passed += 1
-        admit(state, step, behind)
+        tokens = behind.tokens[0]
+        if behind.is_plain and tokens is not None and not step.leaders and _takes_plain_ones(state):
+            _admit_plainly(state, step, behind, tokens)
+        else:
+            state.manager.draw_promised()
+            admit(state, step, behind)
 
 
 def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
@@ -102,9 +108,25 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
     """The first of the next that may enter before the head of the queue, which may not; None if it has been passed often enough."""
     if head.passed >= state.policy.max_passes or step.seats <= 0:
         return None
-    state.manager.draw_promised()
-    behind = state.waiting.behind(NUM_PASSING)
-    return next((request for request in behind if _may_enter(state, step, request)), None)
+    manager = state.manager
+    takes_plain_ones = _takes_plain_ones(state) and state.running_rows.count() < state.limits.max_sequences
+    free = _num_free(state, step) if takes_plain_ones else 0
+    for request in state.waiting.behind(NUM_PASSING):
+        if takes_plain_ones and request.is_plain:
+            tokens = request.tokens[0]
+            assert tokens is not None, "a waiting request keeps its tokens"
+            has_room = -(-len(tokens) // manager.block_size) <= free
+            if not has_room and free <= 0:
+                continue
+            if not manager.has_first(tokens, request.root):
+                # Nothing of it is cached, so what is promised need not be drawn, and evict, before it is looked up.
+                if has_room and (state.foresight is None or state.foresight.fits(request)):
+                    return request
+                continue
+        manager.draw_promised()
+        if _may_enter(state, step, request):
+            return request
+    return None
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -140,47 +162,57 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
     Returns whether the head has to wait; else whoever is the head now is not ordinary, or there is nobody or no budget left.
     """
-    if state.bounded or state.transfers or not state.admits_plainly:
+    if not _takes_plain_ones(state):
         return False
     manager, waiting, size = state.manager, state.waiting, state.manager.block_size
     foresight = state.foresight
-    room = state.limits.max_sequences - state.running_rows.count()
+    running_rows, max_rows = state.running_rows, state.limits.max_sequences
     while waiting.num and step.budget > 0:
         request = waiting.head()
-        if not request.is_plain or room <= 0 or step.leaders:
+        if not request.is_plain or step.leaders or running_rows.count() >= max_rows:
             return False
         tokens = request.tokens[0]
         assert tokens is not None, "a waiting request keeps its tokens"
         num_tokens = len(tokens)
         if step.seats <= 0:
             return True
-        free = manager.num_unpromised - owed(state, step) - watermark(state)
+        free = _num_free(state, step)
         if -(-num_tokens // size) > free:
             # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
             return not (free > 0 and manager.has_first(tokens, request.root))
         if foresight is not None and not foresight.fits(request):
             return True
-        waiting.remove(request)
-        step.admitted.append(request.request.id)
-        row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
-        request.tokens[0] = None
-        request.rows[0] = row
-        request.hit_tokens = found
-        request.is_plain = request.is_new = False
-        state.columns.bind(row, request, 0)
-        state.stats.prompt_tokens += num_tokens
-        state.stats.admitted += 1
-        state.start_running(request)
-        is_whole = found + count == num_tokens
-        step.chunks.append((row, found, count, is_whole))
-        step.budget -= count
-        step.seats -= 1
-        room -= 1
-        if not is_whole:
-            step.leaders[row] = found
-            manager.draw_promised()
-            _add_debt(state, step, request)
+        _admit_plainly(state, step, request, tokens)
     return False
+
+
+def _takes_plain_ones(state: State) -> bool:
+    """Whether an ordinary request may come in the short way: nobody's worst case is reserved, no block is on its way."""
+    return state.admits_plainly and not state.bounded and not state.transfers
+
+
+def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:
+    """`admit` for an ordinary request of these tokens, for which there is room, where this batch has no leader."""
+    manager, num_tokens = state.manager, len(tokens)
+    state.waiting.remove(request)
+    step.admitted.append(request.request.id)
+    row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
+    request.tokens[0] = None
+    request.rows[0] = row
+    request.hit_tokens = found
+    request.is_plain = request.is_new = False
+    state.columns.bind(row, request, 0)
+    state.stats.prompt_tokens += num_tokens
+    state.stats.admitted += 1
+    state.start_running(request)
+    is_whole = found + count == num_tokens
+    step.chunks.append((row, found, count, is_whole))
+    step.budget -= count
+    step.seats -= 1
+    if not is_whole:
+        step.leaders[row] = found
+        manager.draw_promised()
+        _add_debt(state, step, request)
 
 
 def _admit_whole_batch(state: State, step: Step) -> None:
@@ -332,6 +364,11 @@ def owed(state: State, step: Step) -> int:
         state.manager.draw_promised()
         step.owed = state.blocks_owed()
     return step.owed
+
+
+def _num_free(state: State, step: Step) -> int:
+    """Blocks that an ordinary newcomer may have."""
+    return state.manager.num_unpromised - owed(state, step) - watermark(state)
 
 
 def _fits(state: State, step: Step, request: RequestState) -> bool:

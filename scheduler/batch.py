@@ -26,7 +26,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth. With
-    covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it.
+    covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it. ends do not count drafts.
 
     gone: by place, rows that their sequence gave back while the batch was out. What is sampled there belongs to (request, sequence),
     which lost its blocks; None where that has ended, or was told 0 tokens: such a share is void.
@@ -40,6 +40,9 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     covers_running: bool
     is_empty: bool
     flight: Flight | None
+    # Drafts behind the last token of each row, int64 [n], and their tokens, packed; None: there are none.
+    draft_counts: NDArray[np.int64] | None
+    draft_tokens: NDArray[np.int32] | None
     gone: dict[int, Heir | None]
 
     def place_of(self, row: int) -> int:
@@ -92,6 +95,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     slot_mapping  int64 [T]; block * block_size + offset
     seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
     samples       bool [n]; whether a token is to be sampled after the row's last one
+    num_drafts    int64 [n]; of its tokens, the last ones that are drafts: a row with any samples after each of its last num_drafts + 1
+                  tokens, and `update` takes the drafts that were right and the token after them
     ids           object [n]; request ids, and sequences int64 [n], which sequence of it
     block_tables  int32 [rows, columns], a read-only view, valid until the next `schedule`: for an engine that does not run behind
     table_rows, table_columns, table_blocks
@@ -119,6 +124,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     slot_mapping: NDArray[np.int64]
     seq_lens: NDArray[np.int64]
     samples: NDArray[np.bool_]
+    num_drafts: NDArray[np.int64]
     ids: NDArray[np.object_]
     sequences: NDArray[np.int64]
     block_tables: NDArray[np.int32]

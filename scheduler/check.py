@@ -66,6 +66,11 @@ def _rows(state: State) -> list[str]:
         found.append(
             f"9: rows {sorted(owned ^ set(manager.live_rows.tolist()))} are held by no request, or do not exist."
         )
+    columns = state.columns
+    if (columns.num_bound, columns.sum_max_total) != (len(owned), int(columns.max_total[sorted(owned)].sum())):
+        found.append(
+            f"9: {columns.num_bound} rows of {columns.sum_max_total} tokens at most are counted; {len(owned)} are held."
+        )
     running = [row for request in state.running for row in request.live_rows]
     if state.running_rows.array(state.running).tolist() != running:
         found.append("9: the array of running rows differs from the running requests.")

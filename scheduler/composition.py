@@ -78,6 +78,9 @@ def _steady_ahead(state: State, step: Step, rows: Rows) -> tuple[Rows, Counts, C
     ticket = last.ticket
     if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone or state.silent:
         return None
+    if ticket.draft_counts is not None:
+        # How many of them are right decides where those rows go on.
+        return None
     starts = ticket.ends
     if state.columns.reach_length(rows, starts + 1):
         return None

@@ -7,20 +7,22 @@ byte. Calls are serialised by the caller.
 
 from __future__ import annotations
 
-import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import BlockManager, InvalidConfig, token_array
+from block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
 from scheduler import ending
 from scheduler.accounting import SchedulerStats
 from scheduler.admission import let_in
+from scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
 from scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from scheduler.check import violations_of
 from scheduler.composition import compose_running
+from scheduler.drafts import Drafts, place_drafts, validated
 from scheduler.errors import (
     BatchEnded,
     BatchError,
@@ -41,14 +43,25 @@ from scheduler.packing import Packer
 from scheduler.policies import Costs, Policy, policy_named
 from scheduler.progress import force_progress, reject_overgrown
 from scheduler.regions import Regions
-from scheduler.request import Request, RequestState, namespace_root, replaced, state_of, validated_prompt
+from scheduler.request import (
+    Request,
+    RequestState,
+    namespace_root,
+    replaced,
+    state_of,
+    validated_prompt,
+    with_own_integers,
+)
 from scheduler.reservations import reserved_tokens
 from scheduler.state import Limits, State, Step
-from scheduler.status import ABORT, Status
+from scheduler.status import ABORT, LENGTH, STOP, Status
 from scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-_UNLIMITED = 2**62
+
+
+# With which the caller may end a sequence.
+_REASONS = {"stop": STOP, "length": LENGTH}
 
 
 def _must_be_a_batch(batch: object) -> None:
@@ -62,7 +75,7 @@ def _checked_id(request_id: object) -> str:
     return request_id
 
 
-class Scheduler:
+class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which it has for itself.
 
     policy               a name in POLICIES, or a Policy
@@ -107,27 +120,27 @@ class Scheduler:
         for name, value in sizes.items():
             if value is None and name in optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
         if not isinstance(manager, BlockManager):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
+        async_moves = checked_flag("async_moves", async_moves)
         if async_moves and manager.host_caching:
             raise InvalidConfig(
                 "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
             )
         chosen = policy_named(policy)
         manager.claim()
-        # Whatever kind of integer they came as: numpy's small ones overflow.
         limits = Limits(
-            int(max_tokens_per_step),
-            int(max_sequences),
-            None if max_model_len is None else int(max_model_len),
-            None if max_waiting is None else int(max_waiting),
-            _UNLIMITED if max_chunk is None else int(max_chunk),
-            None if vocabulary_size is None else int(vocabulary_size),
-            int(max_outstanding),
+            count_of(max_tokens_per_step),
+            count_of(max_sequences),
+            None if max_model_len is None else count_of(max_model_len),
+            None if max_waiting is None else count_of(max_waiting),
+            UNLIMITED if max_chunk is None else count_of(max_chunk),
+            None if vocabulary_size is None else count_of(vocabulary_size),
+            count_of(max_outstanding),
         )
         self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
         prices, size = self._state.costs, manager.block_size
@@ -167,7 +180,10 @@ class Scheduler:
         return bool(state.requests or state.pending_outputs or state.carried or state.outstanding)
 
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrives at `now` (seconds, any origin).
+        """Take a request that arrived at `now` (seconds, any origin).
+
+        Requests of one priority are served in the order of their arrival, which may lie before the scheduler's time and does not
+        change it.
 
         Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
@@ -175,10 +191,10 @@ class Scheduler:
         state = self._state
         if not isinstance(request, Request):
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
-        if not isinstance(now, (int, float)) or not math.isfinite(now):
-            raise InvalidRequest(f'request "{request.id}": now has to be a finite number of seconds; got {now!r}.')
-        limits, num_sequences = state.limits, request.num_sequences
+        arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
+        request = with_own_integers(request)
+        num_sequences = request.num_sequences
         root = namespace_root(request)
         undelivered = state.pending_outputs
         if (
@@ -196,7 +212,7 @@ class Scheduler:
         priority = request.priority if state.policy.order == "priority" else 0
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
-        new = state_of(request, prompt, root, (priority, now, self._num_added), longest)
+        new = state_of(request, prompt, root, (priority, arrival, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
         if num_tokens >= state.max_total or num_sequences > 1:
@@ -206,24 +222,33 @@ class Scheduler:
         if state.foresight is not None or state.waiting.head() is new:
             state.is_shut = False
 
-    def schedule(self, now: float = 0.0) -> Batch:
+    def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
         """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
 
         Batches run in the order in which they were scheduled. A row that samples in one that is out may compute that token in this one:
-        the batch says where its value comes from. Raises TooManyOutstanding, changing nothing.
+        the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
+        take what budget and memory are left after all else.
+
+        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule`, `update` and `skip` an
+        earlier `now`, or none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is
+        no finite number, changing nothing.
         """
         state = self._state
         manager, limits = state.manager, state.limits
         if len(state.outstanding) >= limits.max_outstanding:
             raise TooManyOutstanding(len(state.outstanding), limits.max_outstanding)
-        manager.next_batch()
+        now = latest_time(now, state.now)
+        proposed = drafts if drafts is None else validated(state, drafts)
+        if state.waiting.num:
+            # Rows that this step may open: before anything changes, since it takes memory.
+            most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
+            state.columns.ensure(state.columns.num_bound + most)
         state.now = now
-        manager.expire(now)
-        if state.to_reject:
-            reject_overgrown(state)
         if state.carried:
             ending.forget_stale_carried(state)
-        manager.open_offload(not state.carried)
+        manager.begin_step(now, may_copy=not state.carried)
+        if state.to_reject:
+            reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
         state.awaited = None
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
@@ -235,12 +260,11 @@ class Scheduler:
                     compose_running(state, step)
                 if state.waiting.num or state.away.num:
                     let_in(state, step)
-            manager.draw_promised()
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
-        content = manager.take_moves()
-        if len(content):
-            step.moves.append(content)
+        if proposed is not None:
+            manager.draw_promised()
+            place_drafts(state, step, proposed)
         if state.carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)
@@ -254,20 +278,23 @@ class Scheduler:
 
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
         """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
-        [n], 0 for a row that does not sample; None: one for each row that does). Returns what became of each sequence.
+        [n], 0 for a row that does not sample; None: one for each row that does); of a row with drafts the ones that were right and the
+        token after them. Returns what became of each sequence.
 
         A row that samples and gets 0 stays, with nothing to compute until `append`; what later batches compute of a token that does not
-        come, or that came after the end of its sequence, is void. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has
-        not ended) or WrongTokens, changing nothing.
+        come, or that came after the end of its sequence, is void. `now` is as in `schedule`. Raises ForeignBatch, BatchEnded,
+        BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
         """
         state = self._state
         _must_be_a_batch(batch)
-        state.now = now
+        now = latest_time(now, state.now)
         if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+            state.now = now
             return ending.update(state, batch, tokens, ragged)
         self._must_be(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
+        state.now = now
         del state.outstanding[0]
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
@@ -276,7 +303,10 @@ class Scheduler:
 
     def steady_steps(self, limit: int) -> int:
         """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
-        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes."""
+        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
+        limit that is no integer."""
+        if not is_integer(limit):
+            raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
         return steady_steps(self._state, steady_rows(self._state), limit)
 
     def steady_batch(self) -> SteadyBatch:
@@ -288,15 +318,21 @@ class Scheduler:
 
         For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
         blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
-        allows, and for a token at which its row stops, changing nothing.
+        allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
         """
         state = self._state
+        now = latest_time(now, state.now)
         try:
             tokens = np.asarray(token_ids)
         except ValueError:
             raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
-        if tokens.ndim != 2 or (tokens.size and (tokens.dtype.kind not in "iu" or int(tokens.min()) < 0)):
+        if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
+        end = state.limits.vocabulary_size or 2**31
+        if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < min(end, 2**31)):
+            raise WrongTokens(
+                f"skip: token ids have to be from 0 to {min(end, 2**31) - 1}; got {tokens.min()} to {tokens.max()}."
+            )
         num_rows, num_steps = tokens.shape
         if not num_steps:
             return np.empty(0, np.int64)
@@ -325,7 +361,9 @@ class Scheduler:
         _must_be_a_batch(batch)
         if batch.ticket.is_empty and batch.ticket.owner is self._owner:
             return
-        if self._state.async_moves and len(batch.moves) and not moved and self._has_reported(batch):
+        if not isinstance(moved, (bool, np.bool_)):
+            raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
+        if not moved and self._moves_in_background(batch) and batch.number not in self._state.transfers:
             raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")
         self._must_be(batch, -1, "cancelled")
         if not moved and len(batch.moves) and batch.number < self._state.last_moved:
@@ -355,6 +393,26 @@ class Scheduler:
             raise UnknownRequest(request_id)
         return ending.end_request(state, request, ABORT, "was aborted.")[-1]
 
+    def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
+        """End one sequence in whatever state it is, because the engine says so: "stop" (a string was found, say) or "length". Returns its
+        last output, with the usage if no other sequence of the request goes on; None if the sequence has ended already.
+
+        In flight it keeps its blocks until its batch ends, as with `abort`: the batch's tokens for it are ignored. Raises UnknownRequest,
+        or InvalidRequest (no such sequence, or another reason).
+        """
+        state = self._state
+        request = state.requests.get(_checked_id(request_id))
+        if request is None and request_id not in state.ended:
+            raise UnknownRequest(request_id)
+        code = _REASONS.get(reason) if isinstance(reason, str) else None
+        if code is None:
+            raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
+        if not is_integer(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
+            raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
+        if request is None or not state.delivers(request, sequence):
+            return None
+        return ending.finish(state, request, int(sequence), code)
+
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
 
@@ -369,14 +427,22 @@ class Scheduler:
             raise InvalidRequest(
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
-        if (
-            not isinstance(sequence, int)
-            or not 0 <= sequence < len(request.rows)
-            or (request.rows[sequence] < 0 and request.tokens[sequence] is None)
-        ):
-            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence}.')
+        if not is_integer(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
+            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
+        sequence = int(sequence)
         if state.is_in_flight(request):
             raise RequestInFlight(request_id)
+        row, known = request.rows[sequence], request.tokens[sequence]
+        have = int(state.manager.num_tokens[row]) if known is None else len(known)
+        longest = state.max_total_of(len(request.rows))
+        # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
+        array = array[: max(0, longest - have)]
+        total = have + len(array)
+        # First of all: there may be no memory to keep them in.
+        if known is None:
+            state.manager.append(row, array)
+        else:
+            request.tokens[sequence] = np.concatenate([known, array])
         state.steady = None
         state.columns.advance_unevenly()
         state.is_shut = False
@@ -385,24 +451,15 @@ class Scheduler:
             request.is_bounded = False
             state.bounded.remove(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        if row >= 0:
-            state.silent.discard(row)
-            state.manager.append(row, array)
-            total = int(state.manager.num_tokens[row])
-        else:
-            assert known is not None, "a sequence without a row keeps its tokens"
-            request.tokens[sequence] = np.concatenate([known, array])
-            total = len(known) + len(array)
+        state.silent.discard(row)
         if request_id in state.parked and len(array):
             del state.parked[request_id]
             state.waiting.add(request)
         request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
-        longest = state.max_total_of(len(request.rows))
         longest_now = min(request.max_total[sequence] + len(array), longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
-            state.columns.max_total[row] = request.max_total[sequence]
+            state.columns.prolong(row, longest_now)
             state.columns.min_total[row] += len(array)
             state.columns.prompt_total[row] += len(array)
             if state.columns.expected_total[row]:
@@ -429,11 +486,7 @@ class Scheduler:
             # Its nodes would be confirmed below ones that are only pending.
             raise RequestInFlight(request_id)
         hit, asked = int(manager.num_launched[row]), request.num_asked
-        if (
-            isinstance(num_tokens, bool)
-            or not isinstance(num_tokens, (int, np.integer))
-            or not 0 <= num_tokens <= asked
-        ):
+        if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
@@ -445,16 +498,23 @@ class Scheduler:
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
-        """The moves of the batch, which run in the background, have run. Raises ForeignBatch, or BatchError if none are awaited."""
+        """The moves of the batch, which run in the background, have run; nothing for a batch without such moves.
+
+        Raises ForeignBatch, or BatchError when they were reported before, or the batch was cancelled and its moves are a later one's.
+        """
         state = self._state
         _must_be_a_batch(batch)
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        if any(carried.number == batch.number for carried in state.carried):
+        if any(carried.number == batch.number and len(carried.moves) for carried in state.carried):
             raise BatchError(batch.number, "was cancelled before its moves ran; they are in a later batch.")
+        if not self._moves_in_background(batch):
+            return
         transfer = state.transfers.pop(batch.number, None)
         if transfer is None:
-            raise BatchError(batch.number, "has no moves that run in the background, or they have been reported.")
+            raise BatchError(
+                batch.number, "had its moves reported before, or was cancelled and they ran with a later one."
+            )
         for blocks in transfer.device_blocks:
             state.manager.release_held(blocks)
         for blocks in transfer.host_blocks:
@@ -525,7 +585,7 @@ class Scheduler:
 
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves nobody."""
-        if not 0 <= row < len(self._state.columns.id):
+        if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
         found: str | None = self._state.columns.id[row]
         return found
@@ -556,11 +616,9 @@ class Scheduler:
             raise UnknownRequest(request_id)
         return request
 
-    def _has_reported(self, batch: Batch) -> bool:
+    def _moves_in_background(self, batch: Batch) -> bool:
         moves = batch.moves
-        return (
-            bool(len(moves.device_to_host) or len(moves.host_to_device)) and batch.number not in self._state.transfers
-        )
+        return self._state.async_moves and bool(len(moves.device_to_host) or len(moves.host_to_device))
 
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:

@@ -19,7 +19,7 @@ from scheduler.request import RequestState, replaced
 from scheduler.rows import Rows
 from scheduler.state import Carried, State
 from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
-from scheduler.stopping import finish_codes, kept_of, kept_tokens
+from scheduler.stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
@@ -51,6 +51,8 @@ def validated_tokens(
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
         return tokens, None
     rows, samples = ticket.rows, ticket.samples
+    if isinstance(counts, np.ma.MaskedArray):
+        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
     try:
         array = np.asarray(counts)
     except ValueError:
@@ -63,17 +65,51 @@ def validated_tokens(
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+        # Sums of larger ones wrap.
+        raise WrongTokens(
+            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
+        )
     array = array.astype(np.int64)
-    if (array < 0).any():
-        raise WrongTokens(f"batch {batch.number}: a count is negative.")
     if array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if state.outstanding and (array > 1).any():
         _must_not_rest_on(state, batch, array)
+    if ticket.draft_counts is not None:
+        _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
     return tokens, None if array.tobytes() == usual.tobytes() else array
+
+
+def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
+    """Raise WrongTokens for more accepted drafts than there were, or other ones."""
+    ticket = batch.ticket
+    drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
+    assert drafted is not None and draft_tokens is not None, "the batch has drafts"
+    many = (counts > drafted + 1) & (drafted > 0)
+    if many.any():
+        place = int(many.nonzero()[0][0])
+        raise WrongTokens(
+            f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
+            "after them."
+        )
+    if int(counts.sum()) != len(tokens):
+        return
+    accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
+    if not accepted.any():
+        return
+    within = np.arange(int(accepted.sum())) - np.repeat(accepted.cumsum() - accepted, accepted)
+    ours = tokens[np.repeat(counts.cumsum() - counts, accepted) + within]
+    theirs = draft_tokens[np.repeat(drafted.cumsum() - drafted, accepted) + within]
+    wrong = (ours != theirs).nonzero()[0]
+    if len(wrong):
+        place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
+        raise WrongTokens(
+            f"batch {batch.number}: row {ticket.rows[place]} got token {ours[wrong[0]]} where its draft was {theirs[wrong[0]]}: what was "
+            "accepted is what was computed."
+        )
 
 
 def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
@@ -93,12 +129,11 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager, ticket = state.manager, batch.ticket
     rows = ticket.rows
     _account(state, batch)
-    if ticket.flight is not None:
-        manager.settle(ticket.flight)
     if state.busy_ids or state.loading_blocks:
         state.batch_ended(batch.number)
-    if counts is not None:
-        return _update_ragged(state, batch, tokens, counts)
+    if counts is not None or ticket.draft_counts is not None:
+        each = ticket.samples.astype(np.int64) if counts is None else counts
+        return _update_ragged(state, batch, tokens, each)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
     late: list[tuple[Heir, list[int]]] = []
     if ticket.gone:
@@ -107,7 +142,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if ticket.gone or not ticket.all_sample:
         picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    totals = manager.extend(rows, tokens, ends)
+    totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
     codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
     may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
@@ -130,34 +165,35 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
 
 
 def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> Outputs:
-    """`update` where rows got none or several tokens: event by event."""
-    manager, ticket = state.manager, batch.ticket
-    starts = np.cumsum(counts) - counts
+    """`update` where rows got none or several tokens, or had drafts."""
+    manager, ticket, stats = state.manager, batch.ticket, state.stats
     state.columns.advance_unevenly()
     late = _sampled_elsewhere(ticket, tokens, counts)
-    places: list[int] = []
-    codes: list[int] = []
-    kept: list[NDArray[np.int32]] = []
-    for i in ticket.places_sampled().tolist():
-        row = int(ticket.rows[i])
-        new = tokens[starts[i] : starts[i] + counts[i]]
-        count, code = kept_tokens(state.columns, row, new.tolist(), int(manager.num_tokens[row]))
-        if count:
-            manager.append(row, new[:count])
-        if count != 1 and not code and state.outstanding:
-            _void_unknown(state, row)
-        places.append(i)
-        codes.append(code)
-        kept.append(new[:count])
-    packed = np.concatenate(kept) if kept else _NO_TOKENS
-    state.stats.output_tokens += len(packed)
-    ended = np.array(codes, np.int8)
-    rows, done = ticket.rows[places], ended.nonzero()[0]
+    places = ticket.places_sampled()
+    rows, given = ticket.rows[places], counts[places]
+    first = (counts.cumsum() - counts)[places]
+    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
+    within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
+    packed = tokens[np.repeat(first, kept) + within]
+    manager.extend_by(rows, packed, kept)
+    if ticket.draft_counts is not None:
+        drafted = ticket.draft_counts[places]
+        accepted = np.minimum(np.maximum(given - 1, 0), drafted)
+        stats.drafted_tokens += int(ticket.draft_counts.sum())
+        stats.accepted_tokens += int(accepted.sum())
+        has_drafts = drafted > 0
+        manager.reject(rows[has_drafts], (ticket.ends[places] + accepted)[has_drafts])
+    if ticket.flight is not None:
+        manager.settle(ticket.flight)
+    stats.output_tokens += len(packed)
+    done = codes.nonzero()[0]
+    if state.outstanding:
+        for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
+            _void_unknown(state, int(rows[place]))
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-    usage = _end_rows(state, rows, ended, done)
-    lengths = np.array([len(part) for part in kept], np.int64)
+    usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
-    return Outputs(batch.ids[places], batch.sequences[places], packed, lengths, ended, usage, others)
+    return Outputs(batch.ids[places], batch.sequences[places], packed, kept, codes, usage, others)
 
 
 def _is_running(state: State, row: int) -> bool:
@@ -216,43 +252,17 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if row >= 0:
         manager.append(row, new)
         state.steady = None
-        if code:
-            state.running_rows.leave([row] if _is_running(state, row) else [])
-            usage = _end_rows(state, np.array([row]), np.array([code], np.int8), np.zeros(1, np.int64)).get(0)
-            return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
-        if count != 1 and state.outstanding:
-            _void_unknown(state, row)
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    request.tokens[sequence] = np.concatenate([known, new])
-    request.is_quiet = replaced(request.is_quiet, sequence, False)
-    if request.id in state.parked:
-        del state.parked[request.id]
-        state.waiting.add(request)
-    if not code:
-        return [Output(request.id, sequence, new.tolist(), None, None)]
-    return [
-        Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], _end_waiting(state, request, sequence, code))
-    ]
-
-
-def _end_waiting(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """A sequence without a row ends; with the last one its request, whose usage is returned."""
-    known = request.tokens[sequence]
-    assert known is not None, "a sequence without a row keeps its tokens"
-    num_output = len(known) - request.prompt_len - request.appended[sequence]
-    request.num_output += num_output
-    request.num_live -= 1
-    request.tokens[sequence] = None
-    state.void_shares(request, sequence)
-    state.is_shut = False
-    if state.foresight is not None:
-        state.foresight.finished(num_output, pause=request.longest_pause)
-    if request.num_live:
-        return None
-    state.waiting.remove(request)
-    state.end(request, _FINISHED[code])
-    return state.usage_of(request)
+    else:
+        assert known is not None, "a sequence without a row keeps its tokens"
+        request.tokens[sequence] = np.concatenate([known, new])
+        request.is_quiet = replaced(request.is_quiet, sequence, False)
+        if request.id in state.parked:
+            del state.parked[request.id]
+            state.waiting.add(request)
+    usage = _end_sequence(state, request, sequence, code) if code else None
+    if row >= 0 and not code and count != 1 and state.outstanding:
+        _void_unknown(state, row)
+    return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
@@ -293,14 +303,7 @@ def forget_stale_carried(state: State) -> None:
 
 def num_output_of(state: State, request: RequestState) -> int:
     """Output tokens of all its sequences so far, those that have ended and those that live."""
-    total = request.num_output
-    for i, row in enumerate(request.rows):
-        known = request.tokens[i]
-        if row >= 0:
-            total += int(state.manager.num_tokens[row]) - request.prompt_len - request.appended[i]
-        elif known is not None:
-            total += len(known) - request.prompt_len - request.appended[i]
-    return total
+    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
 
 
 def take_pending(state: State) -> list[Output]:
@@ -342,6 +345,58 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     state.end(request, (status, sentence))
     usage = state.usage_of(request)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
+
+
+def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
+    """A sequence with an output to come ends now, in flight or not. Returns its last output, with the usage if no other sequence has one
+    to come."""
+    return Output(request.id, sequence, [], FINISH_REASONS[code], _end_sequence(state, request, sequence, code))
+
+
+def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
+    """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
+    row = request.rows[sequence]
+    _note_finished(state, request, sequence, row)
+    if request.num_live == 1:
+        end_request(state, request, code, _FINISHED[code][1])
+        return state.usage_of(request)
+    state.is_shut = False
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if row >= 0:
+        if request.status is Status.RUNNING:
+            state.running_rows.leave([row])
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    state.void_shares(request, sequence)
+    if request in state.to_reject:
+        longest = state.max_total_of(len(request.rows))
+        if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
+            state.to_reject.remove(request)
+    return None
+
+
+def _num_known(state: State, request: RequestState, sequence: int) -> int:
+    """Tokens that a live sequence knows; 0 for one that has ended."""
+    row, known = request.rows[sequence], request.tokens[sequence]
+    if row >= 0:
+        return int(state.manager.num_tokens[row])
+    return 0 if known is None else len(known)
+
+
+def _num_written(state: State, request: RequestState, sequence: int) -> int:
+    """Output tokens of a live sequence; 0 for one that has ended."""
+    known = _num_known(state, request, sequence)
+    return known - request.prompt_len - request.appended[sequence] if known else 0
+
+
+def _note_finished(state: State, request: RequestState, sequence: int, row: int) -> None:
+    """A sequence has finished: its length is learnt from, and its content, if it holds a row, kept as its request wishes."""
+    if state.foresight is not None:
+        num_output = _num_written(state, request, sequence)
+        state.foresight.finished(num_output, pause=request.longest_pause)
+    if row >= 0:
+        state.retain_content(request, row)
 
 
 def _account(state: State, batch: Batch) -> None:
@@ -390,10 +445,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
         request.num_output += total - request.prompt_len - request.appended[sequence]
         request.num_live -= 1
-        if state.foresight is not None:
-            num_output = total - request.prompt_len - request.appended[sequence]
-            state.foresight.finished(num_output, pause=request.longest_pause)
-        state.retain_content(request, row)
+        _note_finished(state, request, sequence, row)
         state.close_row(request, sequence)
         if state.outstanding:
             state.void_shares(request, sequence)

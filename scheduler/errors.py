@@ -9,6 +9,7 @@
     ├── WaitingFull        the limit on waiting requests is reached
     ├── UnknownPolicy      a policy name that is not in POLICIES
     ├── WrongTokens        counts or tokens in `update` that do not fit the batch
+    ├── WrongDrafts        drafts for rows that do not run, or that are no token ids
     ├── TooManyOutstanding more batches out than the limit
     └── BatchError         a batch that cannot be ended
         ├── BatchEnded         it has ended already
@@ -91,6 +92,10 @@ class UnknownPolicy(PagedError, ValueError):
 
 class WrongTokens(PagedError, ValueError):
     """Counts or tokens in `update` that do not fit the batch."""
+
+
+class WrongDrafts(PagedError, ValueError):
+    """Drafts for a request that does not run, or that are no token ids of the vocabulary."""
 
 
 class TooManyOutstanding(PagedError, RuntimeError):

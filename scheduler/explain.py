@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from scheduler.errors import UnknownRequest
 from scheduler.interleaving import newcomers_to_interrupt
@@ -15,8 +16,9 @@ from scheduler.status import Status
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `Scheduler.explain` found.
 
-    reason is a sentence; blocks_needed what the request lacks to go on (blocks), blocks_free what could be drawn for it, and
-    holders who holds blocks, most first, as (id, blocks). str() is the whole story.
+    reason is a sentence; blocks_needed what the request lacks to go on (blocks), blocks_free what could be drawn for it, and holders
+    the other requests that hold blocks, most first, as (id, blocks). Each block counts once: one that several share for the first of
+    them in order, which gives it up last, and none that the request itself holds. str() is the whole story.
     """
 
     id: str
@@ -55,20 +57,30 @@ def explain(state: State, request_id: str) -> Explanation:
 
 
 def _explained(state: State, request: RequestState, reason: str, needed: int, free: int | None = None) -> Explanation:
-    held: dict[str, int] = {}
-    for other in state.requests.values():
-        blocks = sum(int(state.manager.num_table_blocks[row]) for row in other.live_rows)
-        if blocks and other is not request:
-            held[other.id] = blocks
-    holders = tuple(sorted(held.items(), key=lambda item: (-item[1], item[0])))
     return Explanation(
         id=request.id,
         status=request.status.value,
         reason=reason,
         blocks_needed=needed,
         blocks_free=free_blocks(state) if free is None else free,
-        holders=holders,
+        holders=_holders(state, request),
     )
+
+
+def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
+    """The other requests that hold blocks, and how many, each block counted once; most first."""
+    is_counted = np.zeros(state.manager.num_blocks, np.bool_)
+    for row in request.live_rows:
+        is_counted[state.manager.table(row)] = True
+    held: dict[str, int] = {}
+    for other in sorted(state.requests.values(), key=lambda other: other.order):
+        before = np.count_nonzero(is_counted)
+        for row in other.live_rows:
+            is_counted[state.manager.table(row)] = True
+        blocks = int(np.count_nonzero(is_counted) - before)
+        if blocks and other is not request:
+            held[other.id] = blocks
+    return tuple(sorted(held.items(), key=lambda item: (-item[1], item[0])))
 
 
 def free_blocks(state: State) -> int:

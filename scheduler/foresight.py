@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager import GrowingView
 from scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:
@@ -37,11 +38,17 @@ ROWS, MIDDLE = 16, 0.25
 as far from MIDDLE."""
 
 
+_RISING = GrowingView(np.arange)
+
+
 def peak(held: Counts, remaining: Counts) -> int:
     """Tokens in memory at the fullest moment, of sequences that hold so many and go on for so many more, int64 [n] each."""
-    order = np.argsort(-remaining, kind="stable")
-    rising = held[order].cumsum() + np.arange(1, len(held) + 1) * remaining[order]
-    return int(rising.max())
+    # Among equals the last one decides, whichever it is.
+    order = remaining.argsort()[::-1]
+    rising = remaining[order]
+    rising *= _RISING.first(len(held) + 1)[1:]
+    rising += np.add.accumulate(held[order])
+    return int(np.maximum.reduce(rising))
 
 
 class Foresight:
@@ -57,6 +64,7 @@ class Foresight:
         # What `_those_in` found last, and when.
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._newcomer = 0
         # Totals at the last finish, and the decaying sums.
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
@@ -68,10 +76,11 @@ class Foresight:
         policy = self._state.policy
         if policy.waste_target is None and policy.stall_target is None:
             return
-        stats, size = self._state.stats, self._state.manager.block_size
-        seen = stats.computed_tokens, stats.recomputed_tokens + 2 * stats.swapped_in_blocks * size
-        computed, wasted = seen[0] - self._seen[0], seen[1] - self._seen[1]
-        self._seen = seen
+        stats = self._state.stats
+        was_computed, was_wasted = self._seen
+        computed = stats.computed_tokens
+        wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._state.manager.block_size
+        self._seen = computed, wasted
         if self._lengths.num_noted <= policy.known_outputs:
             # What happened while nothing was foreseen is no reason for care.
             return
@@ -79,9 +88,11 @@ class Foresight:
             self._base = self._within(
                 self._base + (RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share))
             )
-        kept = math.exp(-computed / MEMORY)
-        self._computed = self._computed * kept + computed
-        self._wasted = self._wasted * kept + wasted
+        if computed != was_computed or wasted != was_wasted:
+            # Else another sequence has ended in the same step.
+            kept = math.exp((was_computed - computed) / MEMORY)
+            self._computed = self._computed * kept + (computed - was_computed)
+            self._wasted = self._wasted * kept + (wasted - was_wasted)
         excess = 0.0
         if policy.waste_target is not None:
             excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
@@ -119,13 +130,16 @@ class Foresight:
             return True
         if not (state.running.num or state.away.num):
             return True
-        rows = self._rows()
-        manager, size = state.manager, state.manager.block_size
-        worst = int(state.columns.max_total[rows].sum()) + sum(request.max_total)
-        if worst + (len(rows) + request.num_live) * size <= manager.num_blocks * size:
+        manager, columns = state.manager, state.columns
+        size = manager.block_size
+        slots = manager.num_blocks * size
+        worst = columns.sum_max_total + sum(request.max_total)
+        if worst + (columns.num_bound + request.num_live) * size <= slots:
             # Even if all become as long as they may: most need not be looked at any closer where memory is ample.
             return True
-        return self.peak_with(request) <= self.capacity_with(request)
+        most = self.peak_with(request)
+        # What rows share comes on top, so it need not always be counted. Transfers hold blocks that stand in no table.
+        return (most <= slots and not state.transfers) or most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
         """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
@@ -141,46 +155,60 @@ class Foresight:
     def peak_with(self, request: RequestState) -> int:
         """Tokens in memory at the fullest moment, if the waiting request came in now."""
         held, remaining = self._those_in()
-        live = [i for i, tokens in enumerate(request.tokens) if tokens is not None]
-        known = np.array([len(tokens) for tokens in request.tokens if tokens is not None], np.int64)
-        before = np.array([request.prompt_len + request.appended[i] for i in live], np.int64)
-        most = np.array([request.max_total[i] for i in live], np.int64) - known
-        wish = request.request.expected_tokens
-        expected = np.zeros(len(live), np.int64) if wish is None else before + wish
-        own = self._remaining(known, known - before, most, expected)
-        # A last block is half empty in the mean.
-        own_held = known + self._state.manager.block_size // 2
-        return peak(np.concatenate([held, own_held]), np.concatenate([remaining, own]))
+        more_held, more_remaining = [], []
+        wish, slack = request.request.expected_tokens, self._state.manager.block_size // 2
+        for i, tokens in enumerate(request.tokens):
+            if tokens is None:
+                continue
+            known, before = len(tokens), request.prompt_len + request.appended[i]
+            left = self._newcomer
+            if known > before:
+                left = int(self._lengths.remaining(np.array([known - before]), self._quantile_now())[0])
+            if self._knows and wish is not None and before + wish > known:
+                left = before + wish - known
+            more_held.append(known + slack)
+            more_remaining.append(max(1, min(left, request.max_total[i] - known)))
+        held[-1], remaining[-1] = more_held[0], more_remaining[0]
+        if len(more_held) > 1:
+            held = np.concatenate([held, more_held[1:]])
+            remaining = np.concatenate([remaining, more_remaining[1:]])
+        return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts]:
-        """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n] each. Asked for several
-        candidates in a row, of which none came in, it is the same."""
-        state, columns = self._state, self._state.columns
-        moment = state.manager.batch, state.running.num, state.away.num, len(state.bounded), self.quantile
+        """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n + 1] each, with a place at the
+        end for one who comes. Asked for several candidates in a row, of which none came in, it is the same."""
+        state, columns, manager = self._state, self._state.columns, self._state.manager
+        moment = manager.batch, state.running.num, state.away.num, len(state.bounded), self.quantile
         if moment == self._moment:
             return self._in
         rows = self._rows()
-        known = state.manager.num_tokens[rows]
-        most = columns.max_total[rows] - known
-        remaining = self._remaining(known, known - columns.prompt_total[rows], most, columns.expected_total[rows])
+        # The last one is a newcomer, which has written nothing.
+        held, written = np.zeros(len(rows) + 1, np.int64), np.zeros(len(rows) + 1, np.int64)
+        held[:-1] = known = manager.num_tokens[rows]
+        np.subtract(known, columns.prompt_total[rows], out=written[:-1])
+        remaining = self._lengths.remaining(written, self._quantile_now())
+        self._newcomer = remaining.item(-1)
+        most = columns.max_total[rows]
+        most -= known
+        theirs = remaining[:-1]
+        if self._knows:
+            expected = columns.expected_total[rows]
+            theirs[:] = np.where(expected > known, expected - known, theirs)
+        np.minimum(theirs, most, out=theirs)
+        np.maximum(theirs, 1, out=theirs)
         for other in state.bounded:
             # All that they may need is reserved.
             is_theirs = np.isin(rows, other.live_rows)
-            remaining[is_theirs] = most[is_theirs]
-        self._moment, self._in = moment, (known + state.manager.block_size // 2, remaining)
+            theirs[is_theirs] = most[is_theirs]
+        # A last block is half empty in the mean.
+        held += manager.block_size // 2
+        self._moment, self._in = moment, (held, remaining)
         return self._in
 
     def _quantile_now(self) -> float:
         """The quantile for as many rows as there are."""
         num_rows = max(1, self._state.running_rows.count() + self._state.away.num)
         return self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / num_rows))
-
-    def _remaining(self, known: Counts, written: Counts, most: Counts, expected: Counts) -> Counts:
-        """Tokens for which sequences go on that have `written` of `known` themselves, and may have `most` more; `expected` in the end, or 0."""
-        remaining = self._lengths.remaining(written, self._quantile_now())
-        if self._knows:
-            remaining = np.where(expected > known, expected - known, remaining)
-        return np.maximum(np.minimum(remaining, most), 1)
 
     def _rows(self) -> Counts:
         state = self._state

@@ -5,14 +5,15 @@ Knows output lengths, and nothing of the requests that had them: the prompt's le
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, insort
+
 import numpy as np
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
 
 WINDOW = 1000
-BEYOND = 16
-"""Tokens that an output is taken to go on for when it is longer than any that is known."""
 
 
 class OutputLengths:
@@ -24,16 +25,19 @@ class OutputLengths:
 
     def __init__(self, cap: int) -> None:
         """`cap`: tokens that an output has at most."""
-        self._cap = cap
-        self._ring = np.empty(WINDOW, np.int64)
         self._num = 0
-        self._rising: Counts | None = None
+        # A length that is not known yet is 0, so that no sequence is shorter.
+        self._ring = [0] * WINDOW
+        # The cap, the ring's lengths and a 0, the longest first; negative, so that they rise. int64, and lets one be put in its place.
+        self._rising = array("q", [-cap, *self._ring, 0])
 
     def note(self, length: int) -> None:
         """A sequence has ended after so many output tokens."""
-        self._ring[self._num % WINDOW] = length
+        rising, place = self._rising, self._num % WINDOW
+        rising.pop(bisect_left(rising, -self._ring[place]))
+        insort(rising, -length)
+        self._ring[place] = length
         self._num += 1
-        self._rising = None
 
     @property
     def num_noted(self) -> int:
@@ -41,15 +45,11 @@ class OutputLengths:
         return self._num
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
-        """Tokens that sequences are taken to go on for, which have `written` so many each, int64 [n]; at least 1."""
-        if self._rising is None:
-            known = self._ring[: min(self._num, WINDOW)]
-            self._rising = np.sort(np.append(known, self._cap))
-        rising = self._rising
-        num = len(rising)
-        longer = num - rising.searchsorted(written, "right")
-        # The first length that at most the share 1 - quantile of those is longer than.
-        places = num - 1 - ((1.0 - quantile) * longer).astype(np.int64)
-        # Nobody is that short: with nothing known of its end, a sequence is taken to end at once.
-        ends = np.where(places < 0, 0, rising[places])
-        return np.where(longer > 0, np.maximum(ends - written, 1), BEYOND)
+        """Tokens that sequences are taken to go on for, which have `written` so many each, int64 [n]; less than 1 for one of which
+        nothing is known but that it ends at once."""
+        unwritten = -written
+        rising = np.frombuffer(self._rising, np.int64)
+        # The first length that at most the share 1 - quantile of those that are longer than `written` is longer than.
+        longer = rising.searchsorted(unwritten)
+        unwritten -= rising[((1.0 - quantile) * longer).astype(np.int64)]
+        return unwritten

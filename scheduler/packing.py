@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_CHANGES, NO_MOVES, GrowingView, joined
+from block_manager import NO_MOVES, GrowingView, joined
 from scheduler.awaited import sources_of
 from scheduler.batch import Batch, Ticket
 from scheduler.composition import ones
@@ -40,28 +40,41 @@ class Packer:
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
         manager, size = state.manager, state.manager.block_size
-        tables = manager.block_tables
         rows = decodes = step.decodes
         starts, seq_lens = step.decode_starts, step.decode_ends
         num_decodes = len(decodes)
-        slots, last_tokens = manager.last_slots(decodes, starts), manager.last_tokens(decodes)
+        has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
+        composed = manager.commit(decodes, starts, has_more=has_more)
+        tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
+        if len(composed.moves):
+            step.moves.append(composed.moves)
         batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
         if state.outstanding and num_decodes:
             last_tokens, batches, places = self._await(state, step, last_tokens)
+        decode_counts: Counts | None = None
+        if step.draft_counts is not None:
+            decode_counts = step.draft_counts + 1
+            starts, last_tokens, slots, batches, places = self._with_drafts(
+                step, decode_counts, last_tokens, batches, places, tables, size
+            )
+        num_decode_tokens = len(last_tokens)
         if step.chunks:
-            tokens = manager.tokens
+            tokens = composed.tokens
             num_rows = num_decodes + len(step.chunks)
-            num_tokens = num_decodes + sum([chunk[2] for chunk in step.chunks])
+            num_tokens = num_decode_tokens + sum([chunk[2] for chunk in step.chunks])
             rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
             counts, start_loc = ones(num_rows).copy(), _RISING.first(num_rows + 1).copy()
+            if decode_counts is not None:
+                counts[:num_decodes] = decode_counts
+                np.cumsum(decode_counts, out=start_loc[1 : num_decodes + 1])
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
             rows[:num_decodes], seq_lens[:num_decodes] = decodes, step.decode_ends
-            token_ids[:num_decodes], positions[:num_decodes] = last_tokens, starts
+            token_ids[:num_decode_tokens], positions[:num_decode_tokens] = last_tokens, starts
             batches, places = _extended(batches, num_tokens), _extended(places, num_tokens)
-            slot_mapping[:num_decodes] = slots
+            slot_mapping[:num_decode_tokens] = slots
             chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
-            start, partial = num_decodes, []
+            start, partial = num_decode_tokens, []
             rising = _RISING.first(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
                 end, stop, skipped = first + count, start + count, first % size
@@ -84,6 +97,8 @@ class Packer:
                 samples.flags.writeable = False
         else:
             counts, start_loc, samples = ones(num_decodes), _RISING.first(num_decodes + 1), _ALL_TRUE.first(num_decodes)
+            if decode_counts is not None:
+                counts, start_loc = decode_counts, np.concatenate([[0], decode_counts.cumsum()])
             token_ids, positions, slot_mapping, num_samples = last_tokens, starts.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
@@ -103,17 +118,20 @@ class Packer:
             else:
                 self._sequences = _ALL_ZERO.first(len(rows))
         counts.flags.writeable = False
+        num_drafts = _ALL_ZERO.first(len(rows))
+        if step.draft_counts is not None:
+            num_drafts = np.zeros(len(rows), np.int64)
+            num_drafts[:num_decodes] = step.draft_counts
+            num_drafts.flags.writeable = False
         loads, moves = _NO_LOADS, NO_MOVES
         if step.loads or step.moves:
             loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
             for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
                 # A cancel carries them over as they are.
                 carried.flags.writeable = False
-        # What nobody runs nobody need mirror: an empty batch leaves the changes to the next.
-        is_empty = not (len(rows) or state.pending_outputs or step.loads or (step.moves and len(moves)))
-        changes = NO_CHANGES if is_empty else manager.take_changes()
+        changes = composed.changes
         return Batch(
-            number=manager.batch,
+            number=composed.number,
             rows=rows.copy(),
             num_tokens=counts,
             query_start_loc=start_loc,
@@ -122,8 +140,9 @@ class Packer:
             source_places=places,
             positions=positions,
             slot_mapping=slot_mapping,
-            seq_lens=seq_lens.copy(),
+            seq_lens=seq_lens.copy() if step.draft_counts is None else seq_lens + num_drafts,
             samples=samples,
+            num_drafts=num_drafts,
             ids=self._ids,
             sequences=self._sequences,
             block_tables=tables,
@@ -139,14 +158,45 @@ class Packer:
                 samples,
                 num_samples,
                 covers_running,
-                is_empty,
-                None if is_empty else manager.seal(),
+                composed.flight is None,
+                composed.flight,
+                None if step.draft_counts is None else num_drafts,
+                step.draft_tokens,
                 {},
             ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
+
+    def _with_drafts(
+        self,
+        step: Step,
+        counts: Counts,
+        tokens: NDArray[np.int32],
+        batches: Counts,
+        places: Counts,
+        tables: NDArray[np.int32],
+        size: int,
+    ) -> tuple[Counts, NDArray[np.int32], Counts, Counts, Counts]:
+        """Positions, tokens, slots, and where values come from, of decodes with `counts` tokens each: the last one of each row, and its
+        drafts behind it."""
+        stops = counts.cumsum()
+        first = stops - counts
+        total = int(stops[-1])
+        positions = np.arange(total) + np.repeat(step.decode_starts - first, counts)
+        is_draft = np.ones(total, np.bool_)
+        is_draft[first] = False
+        token_ids = np.empty(total, np.int32)
+        token_ids[first] = tokens
+        assert step.draft_tokens is not None, "there are drafts"
+        token_ids[is_draft] = step.draft_tokens
+        columns = positions // size
+        blocks = tables[np.repeat(step.decodes, counts), columns]
+        slots = (blocks - columns) * np.int64(size) + positions
+        spread = np.full((2, total), -1, np.int64)
+        spread[:, first] = batches, places
+        return positions, token_ids, slots, spread[0], spread[1]
 
     def _await(self, state: State, step: Step, tokens: NDArray[np.int32]) -> tuple[NDArray[np.int32], Counts, Counts]:
         """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""

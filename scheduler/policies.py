@@ -7,12 +7,12 @@ preemption.py do.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 
 from block_manager import InvalidConfig
+from scheduler.arguments import UNLIMITED, is_number
 from scheduler.errors import UnknownPolicy
 
 _STRATEGIES = {
@@ -121,15 +121,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     default_budget: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidConfig(f"a policy's name has to be a non-empty string; got {self.name!r}.")
         for field, known in _STRATEGIES.items():
-            if getattr(self, field) not in known:
+            strategy = getattr(self, field)
+            if not isinstance(strategy, str) or strategy not in known:
                 raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}.")
         for (field, strategy), (other, needed) in _GOES_WITH:
             if getattr(self, field) == strategy and getattr(self, other) not in needed:
                 raise self._wrong(
                     f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
                 )
-        if not isinstance(self.watermark, (int, float)):
+        if not isinstance(self.chunked, bool):
+            raise self._wrong(f"chunked has to be True or False; got {self.chunked!r}.")
+        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
             raise self._wrong(f"watermark has to be a share of the pool; got {self.watermark!r}.")
         if not 0 <= self.watermark < 1:
             raise self._wrong(f"watermark has to be in [0, 1); got {self.watermark}.")
@@ -145,12 +150,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             if type(value) is not int or value < 0:
                 raise self._wrong(f"{field} has to be at least 0; got {value!r}.")
         ratio = self.waiting_served_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
-            raise self._wrong(f"waiting_served_ratio has to be a finite number of at least 0; got {ratio!r}.")
+        if not is_number(ratio) or not 0 <= ratio <= UNLIMITED:
+            raise self._wrong(
+                f"waiting_served_ratio has to be a finite number of at least 0, at most 2^62; got {ratio!r}."
+            )
         for field in ("max_waiting_steps", "max_preemptions", "default_budget"):
             value = getattr(self, field)
             if value is not None and (type(value) is not int or value < 1):
-                raise self._wrong(f"{field} has to be at least 1; got {value}.")
+                raise self._wrong(f"{field} has to be at least 1; got {value!r}.")
 
     def _range_checked(self) -> tuple[float, float]:
         try:
@@ -206,7 +213,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            if not is_number(value) or value < 0:
                 raise InvalidConfig(f"costs: {name} has to be a number of at least 0; got {value!r}.")
         if self.attention_knee == 0:
             raise InvalidConfig("costs: attention_knee has to be above 0 tokens; infinity leaves attention out.")

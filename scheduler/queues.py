@@ -44,6 +44,10 @@ class OrderedQueue:
         orders.insert(place, order)
         return False
 
+    def place_of(self, state: RequestState) -> int:
+        """How many stand before a request that is there."""
+        return bisect_left(self._orders, state.order, lo=self._head) - self._head
+
     def head(self) -> RequestState:
         """The first one; there is one."""
         return self._states[self._head]

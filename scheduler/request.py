@@ -17,10 +17,12 @@ from block_manager import (
     InvalidNamespace,
     InvalidTokens,
     has_negative,
+    is_integer,
     level_checked,
     root_prefix,
     token_array,
 )
+from scheduler.arguments import UNLIMITED, count_of, is_number
 from scheduler.errors import InvalidRequest
 from scheduler.status import Status
 
@@ -35,7 +37,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How the content of a sequence that has finished is kept: evicted after all of lower priority.
 
     priority  from 1 to 3; what nobody retains has 0
-    lasts     time from its end on, in the unit of `now`; None: as long as it is known
+    lasts     time from its end on, in the unit of `now`; None or infinity: as long as it is known
     """
 
     priority: int = 1
@@ -44,7 +46,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         level_checked(self.priority)
         lasts = self.lasts
-        if lasts is not None and (isinstance(lasts, bool) or not isinstance(lasts, (int, float)) or not lasts > 0):
+        if lasts is not None and not (is_number(lasts) and lasts > 0):
             raise InvalidConfig(f"lasts has to be a time above 0, or None; got {lasts!r}.")
 
 
@@ -93,8 +95,26 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return not (self.reads_cache and self.writes_cache)
 
 
-def _is_int(value: object) -> bool:
-    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+def with_own_integers(request: Request) -> Request:
+    """The request, whose fields are checked, with every integer as Python's own and counts at most UNLIMITED; itself where they are."""
+    stops, eos, hint = request.stop_token_ids, request.eos_token_id, request.expected_tokens
+    counts = request.max_tokens, request.min_tokens, request.num_sequences, request.num_computed
+    # The other counts are at most max_tokens, or bounded by what the pool holds.
+    numbers = (*counts, request.priority, 0 if eos is None else eos, 0 if hint is None else hint, *stops)
+    if request.max_tokens <= UNLIMITED and set(map(type, numbers)) == {int}:
+        return request
+    max_tokens, min_tokens, num_sequences, num_computed = map(count_of, counts)
+    return msgspec.structs.replace(
+        request,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        num_sequences=num_sequences,
+        num_computed=num_computed,
+        priority=int(request.priority),
+        eos_token_id=None if eos is None else int(eos),
+        expected_tokens=None if hint is None else count_of(hint),
+        stop_token_ids=tuple(int(token) for token in stops),
+    )
 
 
 def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[np.int32]:
@@ -107,10 +127,10 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if not isinstance(request.stop_token_ids, (tuple, list)):
         raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
-        if not (_is_int(token) and 0 <= token < 2**31):
+        if not (is_integer(token) and 0 <= token < 2**31):
             raise _wrong(request, f"stop_token_ids have to be token ids; got {token!r}.")
     eos = request.eos_token_id
-    if eos is not None and not (_is_int(eos) and 0 <= eos < 2**31):
+    if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
         _check_cache_wishes(request)
@@ -139,7 +159,7 @@ def _check_counts(request: Request) -> None:
         raise _wrong(
             request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
         )
-    if not _is_int(request.priority):
+    if not is_integer(request.priority):
         raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
     if not _is_at_least(1, request.num_sequences):
         raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
@@ -167,7 +187,7 @@ def _wrong(request: Request, what: str) -> InvalidRequest:
 
 
 def _is_at_least(least: int, value: Any) -> bool:
-    return (type(value) is int or _is_int(value)) and value >= least
+    return is_integer(value) and value >= least
 
 
 def _prompt_array(request: Request) -> NDArray[np.int32]:
@@ -214,6 +234,7 @@ def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
 class RequestState(msgspec.Struct, eq=False, gc=False):
     """A request on its way. Nothing that it holds leads back to it, so the collector need not look.
 
+    request      what the user submitted, its integers Python's own
     stops        ids that end a sequence, EOS among them
     order        (priority, arrival, number): smaller is served sooner and preempted later
     tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)

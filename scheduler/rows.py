@@ -14,6 +14,13 @@ from scheduler.request import RequestState
 
 Rows = NDArray[np.int64]
 
+# Stop ids of a row that stand in a column; a row with more has them all in one sorted array. Hardly any has more than a few, and each step
+# compares every row with as many as the row that has most.
+_MOST_IN_COLUMN = 8
+
+_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence", "has_stops")
+_OBJECTS = ("owner", "id")
+
 
 class RowColumns:
     """Columns by row; they grow with the memory layer's.
@@ -22,7 +29,8 @@ class RowColumns:
     min_total  int64: tokens before which no stop id counts
     prompt_total, expected_total
                int64: tokens that are not outputs, and those that it is thought to have in the end (0: nobody knows)
-    stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer
+    stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what the rows that there are need
+    many_stops int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
     reserved   int64: tokens for which blocks are kept by count; only where the policy does so
     owner      object: the RequestState; id: its id; sequence int64: which sequence of it
     """
@@ -34,7 +42,11 @@ class RowColumns:
         self.prompt_total = np.zeros(num_rows, np.int64)
         self.expected_total = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
-        self.stops = np.full((num_rows, 1), -1, np.int32)
+        self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
+        self.stops = self._all_stops[:, :1]
+        self.many_stops: NDArray[np.int64] = np.empty(0, np.int64)
+        # How many rows have so many stop ids in the column.
+        self._num_of_width = [0] * (_MOST_IN_COLUMN + 1)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
@@ -45,13 +57,20 @@ class RowColumns:
         self._unfilled: tuple[Rows, int] | None = None
         # Rows of sequences that are not the first of their request.
         self.num_later = 0
+        # Rows that serve a sequence, and the sum of their max_total.
+        self.num_bound = self.sum_max_total = 0
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
         """The row serves this sequence of the request from now on."""
-        if row >= self._num_rows:
-            self._grow(row + 1)
-        request = state.request
-        self.max_total[row] = state.max_total[sequence]
+        self.ensure(row + 1)
+        request, stops = state.request, state.stops
+        if len(stops) > _MOST_IN_COLUMN:
+            # First, because it takes memory.
+            self._bind_many(row, stops)
+        most = state.max_total[sequence]
+        self.max_total[row] = most
+        self.num_bound += 1
+        self.sum_max_total += most
         before = state.prompt_len + state.appended[sequence]
         self.min_total[row] = before + request.min_tokens
         self.prompt_total[row] = before
@@ -61,16 +80,20 @@ class RowColumns:
         self.sequence[row] = sequence
         if sequence:
             self.num_later += 1
-        stops = state.stops
         if not stops:
             return
-        if len(stops) > self.stops.shape[1]:
-            wider = np.full((self._num_rows, len(stops)), -1, np.int32)
-            wider[:, : self.stops.shape[1]] = self.stops
-            self.stops = wider
-        self.stops[row, : len(stops)] = stops
         self.has_stops[row] = True
         self.num_with_stops += 1
+        if len(stops) <= _MOST_IN_COLUMN:
+            self._num_of_width[len(stops)] += 1
+            if len(stops) > self.stops.shape[1]:
+                self.stops = self._all_stops[:, : len(stops)]
+            self.stops[row, : len(stops)] = stops
+
+    def prolong(self, row: int, max_total: int) -> None:
+        """The sequence in the row has its full length at so many tokens from now on."""
+        self.sum_max_total += max_total - self.max_total.item(row)
+        self.max_total[row] = max_total
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
@@ -92,36 +115,61 @@ class RowColumns:
 
     def release(self, row: int, sequence: int) -> None:
         """The row, which served this sequence of its request, serves nobody."""
+        num_stops = len(self.owner[row].stops)
+        self.num_bound -= 1
+        self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
         if sequence:
             self.num_later -= 1
-        if self.has_stops[row]:
-            self.has_stops[row] = False
-            self.stops[row] = -1
-            self.num_with_stops -= 1
+        if not num_stops:
+            return
+        self.has_stops[row] = False
+        self.num_with_stops -= 1
+        if num_stops > _MOST_IN_COLUMN:
+            first, end = self.many_stops.searchsorted((row << 32, row + 1 << 32)).tolist()
+            self.many_stops = np.delete(self.many_stops, slice(first, end))
+            return
+        self.stops[row] = -1
+        self._num_of_width[num_stops] -= 1
+        width = self.stops.shape[1]
+        if num_stops == width and not self._num_of_width[width]:
+            while width > 1 and not self._num_of_width[width]:
+                width -= 1
+            self.stops = self._all_stops[:, :width]
 
-    def _grow(self, least: int) -> None:
-        size = max(least, 2 * self._num_rows)
-        for name in (
-            "max_total",
-            "min_total",
-            "prompt_total",
-            "expected_total",
-            "reserved",
-            "owner",
-            "id",
-            "sequence",
-            "has_stops",
-        ):
-            column = getattr(self, name)
-            grown = np.zeros(size, column.dtype) if column.dtype != object else np.empty(size, object)
-            grown[: self._num_rows] = column
-            setattr(self, name, grown)
-        stops = np.full((size, self.stops.shape[1]), -1, np.int32)
-        stops[: self._num_rows] = self.stops
-        self.stops = stops
+    def is_stop(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
+        by_place = self.stops.T
+        found: NDArray[np.bool_] = by_place[0][rows] == tokens
+        # A comparison for each place costs less than one of all and a reduction: there are one or two.
+        for stops in by_place[1:]:
+            found |= stops[rows] == tokens
+        if len(self.many_stops):
+            wanted = (rows << 32) + tokens
+            places = self.many_stops.searchsorted(wanted)
+            found |= self.many_stops.take(places, mode="clip") == wanted
+        return found
+
+    def ensure(self, num_rows: int) -> None:
+        """Make room for so many rows: all columns grow, or, where memory is short (MemoryError), none."""
+        if num_rows <= self._num_rows:
+            return
+        size = max(num_rows, 2 * self._num_rows)
+        grown = {name: np.zeros(size, getattr(self, name).dtype) for name in _NUMBERS}
+        grown |= {name: np.empty(size, object) for name in _OBJECTS}
+        stops = np.full((_MOST_IN_COLUMN, size), -1, np.int32).T
+        for name, column in grown.items():
+            column[: self._num_rows] = getattr(self, name)
+        stops[: self._num_rows] = self._all_stops
+        for name, column in grown.items():
+            setattr(self, name, column)
+        self._all_stops, self.stops = stops, stops[:, : self.stops.shape[1]]
         self._num_rows = size
+
+    def _bind_many(self, row: int, stops: tuple[int, ...]) -> None:
+        keys = np.unique(np.array(stops, np.int64)) + (row << 32)
+        self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
 
 
 class RunningRows:
@@ -129,7 +177,8 @@ class RunningRows:
 
     Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`adopt`), without the rows
     that ended with it (`replace`). Else rows that join at the end are appended and rows that leave are masked out, both once
-    a step; only one that joins in the middle (a returning request) makes it anew.
+    a step; one that joins in the middle (it returned, or was passed) is put there where its place is known, and else the array is made
+    anew.
     """
 
     def __init__(self) -> None:
@@ -144,12 +193,16 @@ class RunningRows:
         """How many rows run; an upper bound while the array has to be made anew."""
         return len(self._rows) + len(self._joined) - len(self._left) + self._num_unknown
 
-    def join(self, rows: list[int], *, at_end: bool) -> None:
-        """These rows run from now on; `at_end`: after all others."""
+    def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
+        """These rows run from now on; `at_end`: after all others; else after the first `place`, if that is known."""
         if self._left:
             self._mask_out()
         if at_end:
             self._joined += rows
+        elif place is not None and not self._is_stale:
+            if self._joined:
+                self._append()
+            self._rows = np.concatenate([self._rows[:place], np.array(rows, np.int64), self._rows[place:]])
         else:
             self._is_stale = True
             self._num_unknown += len(rows)
@@ -175,6 +228,19 @@ class RunningRows:
             return False
         self._rows = after
         return True
+
+    def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
+        """Whether these are rows that run, each listed once."""
+        running = self.array(states)
+        if rows is running or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
+            return True
+        if not len(rows):
+            return True
+        if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
+            return False
+        count = np.bincount(rows, minlength=int(running.max()) + 1)
+        count[running] -= 1
+        return bool((count <= 0).all())
 
     def array(self, states: Iterable[RequestState]) -> Rows:
         """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""

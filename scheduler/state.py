@@ -6,6 +6,8 @@ preemption.py do, on this.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -60,6 +62,9 @@ class Step(msgspec.Struct, eq=False, gc=False):
     moves: list[Moves] = []
     # The batch that samples what each of `decodes` computes, where all of them are its rows in its order; -1: they are not.
     decodes_after: int = -1
+    # Drafts behind each of `decodes`, and their tokens, packed; None: there are none.
+    draft_counts: NDArray[np.int64] | None = None
+    draft_tokens: NDArray[np.int32] | None = None
     loads: list[tuple[int, int, int]] = []
     asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
@@ -133,10 +138,10 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
+        # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
+        self.now = -sys.float_info.max
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
-        # The latest time that the caller has told.
-        self.now = 0.0
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # Whether whoever waits or is away lacks room that no decode makes: they stay outside until somebody ends, or comes.
         self.is_shut = False
@@ -208,7 +213,13 @@ class State:
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
-        self.running_rows.join(state.live_rows, at_end=self.running.add(state))
+        running, running_rows, rows = self.running, self.running_rows, state.live_rows
+        place = None
+        at_end = running.add(state)
+        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
+            # All others have one row each, too.
+            place = running.place_of(state)
+        running_rows.join(rows, at_end=at_end, place=place)
         state.status = Status.RUNNING
 
     def stop_running(self, state: RequestState, rows: list[int]) -> None:
@@ -263,6 +274,10 @@ class State:
             self.loading_blocks.remove(held)
             self.manager.release_held(held[1])
 
+    def delivers(self, state: RequestState, sequence: int) -> bool:
+        """Whether the sequence has an output to come."""
+        return state.rows[sequence] >= 0 or state.tokens[sequence] is not None
+
     def open_row(self, state: RequestState, sequence: int) -> int:
         """Give a sequence of a waiting request a row, with its prefix hits."""
         tokens = state.tokens[sequence]
@@ -300,8 +315,8 @@ class State:
         """The sequence in this row has finished: what it computed is kept as its request wishes."""
         retention = state.request.retention
         if retention is not None:
-            until = None if retention.lasts is None else self.now + retention.lasts
-            self.manager.retain_row(row, retention.priority, until)
+            until = math.inf if retention.lasts is None else self.now + retention.lasts
+            self.manager.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""

@@ -22,20 +22,42 @@ def finish_codes(
         done = (totals >= columns.max_total[rows]).nonzero()[0]
         codes[done] = LENGTH
     if columns.num_with_stops:
-        is_stop = (columns.stops[rows] == tokens[:, None]).any(1) & (totals >= columns.min_total[rows])
+        is_stop = columns.is_stop(rows, tokens) & (totals >= columns.min_total[rows])
         codes[is_stop] = STOP
         done = codes.nonzero()[0]
     return codes, done
 
 
-def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:
-    """(how many of several new tokens the row keeps, why it ends after them or 0), when it was `total` tokens long before."""
-    stops = set(columns.stops[row].tolist()) if columns.has_stops[row] else set()
-    return kept_of(stops, (columns.min_total.item(row), columns.max_total.item(row)), tokens, total)
+def kept_counts(
+    columns: RowColumns,
+    rows: Rows,
+    given: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]],
+    known: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """How many of several new tokens each row keeps, int64 [n], and why it ends after them or 0, int8 [n].
+
+    `given` are all tokens, the place of each row's first one and how many it has; `known` is how long it was before.
+    """
+    tokens, first, counts = given
+    codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
+    room = columns.max_total[rows] - known
+    kept = np.minimum(counts, np.maximum(room, 0))
+    codes[(counts >= room) & (counts > 0)] = LENGTH
+    if columns.num_with_stops:
+        owners = np.repeat(np.arange(len(rows)), kept)
+        within = np.arange(len(owners)) - np.repeat(kept.cumsum() - kept, kept)
+        of_rows = rows[owners]
+        is_stop = columns.is_stop(of_rows, tokens[first[owners] + within])
+        is_stop &= known[owners] + within + 1 >= columns.min_total[of_rows]
+        # The first one of a row counts: written last.
+        for place in is_stop.nonzero()[0][::-1].tolist():
+            kept[owners[place]] = within[place] + 1
+            codes[owners[place]] = STOP
+    return kept, codes
 
 
 def kept_of(stops: set[int], limits: tuple[int, int], tokens: list[int], total: int) -> tuple[int, int]:
-    """The same for a sequence with these stop ids, which count from the first of `limits` on, and whose full length is the second."""
+    """The same for one sequence with these stop ids, which count from the first of `limits` on, and whose full length is the second."""
     least, most = limits
     for count, token in enumerate(tokens, 1):
         if token in stops and total + count >= least:

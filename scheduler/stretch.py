@@ -80,7 +80,7 @@ def has_stop(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> bool:
     """Whether any of `token_ids` [rows, steps] is a stop id of its row."""
     if not state.columns.num_with_stops:
         return False
-    return bool((token_ids[:, :, None] == state.columns.stops[rows][:, None, :]).any())
+    return bool(state.columns.is_stop(rows[:, None], token_ids).any())
 
 
 def skip(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -9,9 +9,8 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from block_manager import PagedError
+from block_manager import PagedError, is_integer, is_real
 
 
 class InvalidSampling(PagedError, ValueError):
@@ -56,11 +55,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_draw(params: SamplingParams) -> None:
-    if not (_is_real(params.temperature) and _is_finite(params.temperature) and params.temperature >= 0):
+    if not (is_real(params.temperature) and 0 <= params.temperature < math.inf):
         raise InvalidSampling(f"temperature has to be a finite number of at least 0; got {_shown(params.temperature)}.")
-    if params.top_k is not None and not (_is_int(params.top_k) and 1 <= params.top_k < 2**31):
+    if params.top_k is not None and not (is_integer(params.top_k) and 1 <= params.top_k < 2**31):
         raise InvalidSampling(f"top_k has to be an integer from 1 to 2^31 - 1, or None; got {_shown(params.top_k)}.")
-    if params.top_p is not None and not (_is_real(params.top_p) and 0 < params.top_p <= 1):
+    if params.top_p is not None and not (is_real(params.top_p) and 0 < params.top_p <= 1):
         raise InvalidSampling(f"top_p has to be a number above 0 and at most 1, or None; got {_shown(params.top_p)}.")
     if params.seed is not None:
         check_seed("seed", params.seed)
@@ -74,21 +73,21 @@ def _check_draw(params: SamplingParams) -> None:
 
 def check_seed(name: str, seed: Any) -> None:
     """Raise InvalidSampling, calling the seed `name`, unless it is an unsigned integer of 64 bits."""
-    if not (_is_int(seed) and 0 <= seed < 2**64):
+    if not (is_integer(seed) and 0 <= seed < 2**64):
         raise InvalidSampling(f"{name} has to be an integer from 0 to 2^64 - 1; got {_shown(seed)}.")
 
 
 def _check_lengths(params: SamplingParams) -> None:
-    if not (_is_int(params.max_tokens) and params.max_tokens >= 1):
+    if not (is_integer(params.max_tokens) and params.max_tokens >= 1):
         raise InvalidSampling(f"max_tokens has to be an integer of at least 1; got {_shown(params.max_tokens)}.")
-    if not (_is_int(params.min_tokens) and 0 <= params.min_tokens <= params.max_tokens):
+    if not (is_integer(params.min_tokens) and 0 <= params.min_tokens <= params.max_tokens):
         raise InvalidSampling(
             f"min_tokens has to be an integer from 0 to max_tokens ({params.max_tokens}); got {_shown(params.min_tokens)}."
         )
 
 
 def _check_stops(params: SamplingParams, vocabulary_size: int | None) -> None:
-    if vocabulary_size is not None and not (_is_int(vocabulary_size) and vocabulary_size >= 1):
+    if vocabulary_size is not None and not (is_integer(vocabulary_size) and vocabulary_size >= 1):
         raise InvalidSampling(
             f"vocabulary_size has to be an integer of at least 1, or None; got {_shown(vocabulary_size)}."
         )
@@ -96,25 +95,10 @@ def _check_stops(params: SamplingParams, vocabulary_size: int | None) -> None:
         raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {_shown(params.stop_token_ids)}.")
     limit = 2**31 if vocabulary_size is None else vocabulary_size
     for token in params.stop_token_ids:
-        if not (_is_int(token) and 0 <= token < limit):
+        if not (is_integer(token) and 0 <= token < limit):
             raise InvalidSampling(f"stop_token_ids have to be token ids from 0 to {limit - 1:,}; got {_shown(token)}.")
     if not isinstance(params.ignore_eos, bool):
         raise InvalidSampling(f"ignore_eos has to be True or False; got {_shown(params.ignore_eos)}.")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return _is_int(value) or isinstance(value, (float, np.floating))
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
-        return False
 
 
 def _shown(value: object) -> str:

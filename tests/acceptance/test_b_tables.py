@@ -195,3 +195,34 @@ def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(make_manager, fill
     manager.append(row, [8])
     with pytest.raises(OutOfBlocks):
         manager.allocate([row], [1])
+
+
+@pytest.mark.parametrize(
+    "column", ["block_tables", "num_table_blocks", "num_tokens", "num_computed", "tokens", "num_launched"]
+)
+def test_columns_that_a_caller_reads_cannot_be_written_and_show_what_is(make_manager, fill, column):
+    manager = make_manager(300, 1)
+    rows = [fill(manager, [number, 7]) for number in range(70)]
+    manager.append(rows[-1], range(5000))
+    array = getattr(manager, column)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 99
+    assert len(array) > 70
+    assert [int(manager.num_tokens[row]) for row in rows[-2:]] == [2, 5002]
+    assert manager.tokens[rows[-1], :4].tolist() == [69, 7, 0, 1]
+    manager.allocate([rows[-1]], [100])
+    assert int(manager.num_table_blocks[rows[-1]]) == 102
+    assert (int(manager.num_launched[rows[-1]]), int(manager.num_computed[rows[-1]])) == (102, 2)
+    assert manager.check() == []
+
+
+def test_what_is_said_to_be_a_copy_can_be_written_and_changes_nothing(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=8)
+    row = fill(manager, range(6))
+    before = manager.snapshot()
+    hit = manager.lookup(range(6)).blocks
+    for array in (manager.ref_counts, manager.ref_counts_of(row), manager.block_states(), manager.block_levels(), hit,
+                  manager.num_scheduled, manager.live_rows, manager.table(row), manager.host_ref_counts):  # fmt: skip
+        array[:] = 5
+    assert manager.snapshot() == before
+    assert manager.check() == []

@@ -151,3 +151,19 @@ def test_a_running_request_that_was_left_out_says_which_blocks_it_lacks(make_sch
     assert '"b" 3' in str(answer)
     scheduler.update(other, [7])
     scheduler.abort("b")
+
+
+def test_blocks_that_several_hold_count_once(make_scheduler, request_of, step):
+    scheduler = make_scheduler(24, 4, policy="vllm")
+    shared = list(range(32))
+    scheduler.add(request_of("group", [*shared, 50], num_sequences=3))
+    for name, last in (("a", 60), ("b", 61)):
+        scheduler.add(request_of(name, [*shared, last]))
+    step(scheduler)
+    scheduler.add(request_of("late", 60))
+    answer = scheduler.explain("late")
+    # 8 blocks of the prompt that all share, and a tail each.
+    assert dict(answer.holders) == {"group": 8 + 3, "a": 1, "b": 1}
+    assert sum(blocks for _, blocks in answer.holders) == scheduler.manager.num_used == 13
+    # What the request holds itself is not kept from it.
+    assert dict(scheduler.explain("a").holders) == {"group": 3, "b": 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, request_of, step, scheduled):
     scheduler = make_scheduler(8, 4)
@@ -102,3 +104,15 @@ def test_sequences_of_a_group_that_fill_the_same_block_in_one_step_end_with_one_
     while scheduler.has_unfinished:
         engine.step()
     assert {len(tokens) for tokens in engine.outputs.values()} == {5}
+
+
+def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 5, max_tokens=3))
+    step(scheduler)
+    room = scheduler.manager.tokens.shape
+    scheduler.append("a", np.ones(1_000_000, np.int32))
+    assert scheduler.manager.tokens.shape == room
+    output = step(scheduler).outputs["a"]
+    assert (output.finish_reason, output.usage.output_tokens) == ("rejected", 1)
+    assert scheduler.check() == []

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from paged import BatchEnded, BatchOutOfOrder, ForeignBatch, PagedError, RequestInFlight, WrongTokens
+from paged import (
+    BatchEnded,
+    BatchError,
+    BatchOutOfOrder,
+    Costs,
+    ForeignBatch,
+    InvalidRequest,
+    PagedError,
+    RequestInFlight,
+    WrongTokens,
+)
 
 
 def whole_state(scheduler):
@@ -142,12 +153,118 @@ def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_wa
         scheduler.loaded("loads", 8)
 
 
-def test_moves_that_nobody_waits_for_are_not_reported(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
+@pytest.mark.parametrize("async_moves", [False, True])
+def test_reporting_the_moves_of_a_batch_without_any_does_nothing(make_scheduler, request_of, async_moves):
+    scheduler = make_scheduler(8, 4, async_moves=async_moves)
     scheduler.add(request_of("a", 4))
-    batch = scheduler.schedule()
+    batch, empty = scheduler.schedule(), scheduler.schedule()
     before = whole_state(scheduler)
-    with pytest.raises(PagedError):
-        scheduler.moved(batch)
+    for each in (batch, batch, empty):
+        scheduler.moved(each)
     assert whole_state(scheduler) == before
     scheduler.update(batch, [7])
+    scheduler.moved(batch)
+
+
+def swapping(make_scheduler, request_of, **options):
+    """A scheduler, and a batch that copies blocks to the host."""
+    costs = Costs(seconds_per_swapped_block=1e-9)
+    scheduler = make_scheduler(6, 4, host_blocks=12, costs=costs, **options)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 9))
+    for _ in range(9):
+        batch = scheduler.schedule()
+        if len(batch.moves.device_to_host):
+            return scheduler, batch
+        scheduler.update(batch, [7] * int(batch.samples.sum()))
+    raise AssertionError("nothing is copied to the host")
+
+
+def test_moves_that_ran_before_the_forward_pass_may_be_reported(make_scheduler, request_of):
+    scheduler, batch = swapping(make_scheduler, request_of)
+    before = whole_state(scheduler)
+    scheduler.moved(batch)
+    scheduler.moved(batch)
+    assert whole_state(scheduler) == before
+
+
+def test_background_moves_are_reported_once(make_scheduler, request_of):
+    scheduler, batch = swapping(make_scheduler, request_of, async_moves=True)
+    scheduler.moved(batch)
+    before = whole_state(scheduler)
+    with pytest.raises(BatchError, match="reported before"):
+        scheduler.moved(batch)
+    with pytest.raises(BatchError, match="cancel it with moved=True"):
+        scheduler.cancel(batch)
+    assert whole_state(scheduler) == before
+    scheduler.cancel(batch, moved=True)
+
+
+def test_background_moves_of_a_cancelled_batch_are_reported_of_the_batch_that_takes_them(make_scheduler, request_of):
+    scheduler, batch = swapping(make_scheduler, request_of, async_moves=True)
+    scheduler.cancel(batch)
+    with pytest.raises(BatchError, match="they are in a later batch"):
+        scheduler.moved(batch)
+    later = scheduler.schedule()
+    with pytest.raises(BatchError, match="ran with a later one"):
+        scheduler.moved(batch)
+    scheduler.moved(later)
+    assert scheduler.check() == []
+
+
+@pytest.mark.parametrize("moved", ["no", None, 2])
+def test_whether_moves_ran_is_true_or_false(two_out, moved):
+    scheduler, _, second = two_out
+    with pytest.raises(InvalidRequest, match="moved has to be True or False"):
+        scheduler.cancel(second, moved=moved)
+    scheduler.cancel(second, moved=np.bool_(False))
+
+
+def test_counts_whose_sum_wraps_are_refused(make_scheduler, request_of):
+    scheduler = make_scheduler(16, 4)
+    for name in ("a", "b", "c", "d"):
+        scheduler.add(request_of(name, 4))
+    batch = scheduler.schedule()
+    before = whole_state(scheduler)
+    for counts in ([2**62] * 4, np.full(4, 2**62, np.uint64)):
+        with pytest.raises(
+            WrongTokens, match="counts have to be from 0 to the 0 tokens that came; got 4611686018427387904"
+        ):
+            scheduler.update(batch, [], counts)
+    assert whole_state(scheduler) == before
+    scheduler.update(batch, [7] * 4)
+
+
+@pytest.mark.parametrize("limit", ["x", None, 1.5, True])
+def test_a_limit_of_steady_steps_is_an_integer(make_scheduler, limit):
+    with pytest.raises(InvalidRequest, match="limit has to be an integer"):
+        make_scheduler(8, 4).steady_steps(limit)
+
+
+@pytest.mark.parametrize("token", [2**31, 2**32 + 7, 5000, -1])
+def test_tokens_that_are_none_are_refused_in_skip(make_scheduler, request_of, step, token):
+    scheduler = make_scheduler(8, 4, vocabulary_size=5000)
+    scheduler.add(request_of("a", 4))
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.steady_steps(2) == 2
+    with pytest.raises(WrongTokens, match="skip: token ids have to be from 0 to 4999"):
+        scheduler.skip([[7, token]])
+    scheduler.skip(np.array([[7, 7]]))
+
+
+@pytest.mark.parametrize("row", ["x", None, 1.0, -1, 10**30])
+def test_what_is_no_row_serves_no_request(make_scheduler, row):
+    assert make_scheduler(8, 4).id_of(row) is None
+
+
+def test_any_kind_of_integer_names_a_sequence_and_a_count(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 18, num_computed=12))
+    scheduler.update(scheduler.schedule(), [])
+    scheduler.append("a", [5], sequence=np.uint8(0))
+    for sequence in (1, -1, True, None, "0"):
+        with pytest.raises(InvalidRequest, match="no live sequence"):
+            scheduler.append("a", [5], sequence=sequence)
+    scheduler.loaded("a", np.uint32(12))
+    assert scheduler.schedule().num_tokens.tolist() == [7]

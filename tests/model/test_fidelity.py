@@ -140,9 +140,13 @@ def test_with_the_formula_that_timed_them_the_figures_are_the_engines():
     assert found.preemptions.recompute > 5
 
 
-def test_a_step_that_fails_ends_the_recording(monkeypatch):
+def out_of_memory(batch):
+    raise MemoryError
+
+
+def test_a_step_that_runs_out_of_memory_ends_the_recording(monkeypatch):
     engine = engine_with()
-    monkeypatch.setattr(engine.runner, "logits", lambda batch: 1 / 0)
+    monkeypatch.setattr(engine.runner, "logits", out_of_memory)
     with pytest.raises(RecordingFailed, match="step 1 of the engine failed"):
         record(engine, trace_of(3), clients=1)
     assert engine.on_batch is None

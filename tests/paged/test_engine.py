@@ -1,6 +1,7 @@
 """The engine and LLM on the model that ships: answers, streams, failures of a step, and what bad input gets."""
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -11,6 +12,7 @@ from paged import (
     BudgetTooSmall,
     DuplicateRequest,
     Engine,
+    EngineFailed,
     InvalidConfig,
     InvalidRequest,
     InvalidSampling,
@@ -21,7 +23,6 @@ from paged import (
     load_model,
 )
 from paged.checkpoint import checkpoint_path
-from paged.engine import EngineFailed
 
 PROMPT = "The with statement"
 
@@ -122,6 +123,24 @@ def test_times_are_the_clocks(model):
     assert last.timings.tokens_per_s == 3 / last.timings.e2e_s
 
 
+def test_a_request_ends_with_a_reason_of_the_callers(model):
+    engine = Engine(model)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=20), id="a")
+    tokens = [token for _ in range(3) for output in engine.step() for token in output.token_ids]
+    last = engine.finish("a")
+    assert (last.finish_reason, last.token_ids, last.usage.output_tokens) == ("stop", [], len(tokens))
+    assert last.timings is not None
+    assert engine.finish("a") is None
+    assert not engine.has_unfinished
+    assert engine.check() == []
+    engine.add_request(PROMPT, id="b")
+    with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"'):
+        engine.finish("b", "abort")
+    assert engine.finish("b", "length").finish_reason == "length"
+    with pytest.raises(UnknownRequest):
+        engine.finish("nobody")
+
+
 def test_a_request_that_is_aborted_says_nothing_more(model):
     engine = Engine(model)
     engine.add_request(PROMPT, id="a")
@@ -136,20 +155,20 @@ def test_a_request_that_is_aborted_says_nothing_more(model):
 
 
 def failing(engine, times):
-    """The next `times` forward passes fail."""
+    """The next `times` forward passes run out of memory."""
     logits, left = engine.runner.logits, [times]
 
     def fails(batch):
         if left[0]:
             left[0] -= 1
-            raise RuntimeError("out of memory")
+            raise MemoryError("48 GiB wanted")
         return logits(batch)
 
     engine.runner.logits = fails
 
 
 @pytest.mark.parametrize("when", [0, 1, 4])
-def test_a_step_that_fails_is_tried_again_and_nothing_is_lost(model, when):
+def test_a_step_that_runs_out_of_memory_is_tried_again_and_nothing_is_lost(model, when):
     expected = LLM(model).generate([PROMPT, "Return"], SamplingParams(max_tokens=8))
     engine = Engine(model, num_blocks=12, block_size=4, max_tokens_per_step=4)
     for i, prompt in enumerate([PROMPT, "Return"]):
@@ -168,13 +187,13 @@ def test_a_step_that_fails_is_tried_again_and_nothing_is_lost(model, when):
         assert answer.token_ids[-len(found[str(i)]) :] == found[str(i)]
 
 
-def test_a_step_that_always_fails_ends_its_requests_with_the_reason(model):
+def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason(model):
     engine = Engine(model, max_retries=1)
     engine.add_request(PROMPT, id="a")
     failing(engine, 2)
     outputs = run(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
-    assert outputs[0].error == "RuntimeError: out of memory"
+    assert outputs[0].error == "MemoryError: 48 GiB wanted"
     assert engine.scheduler.manager.num_used == 0
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
@@ -227,6 +246,14 @@ def test_of_several_prompts_with_a_bad_one_none_runs(model):
     assert not llm.engine.has_unfinished
     with pytest.raises(InvalidConfig, match="2 prompts and 1 sampling parameters"):
         llm.generate([PROMPT, PROMPT], [SamplingParams()])
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2.9], [True, False], [[1, 2]], [-1], ["1"], np.ma.array([1, 2], mask=[0, 1])])
+def test_what_are_no_token_ids_is_refused_and_not_rounded(model, prompt):
+    llm = LLM(model)
+    with pytest.raises(InvalidRequest):
+        llm.generate([prompt])
+    assert not llm.engine.has_unfinished
 
 
 def test_a_byte_budget_says_how_much_would_do(model):

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from block_manager import BlockManager, InvalidConfig
 from scheduler import POLICIES, Request, Scheduler
 from scheduler.foresight import STRIDE, peak
-from scheduler.lengths import BEYOND, WINDOW, OutputLengths
+from scheduler.lengths import WINDOW, OutputLengths
 
 STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
 ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")
@@ -39,12 +39,9 @@ def test_a_guess_is_the_least_length_that_few_enough_of_those_still_there_are_lo
         return sum(length > than for length in [*lengths, cap])
 
     found = int(known.remaining(np.array([written]), quantile)[0])
-    if not longer(written):
-        assert found == BEYOND
-        return
     allowed = (1.0 - quantile) * longer(written)
     expected = next(length for length in range(cap + 1) if longer(length) <= allowed)
-    assert found == max(expected - written, 1)
+    assert max(found, 1) == max(expected - written, 1)
 
 
 def test_the_oldest_lengths_are_forgotten():
@@ -54,8 +51,17 @@ def test_the_oldest_lengths_are_forgotten():
     assert known.remaining(np.array([0]), 0.9).tolist() == [5]
 
 
+def test_one_length_is_forgotten_for_each_that_comes():
+    known, lengths = OutputLengths(100), [(7 * number) % 90 + 1 for number in range(WINDOW + 300)]
+    for length in lengths:
+        known.note(length)
+    rising = sorted([*lengths[-WINDOW:], 100])
+    assert known.remaining(np.array([0]), 0.5).tolist() == [rising[WINDOW - (WINDOW + 1) // 2]]
+    assert [-length for length in known._rising] == [*reversed(rising), 0]
+
+
 def test_with_the_cap_alone_an_output_is_as_long_as_it_may_be():
-    assert OutputLengths(100).remaining(np.array([0, 30, 100]), 0.1).tolist() == [100, 70, BEYOND]
+    assert OutputLengths(100).remaining(np.array([0, 30, 100]), 0.1).tolist() == [100, 70, 0]
 
 
 def scheduler_on(num_blocks, policy=ORACLE, **limits):

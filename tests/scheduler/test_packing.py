@@ -64,7 +64,7 @@ def test_a_slot_is_the_block_and_the_place_in_it(batch):
     assert batch.slot_mapping.tolist() == [3, 4, 5, 6, 7, 8]
 
 
-def test_context_lens_are_those_after_the_step(batch):
+def test_seq_lens_are_those_after_the_step(batch):
     assert batch.seq_lens.tolist() == [4, 5]
 
 

@@ -58,6 +58,7 @@ def test_it_is_a_sorted_list(calls):
             state = waiting(value, 0.0, number)
             expected = sorted([*expected, state], key=lambda each: each.order)
             assert queue.add(state) == (expected[-1] is state)
+            assert queue.place_of(state) == expected.index(state)
         elif expected:
             state = expected.pop(0 if call == "head" else value % len(expected))
             queue.remove(state)

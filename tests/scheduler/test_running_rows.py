@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from block_manager import BlockManager
+from scheduler import Scheduler
 from scheduler.request import Request, RequestState, state_of
 from scheduler.rows import RowColumns, RunningRows
 
@@ -15,6 +17,11 @@ def running(number: int, rows: list[int]) -> RequestState:
     state = state_of(request, np.array([1], np.int32), b"", (0, 0.0, number), 9)
     state.rows = rows
     return state
+
+
+def bind(columns: RowColumns, row: int, **options) -> None:
+    request = Request(id=str(row), prompt=[1], **options)
+    columns.bind(row, state_of(request, np.array([1], np.int32), b"", (0, 0.0, row), 9), 0)
 
 
 def test_rows_that_join_at_the_end_stand_there():
@@ -29,6 +36,17 @@ def test_a_row_that_returns_stands_in_its_place():
     rows.join(second.rows, at_end=True)
     rows.join(first.rows, at_end=False)
     assert rows.array([first, second]).tolist() == [3, 1]
+
+
+def test_a_row_whose_place_is_known_is_put_there_and_no_request_is_asked():
+    rows = RunningRows()
+    rows.join([3, 1, 2], at_end=True)
+    before = rows.array([])
+    rows.join([4], at_end=True)
+    rows.leave([1])
+    rows.join([9], at_end=False, place=2)
+    assert rows.array([]).tolist() == [3, 2, 9, 4]
+    assert (rows.count(), before.tolist()) == (4, [3, 1, 2])
 
 
 def test_rows_that_leave_leave_no_gap():
@@ -110,7 +128,9 @@ def test_it_is_the_rows_of_the_running_requests_in_order(calls):
         if call == "come" or (call == "come back" and gone):
             mine = [free.pop() for _ in range(num_rows)]
             comes = number if call == "come" else gone.pop(pick % len(gone))
-            rows.join(mine, at_end=all(comes > other for other in states))
+            is_single = all(len(each) == 1 for each in (mine, *(state.rows for state in states.values())))
+            place = sum(other < comes for other in states) if is_single else None
+            rows.join(mine, at_end=all(comes > other for other in states), place=place)
             states[comes] = running(comes, mine)
         elif call == "leave" and states:
             leaves = sorted(states)[pick % len(states)]
@@ -143,6 +163,17 @@ def test_a_bound_row_knows_its_sequence_and_its_limits(state):
     assert (columns.max_total[5], columns.min_total[5], columns.stops[5].tolist()) == (8, 5, [7])
 
 
+def test_the_full_lengths_of_bound_rows_are_added_up(state):
+    columns = RowColumns()
+    columns.bind(5, state, 0)
+    columns.bind(2, state, 1)
+    assert (columns.num_bound, columns.sum_max_total) == (2, 9 + 8)
+    columns.prolong(5, 12)
+    assert (columns.max_total[5], columns.sum_max_total) == (12, 12 + 8)
+    columns.release(5, 0)
+    assert (columns.num_bound, columns.sum_max_total) == (1, 8)
+
+
 def test_a_released_row_keeps_neither_owner_nor_stop_ids(state):
     columns = RowColumns()
     columns.bind(5, state, 0)
@@ -165,3 +196,54 @@ def test_a_request_with_more_stop_ids_widens_the_column(state):
     request = Request(id="b", prompt=[1], stop_token_ids=(4, 5))
     columns.bind(1, state_of(request, np.array([1], np.int32), b"", (0, 0.0, 1), 9), 0)
     assert columns.stops[:2].tolist() == [[7, -1], [4, 5]]
+
+
+def test_the_column_of_stop_ids_is_as_wide_as_the_rows_need():
+    columns = RowColumns()
+    bind(columns, 0, eos_token_id=7)
+    bind(columns, 1, stop_token_ids=(4, 5, 6))
+    bind(columns, 2, stop_token_ids=tuple(range(20_000)))
+    assert columns.stops.shape == (64, 3)
+    columns.release(1, 0)
+    assert columns.stops.shape == (64, 1)
+    assert len(columns.many_stops) == 20_000
+    columns.release(2, 0)
+    columns.release(0, 0)
+    assert (columns.stops.shape, len(columns.many_stops), columns.num_with_stops) == ((64, 1), 0, 0)
+    assert (columns.stops == -1).all()
+
+
+@pytest.mark.parametrize("name", ["zeros", "empty", "full"])
+def test_columns_that_find_no_memory_to_grow_stay_as_they_were(monkeypatch, name):
+    columns = RowColumns(num_rows=2)
+    bind(columns, 1, eos_token_id=7)
+
+    def short(*args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, name, short)
+        with pytest.raises(MemoryError):
+            columns.ensure(3)
+    lengths = {len(getattr(columns, each)) for each in ("max_total", "owner", "id", "sequence", "has_stops", "stops")}
+    assert lengths == {2}
+    bind(columns, 2, eos_token_id=8)
+    assert [columns.stops[row].tolist() for row in (1, 2)] == [[7], [8]]
+
+
+def test_a_step_that_finds_no_memory_for_its_columns_changes_nothing(monkeypatch):
+    scheduler = Scheduler(BlockManager(200, 4), max_sequences=200)
+    for number in range(100):
+        scheduler.add(Request(id=str(number), prompt=[number], max_tokens=1))
+
+    def short(*args, **kwargs):
+        raise MemoryError
+
+    before = scheduler.manager.snapshot(), scheduler.counts()
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "full", short)
+        with pytest.raises(MemoryError):
+            scheduler.schedule()
+    assert (scheduler.manager.snapshot(), scheduler.counts()) == before
+    assert len(scheduler.schedule().rows) == 100
+    assert scheduler.check() == []

@@ -1,4 +1,4 @@
-"""Where a sequence ends, by row: one token each (finish_codes) and several at once (kept_tokens) agree."""
+"""Where a sequence ends, by row: one token each (finish_codes) and several at once (kept_counts) agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from scheduler.request import Request, state_of
 from scheduler.rows import RowColumns
 from scheduler.status import LENGTH, NOT_FINISHED, STOP
-from scheduler.stopping import finish_codes, kept_tokens
+from scheduler.stopping import finish_codes, kept_counts
 
 EOS, STOP_ID, PLAIN = 2, 3, 9
 
@@ -28,13 +28,24 @@ def codes(columns: RowColumns, rows: list[int], tokens: list[int], totals: list[
     return found.tolist()
 
 
+def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:
+    """How many the row keeps, and why it ends after them, beside a row that gets the same again and one that gets none."""
+    rows, counts = np.array([row, 0, row]), np.array([len(tokens), 0, len(tokens)])
+    packed, first = np.array(2 * tokens, np.int32), np.array([0, len(tokens), len(tokens)])
+    kept, found = kept_counts(columns, rows, (packed, first, counts), np.array([total, 3, total]))
+    assert (kept[1], found[1], kept[0], found[0]) == (0, NOT_FINISHED, kept[2], found[2])
+    return int(kept[0]), int(found[0])
+
+
 @pytest.fixture
 def columns():
-    """Row 0: no stop ids. Row 1: EOS. Row 2: EOS and a stop id, and at least two output tokens."""
+    """Row 0: no stop ids. Row 1: EOS. Row 2: EOS and a stop id, and at least two output tokens. Rows 3 and 4: many stop ids."""
     columns = RowColumns()
     bound(columns, 0)
     bound(columns, 1, eos_token_id=EOS)
     bound(columns, 2, eos_token_id=EOS, stop_token_ids=(STOP_ID,), min_tokens=2)
+    bound(columns, 3, stop_token_ids=tuple(range(20, 40)))
+    bound(columns, 4, stop_token_ids=tuple(range(30, 50)), eos_token_id=EOS)
     return columns
 
 
@@ -45,6 +56,22 @@ def test_a_plain_token_ends_nothing(columns):
 def test_each_row_has_stop_ids_of_its_own(columns):
     assert codes(columns, [0, 1, 2], [EOS, EOS, EOS], [5] * 3) == [NOT_FINISHED, STOP, STOP]
     assert codes(columns, [0, 1, 2], [STOP_ID] * 3, [5] * 3) == [NOT_FINISHED, NOT_FINISHED, STOP]
+
+
+def test_rows_of_many_stop_ids_stop_at_each_of_theirs_and_no_other(columns):
+    for token, expected in (
+        (19, (0, 0)),
+        (20, (1, 0)),
+        (30, (1, 1)),
+        (39, (1, 1)),
+        (49, (0, 1)),
+        (50, (0, 0)),
+        (EOS, (0, 1)),
+    ):
+        assert codes(columns, [3, 4, 0], [token] * 3, [4] * 3) == [STOP * expected[0], STOP * expected[1], NOT_FINISHED]
+    assert kept_tokens(columns, 4, [PLAIN, 29, 30, PLAIN], 3) == (2 + 1, STOP)
+    columns.release(3, 0)
+    assert codes(columns, [4, 1], [30, EOS], [4] * 2) == [STOP, STOP]
 
 
 def test_a_stop_id_counts_from_the_last_of_min_tokens_on(columns):

@@ -1,0 +1,21 @@
+"""Objects that count one memory, and so cannot be copied.
+
+Knows Python's protocol of copy and pickle. Does not know what is counted.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, SupportsIndex
+
+from block_manager.errors import CannotCopy
+
+
+class Uncopyable:
+    """Base of classes whose objects `copy.copy`, `copy.deepcopy` and `pickle` refuse.
+
+    A copy would name blocks of the same KV memory as the original, and neither would know which of them the other one
+    hands out.
+    """
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise CannotCopy(type(self).__name__)

@@ -1,0 +1,70 @@
+"""Outputs that have come and were not handed out, so that what a callback raises loses none.
+
+Knows outputs and whose they are. Does not know where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from paged.results import EngineOutput
+from paged.uninterrupted import Uninterrupted
+
+
+class Undelivered:
+    """Outputs of requests, each request's in the order in which they came."""
+
+    def __init__(self) -> None:
+        # As they came, until one request's are asked for: mostly all are taken at once, step by step.
+        self._latest: list[EngineOutput] = []
+        self._by_request: dict[str, list[EngineOutput]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._latest or self._by_request)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._filed()
+
+    def add(self, outputs: list[EngineOutput]) -> None:
+        """These outputs have come."""
+        self._latest += outputs
+
+    def take_all(self) -> list[EngineOutput]:
+        """Hand out everything."""
+        if not self._by_request:
+            taken, self._latest = self._latest, []
+            return taken
+        filed, self._by_request = self._filed(), {}
+        return [output for outputs in filed.values() for output in outputs]
+
+    def take_each(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
+        """Hand out what these requests have brought. An output is taken when it is asked for, and may be taken back
+        until then."""
+        for request_id in [each for each in self._filed() if each in request_ids]:
+            while outputs := self._filed().get(request_id):
+                output = outputs.pop(0)
+                if not outputs:
+                    del self._by_request[request_id]
+                yield output
+
+    def take_joined(self, request_id: str) -> EngineOutput | None:
+        """Hand out all that the request has brought as one output; None: nothing."""
+        outputs = self._filed().pop(request_id, [])
+        if len(outputs) < 2:
+            return outputs[0] if outputs else None
+        return msgspec.structs.replace(
+            outputs[-1],
+            token_ids=[token for output in outputs for token in output.token_ids],
+            text="".join(output.text for output in outputs),
+        )
+
+    def _filed(self) -> dict[str, list[EngineOutput]]:
+        """All outputs by request."""
+        if self._latest:
+            with Uninterrupted():
+                for output in self._latest:
+                    self._by_request.setdefault(output.id, []).append(output)
+                self._latest = []
+        return self._by_request

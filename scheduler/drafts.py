@@ -1,0 +1,153 @@
+"""Drafts: guessed tokens beyond the known ones, computed in the same step as the token before them.
+
+    row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 comes after them → known ... 17 5 9 4, one slot to overwrite
+
+Knows what a caller proposes and what budget, memory and a row's full length leave room for: drafts are the first to go. Does not know
+who proposes them, nor which are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager import InvalidTokens, token_array
+from scheduler.errors import WrongDrafts
+from scheduler.state import State, Step
+from scheduler.status import Status
+
+Counts = NDArray[np.int64]
+
+
+class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Drafts of k rows: rows int64 [k], as batches name them; counts int64 [k]; token_ids int32 [counts.sum()], packed in that order."""
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+
+
+def validated(state: State, drafts: Drafts | Mapping[Any, Any] | None) -> Drafts | None:
+    """Drafts as arrays once every row of them belongs to a running request; None where there are none.
+
+    A mapping has request ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts.
+    """
+    if drafts is None:
+        return None
+    if isinstance(drafts, Mapping):
+        drafts = _by_rows(state, drafts)
+    if not isinstance(drafts, Drafts):
+        raise WrongDrafts(f"drafts have to be a Drafts, or a mapping from request ids to token ids; got {drafts!r}.")
+    rows, counts, tokens = _integers("rows", drafts.rows), _integers("counts", drafts.counts), _tokens(drafts.token_ids)
+    if rows.shape != counts.shape or rows.ndim != 1:
+        raise WrongDrafts(f"drafts: {rows.shape} rows and {counts.shape} counts; each row has one count.")
+    if len(counts) and (int(counts.min()) < 0 or int(counts.max()) > len(tokens)):
+        raise WrongDrafts(f"drafts: counts from {int(counts.min())} to {int(counts.max())} for {len(tokens)} tokens.")
+    if int(counts.sum()) != len(tokens):
+        raise WrongDrafts(f"drafts: counts add up to {int(counts.sum())}; there are {len(tokens)} tokens.")
+    limit = state.limits.vocabulary_size
+    if limit is not None and len(tokens) and int(tokens.max()) >= limit:
+        raise WrongDrafts(f"drafts: token id {int(tokens.max())} is outside the vocabulary of {limit}.")
+    if not state.running_rows.holds(rows, state.running):
+        _refuse(state, rows)
+    return Drafts(rows, counts, tokens) if len(tokens) else None
+
+
+def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
+    """Lengthen the decodes of this step by their drafts, as far as there are budget and blocks after all else, and the row's full length
+    allows."""
+    rows, manager = step.decodes, state.manager
+    if not len(rows) or state.first_tokens or step.budget <= 0:
+        return
+    size = manager.block_size
+    index = _places_in(drafts.rows, rows, len(manager.num_tokens))
+    wanted = drafts.counts[index] if index.base is None and len(drafts.rows) == len(rows) and index[0] >= 0 else None
+    if wanted is None or (index < 0).any():
+        wanted = np.where(index >= 0, drafts.counts[index], 0)
+    ends = step.decode_ends
+    # With the token after them they make the row as long as it may be, and no longer.
+    wanted = np.minimum(wanted, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
+    if state.silent:
+        wanted = np.where(np.isin(rows, list(state.silent)), 0, wanted)
+    total = int(wanted.sum())
+    if total > step.budget:
+        wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
+    have = manager.num_table_blocks[rows]
+    needs = np.maximum(-(-(ends + wanted) // size) - have, 0)
+    available = manager.num_available - state.blocks_owed_bounded()
+    if int(needs.sum()) > available:
+        wanted = np.where(needs.cumsum() <= available, wanted, np.clip(have * size - ends, 0, wanted))
+    total = int(wanted.sum())
+    if not total:
+        return
+    manager.lengthen(rows, ends + wanted)
+    step.budget -= total
+    step.draft_counts = wanted
+    step.draft_tokens = _gathered(drafts, index, wanted)
+
+
+def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:
+    """Of each of `rows`, its place among those given, -1 where it is not."""
+    place = np.full(num_rows, -1, np.int64)
+    place[given] = np.arange(len(given))
+    return place[rows]
+
+
+def _gathered(drafts: Drafts, index: Counts, counts: Counts) -> NDArray[np.int32]:
+    """The first `counts[i]` drafts of the rows at `index`, packed."""
+    if np.array_equal(counts, drafts.counts) and np.array_equal(index, np.arange(len(index))):
+        return drafts.token_ids
+    first = drafts.counts.cumsum() - drafts.counts
+    within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+    gathered: NDArray[np.int32] = drafts.token_ids[np.repeat(first[index], counts) + within]
+    return gathered
+
+
+def _by_rows(state: State, drafts: Mapping[Any, Any]) -> Drafts:
+    rows, parts = [], []
+    for key, tokens in drafts.items():
+        request_id, sequence = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
+        request = state.requests.get(request_id) if isinstance(request_id, str) else None
+        if request is None or not isinstance(sequence, int) or not 0 <= sequence < len(request.rows):
+            raise WrongDrafts(f"drafts: {key!r} is no sequence of a request that is alive.")
+        if request.status is not Status.RUNNING or request.rows[sequence] < 0:
+            raise WrongDrafts(
+                f'drafts: request "{request_id}" is {request.status.value}; only those that run take drafts.'
+            )
+        rows.append(request.rows[sequence])
+        parts.append(_tokens(tokens))
+    counts = np.array([len(part) for part in parts], np.int64)
+    return Drafts(np.array(rows, np.int64), counts, np.concatenate([np.empty(0, np.int32), *parts]))
+
+
+def _integers(name: str, values: Any) -> Counts:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise WrongDrafts(f"drafts: {name} have to be integers; got {array.dtype}.")
+    return array.astype(np.int64)
+
+
+def _tokens(values: Any) -> NDArray[np.int32]:
+    try:
+        return token_array(values) if len(values) else np.empty(0, np.int32)
+    except (InvalidTokens, TypeError) as error:
+        raise WrongDrafts(f"drafts: {error}") from None
+
+
+def _refuse(state: State, rows: Counts) -> None:
+    owners, seen = state.columns.owner, set()
+    for row in rows.tolist():
+        request = owners[row] if 0 <= row < len(owners) else None
+        if request is None:
+            raise WrongDrafts(f"drafts: row {row} serves no request.")
+        if request.status is not Status.RUNNING:
+            raise WrongDrafts(
+                f'drafts: request "{request.id}" is {request.status.value}; only those that run take drafts.'
+            )
+        if row in seen:
+            raise WrongDrafts(f"drafts: row {row} is listed twice.")
+        seen.add(row)

@@ -1,0 +1,125 @@
+"""The time that callers tell: a finite number that never goes back, whatever is kept until a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paged import InvalidRequest, Request, Retention
+
+A = list(range(8))
+
+
+def kept(**how):
+    return Request(id="a", prompt=[*A, 1], max_tokens=1, retention=Retention(priority=2, **how))
+
+
+def hit(scheduler):
+    return scheduler.manager.lookup([*A, 999]).num_tokens
+
+
+def push_out(scheduler, now):
+    """Run requests whose content fills the pool of six blocks twice."""
+    for number in range(4):
+        scheduler.add(Request(id=f"r{number}", prompt=[1000 * number + i + 100 for i in range(13)], max_tokens=1))
+        scheduler.update(scheduler.schedule(now=now), [7], now=now)
+
+
+@pytest.mark.parametrize(
+    ("told", "lasts"),
+    [
+        # now is left out in update, lags behind, or is so large that a little more is the same number.
+        ((100.0, 0.0), 5.0),
+        ((100.0, 93.0), 5.0),
+        ((1.7e9, 1.7e9), 1e-9),
+        ((100.0, 100.0), math.inf),
+        ((1e308, 1e308), 1e308),
+    ],
+)
+def test_a_request_ends_whenever_its_retention_ends(make_scheduler, told, lasts):
+    scheduler = make_scheduler(6, 4)
+    first, second = told
+    scheduler.add(Request(id="before", prompt=[50, 51, 52, 53, 54], max_tokens=1, retention=Retention()))
+    scheduler.update(scheduler.schedule(now=first), [7], now=first)
+    scheduler.add(kept(lasts=lasts))
+    (output,) = scheduler.update(scheduler.schedule(now=first), [7], now=second)
+    assert output.finish_reason == "length"
+    assert not scheduler.has_unfinished
+    assert scheduler.manager.num_used == 0
+    assert scheduler.check() == []
+
+
+def test_a_retention_counts_from_the_latest_time_that_was_told(make_scheduler):
+    scheduler = make_scheduler(6, 4)
+    scheduler.add(kept(lasts=10.0))
+    scheduler.update(scheduler.schedule(now=100.0), [7], now=3.0)
+    push_out(scheduler, now=109.0)
+    assert hit(scheduler) == 8
+    push_out(scheduler, now=110.0)
+    assert hit(scheduler) == 0
+
+
+@pytest.mark.parametrize("lasts", [None, math.inf])
+def test_a_retention_without_end_lasts_as_long_as_it_is_known(make_scheduler, lasts):
+    scheduler = make_scheduler(6, 4)
+    scheduler.add(kept(lasts=lasts))
+    scheduler.update(scheduler.schedule(now=1.0), [7], now=1.0)
+    push_out(scheduler, now=1e300)
+    assert hit(scheduler) == 8
+
+
+def test_a_retention_that_ended_before_the_managers_time_keeps_nothing_and_breaks_nothing(make_scheduler):
+    scheduler = make_scheduler(6, 4)
+    for name in ("before", "a"):
+        scheduler.add(Request(id=name, prompt=[*A, 1], max_tokens=1, retention=Retention(lasts=5.0)))
+        scheduler.update(scheduler.schedule(now=1.0), [7], now=1.0)
+        scheduler.manager.expire(50.0)
+    assert not scheduler.has_unfinished
+    push_out(scheduler, now=1.0)
+    assert hit(scheduler) == 0
+
+
+NO_TIMES = [math.nan, math.inf, -math.inf, None, "x", True, 10**400, [1.0], 1j]
+
+
+@pytest.mark.parametrize("now", NO_TIMES)
+def test_what_is_no_time_is_refused_at_every_door(make_scheduler, request_of, now):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4))
+    sentence = "now has to be a finite number of seconds"
+    with pytest.raises(InvalidRequest, match=sentence):
+        scheduler.add(request_of("b", 4), now=now)
+    with pytest.raises(InvalidRequest, match=sentence):
+        scheduler.schedule(now=now)
+    batch = scheduler.schedule()
+    before = scheduler.manager.snapshot(), scheduler.counts()
+    with pytest.raises(InvalidRequest, match=sentence):
+        scheduler.update(batch, [7], now=now)
+    with pytest.raises(InvalidRequest, match=sentence):
+        scheduler.skip(np.empty((0, 0), np.int32), now=now)
+    assert (scheduler.manager.snapshot(), scheduler.counts()) == before
+    scheduler.update(batch, [7])
+
+
+@pytest.mark.parametrize("now", [3, 3.5, np.float32(3), np.float64(3), np.int8(3), -2.0])
+def test_any_finite_number_is_a_time(make_scheduler, request_of, now):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 4), now=now)
+    scheduler.update(scheduler.schedule(now=now), [7], now=now)
+    assert scheduler.status("a") == "running"
+
+
+@pytest.mark.parametrize("lasts", [math.nan, 10**400])
+def test_a_retention_lasts_for_what_a_float_holds(lasts):
+    with pytest.raises(ValueError, match="lasts has to be a time above 0"):
+        Retention(lasts=lasts)
+
+
+def test_an_arrival_may_lie_before_the_schedulers_time(make_scheduler, request_of):
+    scheduler = make_scheduler(4, 4, max_sequences=1)
+    scheduler.schedule(now=10.0)
+    scheduler.add(request_of("later", 4), now=9.0)
+    scheduler.add(request_of("sooner", 4), now=8.0)
+    assert scheduler.waiting_ids() == ["sooner", "later"]

@@ -1,0 +1,260 @@
+"""What callbacks of the engine and of LLM may do, and what becomes of what they raise."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import LLM, Engine, EngineInUse, SamplingParams
+from paged.testing.tiny_model import tiny_model
+
+SIX = SamplingParams(max_tokens=6)
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 1, 2]]
+
+
+class Broken(Exception):
+    """What a callback raises."""
+
+
+def fresh_llm(**options):
+    return LLM(tiny_model(), num_blocks=16, block_size=4, **options)
+
+
+def tokens_of(prompts=PROMPTS):
+    """What each prompt is answered when nothing happens."""
+    return [answer.token_ids for answer in fresh_llm().generate(prompts, SIX)]
+
+
+def is_as_new(engine):
+    return not engine.has_unfinished and engine.manager.num_used == 0 and engine.check() == []
+
+
+def drained(engine, most_steps=100):
+    """The tokens of each request until all have ended, by id."""
+    found = {}
+    for _ in range(most_steps):
+        if not engine.has_unfinished:
+            return found
+        for output in engine.step():
+            found.setdefault(output.id, []).extend(output.token_ids)
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_request_that_on_output_aborts_ends_with_abort(victim):
+    llm, seen = fresh_llm(), []
+
+    def note(output):
+        seen.append(output.id)
+        if len(seen) == 4:
+            llm.engine.abort(f"request-{victim}")
+
+    answers = llm.generate(PROMPTS, SIX, on_output=note)
+    assert [answer.finish_reason == "abort" for answer in answers] == [number == victim for number in range(3)]
+    for answer, tokens in zip(answers, tokens_of(), strict=True):
+        assert answer.token_ids == tokens[: len(answer.token_ids)]
+    assert 1 <= len(answers[victim].token_ids) <= 2
+    assert is_as_new(llm.engine)
+
+
+@pytest.fixture
+def outgrowing():
+    """Alone in a pool of which a pin holds one block, "a" outgrows it; the step that ends it runs "b", which has waited."""
+    engine = Engine(tiny_model(), num_blocks=6, block_size=4)
+    engine.add_request([1, 2, 3, 4, 5], SamplingParams(max_tokens=1))
+    drained(engine)
+    engine.manager.pin([1, 2, 3, 4, 5])
+    engine.add_request([6, 7, 1, 2, 3], SamplingParams(max_tokens=100), id="a")
+    engine.step()
+    engine.add_request([7] * 18, SamplingParams(max_tokens=1), id="b")
+    return engine
+
+
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_a_request_that_has_ended_by_itself_is_not_ended_again_and_its_end_is_returned(outgrowing, end):
+    returned, ends = [], {}
+    outgrowing.on_logits = lambda id, *_: id == "b" and returned.append(getattr(outgrowing, end)("a"))
+    while outgrowing.has_unfinished:
+        for output in outgrowing.step():
+            ends.setdefault(output.id, []).append(output.finish_reason)
+    assert returned == [None]
+    assert (ends["a"][-1], ends["b"]) == ("length", ["length"])
+    assert outgrowing.check() == []
+
+
+def test_generate_that_is_left_by_an_exception_leaves_no_end_that_is_still_to_come(outgrowing):
+    def breaks(id, *_):
+        if id == "b":
+            outgrowing.forget(["a"])
+            raise Broken
+
+    outgrowing.on_logits = breaks
+    with pytest.raises(Broken):
+        drained(outgrowing)
+    outgrowing.on_logits = None
+    assert set(drained(outgrowing)) == {"b"}
+
+
+def test_a_callback_that_finishes_a_request_gets_what_it_had_not_been_handed_out():
+    llm, seen = fresh_llm(), []
+    llm.engine.on_batch = lambda batch: seen or seen.append(llm.engine.finish("request-0"))
+    answers = llm.generate(PROMPTS, SIX)
+    assert (seen[0].token_ids, seen[0].finish_reason) == (answers[0].token_ids, "stop")
+    assert [answer.finish_reason for answer in answers] == ["stop", "length", "length"]
+    assert is_as_new(llm.engine)
+
+
+def test_nothing_of_a_request_is_delivered_after_its_abort_by_on_output():
+    llm, seen = fresh_llm(), []
+
+    def note(output):
+        seen.append(output.id)
+        if len(seen) == 1:
+            assert llm.engine.abort("request-1").token_ids == tokens_of()[1][:1]
+
+    llm.generate(PROMPTS, SIX, on_output=note)
+    assert "request-1" not in seen
+
+
+def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort():
+    for name, at in (("on_logits", 2), ("on_batch", 0)):
+        llm, calls = fresh_llm(), []
+
+        def note(*_, calls=calls, at=at, engine=llm.engine):
+            calls.append(1)
+            if len(calls) == 1 + at:
+                engine.abort("request-1")
+
+        setattr(llm.engine, name, note)
+        answers = llm.generate(PROMPTS, SIX)
+        assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
+        assert [answers[0].token_ids, answers[2].token_ids] == tokens_of()[::2]
+        assert is_as_new(llm.engine)
+
+
+def test_all_requests_aborted_by_a_callback_end_generate():
+    llm = fresh_llm()
+
+    def abort_all(output):
+        for number in range(3):
+            llm.engine.abort(f"request-{number}")
+
+    answers = llm.generate(PROMPTS, SIX, on_output=abort_all)
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+
+
+@pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
+@pytest.mark.parametrize("call", ["step", "generate"])
+def test_a_step_within_a_callback_is_refused_and_the_engine_goes_on(callback, call):
+    llm, caught = fresh_llm(), []
+
+    def nest(*_):
+        with pytest.raises(EngineInUse, match=f"^{call} was called from a callback of generate") as error:
+            llm.engine.step() if call == "step" else llm.generate(PROMPTS)
+        caught.append(error.value)
+
+    if callback != "on_output":
+        setattr(llm.engine, callback, nest)
+    answers = llm.generate(PROMPTS, SIX, on_output=nest if callback == "on_output" else None)
+    assert [answer.token_ids for answer in answers] == tokens_of()
+    assert (caught[0].call, caught[0].running, caught[0].thread) == (call, "generate", None)
+
+
+def test_a_callback_may_add_requests_and_step_returns_their_outputs():
+    llm = fresh_llm()
+
+    def add(output):
+        if not llm.engine.live_request("later"):
+            llm.engine.add_request(PROMPTS[1], SIX, id="later")
+
+    answers = llm.generate(PROMPTS[:1], SIX, on_output=add)
+    assert [answer.id for answer in answers] == ["request-0"]
+    assert drained(llm.engine) == {"later": tokens_of()[1]}
+
+
+def test_generate_leaves_the_outputs_of_other_requests_to_step():
+    llm, seen = fresh_llm(), []
+    llm.engine.add_request(PROMPTS[1], SIX, id="other")
+    llm.generate(PROMPTS[:1], SIX, on_output=seen.append)
+    assert {output.id for output in seen} == {"request-1"}
+    assert drained(llm.engine) == {"other": tokens_of()[1]}
+
+
+@pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
+@pytest.mark.parametrize("error", [Broken("callback"), MemoryError("callback"), KeyboardInterrupt()], ids=repr)
+def test_what_a_callback_raises_leaves_generate_as_it_is_and_its_requests_are_aborted(callback, error):
+    llm, calls = fresh_llm(), []
+    llm.engine.add_request(PROMPTS[1], SIX, id="other")
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+
+    if callback != "on_output":
+        setattr(llm.engine, callback, fail)
+    with pytest.raises(type(error)) as caught:
+        llm.generate(PROMPTS[:1], SIX, on_output=fail if callback == "on_output" else None)
+    assert caught.value is error
+    assert llm.engine.live_request("request-1") is None
+    assert llm.engine.check() == []
+    assert drained(llm.engine) == {"other": tokens_of()[1]}
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
+    assert is_as_new(llm.engine)
+
+
+@pytest.mark.parametrize("callback", ["on_batch", "on_logits"])
+def test_a_callback_that_raises_now_and_then_costs_step_no_token(callback):
+    engine, calls, found = fresh_llm().engine, [], {}
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, SIX, id=str(number))
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            raise Broken
+
+    setattr(engine, callback, fail)
+    num_raised = 0
+    while engine.has_unfinished:
+        try:
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.token_ids)
+        except Broken:
+            num_raised += 1
+        assert engine.check() == []
+    assert num_raised > 0
+    assert list(found.values()) == tokens_of()
+    assert engine.stats().failed_steps == 0
+
+
+def test_an_end_that_step_could_not_return_is_returned_by_abort():
+    engine = Engine(tiny_model(), num_blocks=16)
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=1), id="a")
+
+    def fail(batch):
+        raise Broken
+
+    engine.on_batch = fail
+    with pytest.raises(Broken):
+        engine.step()
+    assert engine.has_unfinished
+    last = engine.abort("a")
+    assert (last.finish_reason, last.token_ids) == ("length", tokens_of()[0][:1])
+    assert engine.abort("a") is None
+    assert is_as_new(engine)
+
+
+def test_abort_returns_the_tokens_that_step_could_not_return():
+    engine = fresh_llm().engine
+    engine.add_request(PROMPTS[0], SIX, id="a")
+
+    def fail(batch):
+        raise Broken
+
+    engine.on_batch = fail
+    for _ in range(2):
+        with pytest.raises(Broken):
+            engine.step()
+    last = engine.abort("a")
+    assert (last.finish_reason, last.token_ids) == ("abort", tokens_of()[0][:2])
+    assert is_as_new(engine)

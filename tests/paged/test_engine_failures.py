@@ -1,0 +1,243 @@
+"""What leaves a step that fails or is interrupted, and that the engine goes on as if it had not begun."""
+
+from signal import SIGINT, default_int_handler, raise_signal, signal
+from traceback import extract_tb
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from paged import LLM, Engine, EngineFailed, SamplingParams
+from paged.testing.tiny_model import tiny_model
+
+SIX = SamplingParams(max_tokens=6)
+PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
+# Little memory and few tokens a step: chunks, preemptions, copies to the host and back.
+TIGHT = {"num_blocks": 7, "block_size": 2, "host_blocks": 8, "max_tokens_per_step": 4}
+
+
+@pytest.fixture(autouse=True)
+def handled_by_python():
+    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
+    before = signal(SIGINT, default_int_handler)
+    yield
+    signal(SIGINT, before)
+
+
+def tokens_of(prompts=PROMPTS):
+    """What each prompt is answered when nothing happens."""
+    return [answer.token_ids for answer in LLM(tiny_model(), num_blocks=32).generate(prompts, SIX)]
+
+
+def engine_with_requests(**options):
+    engine = Engine(tiny_model(), **{**TIGHT, **options})
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, SIX, id=str(number))
+    return engine
+
+
+def failing(engine, at, error):
+    """The forward pass fails, once for each of the calls `at`."""
+    logits, calls = engine.runner.logits, []
+
+    def fails(batch):
+        calls.append(1)
+        if len(calls) - 1 in at:
+            raise error
+        return logits(batch)
+
+    engine.runner.logits = fails
+    return calls
+
+
+def drained(engine, expected=(), most_steps=400):
+    """All outputs by id, and how often an error of the `expected` types left step."""
+    found, num_raised = {}, 0
+    for _ in range(most_steps):
+        if not engine.has_unfinished:
+            return found, num_raised
+        try:
+            for output in engine.step():
+                found.setdefault(output.id, []).append(output)
+        except expected:
+            num_raised += 1
+        assert engine.check() == []
+    raise AssertionError("the engine does not come to an end")
+
+
+def tokens(outputs):
+    return [token for output in outputs for token in output.token_ids]
+
+
+def answers_as_ever(found):
+    return [tokens(found[str(number)]) for number in range(len(PROMPTS))] == tokens_of()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(1), ZeroDivisionError(), RuntimeError("device lost")]
+)
+@pytest.mark.parametrize("at", [{0}, {1, 2}, {3, 5, 6, 9}], ids=str)
+def test_what_stops_a_forward_pass_leaves_step_once_and_costs_no_token(error, at):
+    engine = engine_with_requests()
+    failing(engine, at, error)
+    found, num_raised = drained(engine, expected=type(error))
+    assert num_raised == len(at)
+    assert answers_as_ever(found)
+    assert engine.stats().failed_steps == 0
+
+
+def test_after_ctrl_c_in_a_forward_pass_generate_works_as_before():
+    llm = LLM(tiny_model(), **TIGHT)
+    failing(llm.engine, {3}, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, SIX)
+    assert not llm.engine.has_unfinished
+    assert llm.engine.manager.num_used == 0
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
+
+
+@pytest.mark.parametrize("look", range(1, 40))
+def test_ctrl_c_at_whichever_look_at_the_clock_costs_no_token(look):
+    """The clock is looked at before, within and after each half of a step, also while the books are written."""
+    looks = []
+
+    def clock():
+        looks.append(1)
+        # Not while the requests are added, three looks.
+        if len(looks) == 3 + look:
+            raise_signal(SIGINT)
+        return float(len(looks))
+
+    engine = engine_with_requests(clock=clock)
+    found, num_raised = drained(engine, expected=KeyboardInterrupt)
+    assert num_raised == 1
+    assert answers_as_ever(found)
+
+
+@pytest.mark.parametrize("look", range(1, 30))
+def test_ctrl_c_at_whichever_look_at_the_clock_aborts_what_generate_has_added(look):
+    looks = []
+
+    def clock():
+        looks.append(1)
+        if len(looks) == look:
+            raise_signal(SIGINT)
+        return float(len(looks))
+
+    llm = LLM(tiny_model(), **TIGHT, clock=clock)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, SIX)
+    assert not llm.engine.has_unfinished
+    assert llm.engine.manager.num_used == 0
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
+
+
+def test_a_bug_in_the_model_is_not_tried_again_and_keeps_its_traceback():
+    engine = engine_with_requests()
+    calls = failing(engine, {0}, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match="^a bug$") as caught:
+        engine.step()
+    assert len(calls) == 1
+    assert extract_tb(caught.value.__traceback__)[-1].name == "fails"
+
+
+def memory_error_of(allocate):
+    try:
+        allocate()
+    except Exception as error:
+        return error
+    raise AssertionError("so much memory cannot be had")
+
+
+OUT_OF_MEMORY = {
+    "of an accelerator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "of Python": MemoryError(),
+    "of torch's CPU allocator": memory_error_of(lambda: torch.empty(2**60, dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_a_forward_pass_that_is_out_of_memory_is_tried_again(error):
+    engine = engine_with_requests(max_retries=2)
+    failing(engine, {1, 2, 5}, error)
+    found, _ = drained(engine)
+    assert answers_as_ever(found)
+    assert engine.stats().failed_steps == 3
+
+
+def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone():
+    engine = engine_with_requests(num_blocks=32, max_tokens_per_step=32)
+    logits = engine.runner.logits
+
+    def poisoned(batch):
+        found = logits(batch).clone()
+        found[torch.from_numpy(batch.ids[batch.samples] == "1")] = float("nan")
+        return found
+
+    engine.runner.logits = poisoned
+    found, _ = drained(engine)
+    assert found["1"][-1].finish_reason == "error"
+    assert "a logit is NaN" in found["1"][-1].error
+    assert [tokens(found[id]) for id in ("0", "2")] == tokens_of()[::2]
+    assert engine.manager.num_used == 0
+
+
+def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing_of_them():
+    engine = engine_with_requests()
+    copy, calls = engine.pool.host_to_device, []
+
+    def fails(sources, destinations):
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError("the bus is gone")
+        copy(sources, destinations)
+
+    engine.pool.host_to_device = fails
+    found, num_raised = drained(engine, expected=EngineFailed)
+    assert num_raised == 1, "no step copied a block from the host"
+    ended_by_it = [outputs[-1] for outputs in found.values() if outputs[-1].finish_reason == "error"]
+    assert ended_by_it
+    assert all("the copies failed: the bus is gone" in output.error for output in ended_by_it)
+    assert engine.manager.num_used == engine.manager.num_cached == 0
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, SIX, id=str(number))
+    assert answers_as_ever(drained(engine)[0])
+
+
+def test_after_copies_have_failed_pinned_content_has_to_be_given_back():
+    engine = Engine(tiny_model(), num_blocks=16, block_size=2)
+    engine.add_request(PROMPTS[0], SIX, id="a")
+    drained(engine)
+    pin = engine.manager.pin(PROMPTS[0])
+    move = engine.runner.move
+
+    def fails(batch):
+        engine.runner.move = move
+        raise OSError("the bus is gone")
+
+    engine.runner.move = fails
+    engine.add_request(PROMPTS[0], SIX, id="b")
+    with pytest.raises(EngineFailed, match="the copies failed: the bus is gone"):
+        engine.step()
+    with pytest.raises(EngineFailed, match="pinned content cannot be forgotten"):
+        engine.step()
+    engine.manager.unpin(pin)
+    assert [output.finish_reason for output in engine.step()] == ["error"]
+    engine.add_request(PROMPTS[0], SIX, id="c")
+    assert tokens(drained(engine)[0]["c"]) == tokens_of()[0]
+
+
+def test_a_step_that_stops_within_the_books_says_so_ever_after():
+    engine = engine_with_requests()
+
+    def fails(*_, **__):
+        raise ZeroDivisionError("a bug")
+
+    engine.scheduler.update = fails
+    with pytest.raises(ZeroDivisionError, match="^a bug$"):
+        engine.step()
+    for call in (engine.step, lambda: engine.add_request(PROMPTS[0])):
+        with pytest.raises(EngineFailed, match=r"ZeroDivisionError\('a bug'\).*Make a new engine"):
+            call()

@@ -1,0 +1,152 @@
+"""Numbers at the doors of Engine and LLM: what is no number of its kind is refused, and numpy's small ones do not overflow."""
+
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import LLM, Engine, InvalidConfig, InvalidRequest, InvalidSampling, SamplingParams
+from paged.testing.tiny_model import tiny_model
+
+NAN = float("nan")
+PROMPT = [1, 2, 3]
+
+
+def answer(prompt=PROMPT, params=None, **options):
+    return LLM(tiny_model(), **{"num_blocks": 40, "block_size": 4, **options}).generate([prompt], params)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_blocks": True}, "num_blocks has to be an integer; got True"),
+        ({"num_blocks": 3.5}, "num_blocks has to be an integer; got 3.5"),
+        ({"kv_cache_bytes": NAN}, "kv_cache_bytes has to be an integer; got nan"),
+        ({"kv_cache_bytes": 2e9}, "kv_cache_bytes has to be an integer; got 2000000000.0"),
+        ({"kv_cache_bytes": -1}, "kv_cache_bytes has to be at least 0; got -1"),
+        ({"block_size": "16"}, "block_size has to be an integer; got '16'"),
+        ({"block_size": True}, "block_size has to be an integer; got True"),
+        ({"max_sequences": NAN}, "max_sequences has to be an integer; got nan"),
+        ({"max_model_len": NAN}, "max_model_len has to be an integer; got nan"),
+        ({"max_model_len": np.True_}, "max_model_len has to be an integer"),
+        ({"host_blocks": -1}, "host_blocks has to be at least 0; got -1"),
+        ({"max_retries": -1}, "max_retries has to be at least 0; got -1"),
+        ({"max_retries": NAN}, "max_retries has to be an integer; got nan"),
+        ({"batch_invariant": "no"}, "batch_invariant has to be True or False; got 'no'"),
+        ({"prefix_caching": "no"}, "prefix_caching has to be True or False; got 'no'"),
+        ({"host_caching": 1}, "host_caching has to be True or False; got 1"),
+    ],
+)
+def test_a_size_or_a_switch_that_is_none_is_refused(options, words):
+    with pytest.raises(InvalidConfig, match=words):
+        Engine(tiny_model(), **options)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, NAN, True, None, "0"])
+def test_a_seed_that_is_none_is_refused_when_the_engine_is_made(seed):
+    with pytest.raises(InvalidSampling, match="seed has to be an integer from 0"):
+        Engine(tiny_model(), seed=seed)
+
+
+def test_numpys_small_integers_are_taken_for_what_they_are():
+    small = {
+        "num_blocks": np.int8(127),
+        "block_size": np.int8(64),
+        "host_blocks": np.int8(127),
+        "max_sequences": np.int8(127),
+        "max_model_len": np.uint8(255),
+        "max_tokens_per_step": np.int8(127),
+        "max_retries": np.int8(1),
+        "seed": np.uint64(2**64 - 1),
+    }
+    prompt = [number % 8 for number in range(100)]
+    plain = {name: int(value) for name, value in small.items()}
+    params = SamplingParams(max_tokens=100, min_tokens=50)
+    numpys = SamplingParams(max_tokens=np.int8(100), min_tokens=np.int8(50), stop_token_ids=(np.int8(7),))
+    assert answer(prompt, params, **small) == answer(prompt, params, **plain)
+    without_blocks = {**small, "num_blocks": None}
+    assert Engine(tiny_model(), **without_blocks).pool.num_blocks == 127 * -(-255 // 64)
+    stopped = SamplingParams(max_tokens=100, min_tokens=50, stop_token_ids=(7,))
+    assert answer(prompt, numpys, **small) == answer(prompt, stopped, **plain)
+
+
+@pytest.mark.parametrize("most", [sys.maxsize, 2**64])
+def test_max_tokens_beyond_any_sequence_mean_no_limit(most):
+    to_the_end = answer(params=SamplingParams(max_tokens=157), num_blocks=40, block_size=4)
+    assert answer(params=SamplingParams(max_tokens=most), num_blocks=40, block_size=4) == to_the_end
+    assert answer(params=SamplingParams(max_tokens=most, min_tokens=most)) == to_the_end
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1.7, 2.9],
+        [True, 2],
+        np.array([1.0, 2.0]),
+        ["1", "2"],
+        [[1, 2]],
+        [NAN],
+        [1, None],
+        b"bytes",
+        7,
+        [2**40],
+        np.ma.masked_array([1, 2], mask=[0, 1]),
+    ],
+    ids=repr,
+)
+def test_a_prompt_that_is_no_text_and_no_token_ids_is_refused(prompt):
+    engine = Engine(tiny_model(), num_blocks=8)
+    with pytest.raises(InvalidRequest):
+        engine.add_request(prompt)
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "prompt", [(1, 2, 3), range(1, 4), np.array([1, 2, 3], np.int8), np.array([1, 2, 3], np.uint64)]
+)
+def test_a_prompt_is_any_sequence_of_integers(prompt):
+    assert answer(prompt) == answer([1, 2, 3])
+
+
+@pytest.mark.parametrize("arrival", [NAN, float("inf"), True, "0", 10**400])
+def test_an_arrival_that_is_no_time_is_refused(arrival):
+    engine = Engine(tiny_model(), num_blocks=8)
+    with pytest.raises(InvalidRequest, match="arrival has to be a finite number of seconds"):
+        engine.add_request(PROMPT, arrival=arrival)
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize("arrival", [1, np.float32(1), np.int8(1)])
+def test_an_arrival_is_any_finite_number(arrival):
+    engine = Engine(tiny_model(), num_blocks=8, clock=lambda: 3.0)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=1), arrival=arrival)
+    assert engine.step()[0].timings.e2e_s == 2.0
+
+
+@pytest.mark.parametrize("id", [7, [], True])
+def test_an_id_that_is_no_string_is_refused(id):
+    with pytest.raises(InvalidRequest, match="id has to be a non-empty string"):
+        Engine(tiny_model(), num_blocks=8).add_request(PROMPT, id=id)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "error", "words"),
+    [
+        (7, None, InvalidRequest, "prompts have to be text, or a list of prompts"),
+        ([1, 2, 3], None, InvalidRequest, "One prompt of token ids is a list within a list"),
+        ([PROMPT], 7, InvalidConfig, "params have to be SamplingParams, or a list of them; got 7"),
+        (
+            [PROMPT],
+            [{"max_tokens": 3}],
+            InvalidSampling,
+            "params have to be SamplingParams, or None; got {'max_tokens': 3}",
+        ),
+    ],
+)
+def test_what_generate_cannot_take_is_refused_before_anything_runs(prompts, params, error, words):
+    llm = LLM(tiny_model(), num_blocks=8)
+    with pytest.raises(error, match=words):
+        llm.generate(prompts, params)
+    assert not llm.engine.has_unfinished

@@ -1,0 +1,64 @@
+"""Ctrl-C waits for the end of a block, where it can."""
+
+from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
+from threading import Thread
+
+import pytest
+
+from paged.uninterrupted import Uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def _pythons_own_handler():
+    before = signal(SIGINT, default_int_handler)
+    yield
+    assert getsignal(SIGINT) is default_int_handler
+    signal(SIGINT, before)
+
+
+def interrupted_twice_deep(done):
+    with Uninterrupted():
+        with Uninterrupted():
+            raise_signal(SIGINT)
+            done.append("inner")
+        done.append("outer")
+
+
+def test_ctrl_c_waits_for_the_end_of_the_outermost_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice_deep(done)
+    assert done == ["inner", "outer"]
+
+
+def interrupted_and_failed():
+    with Uninterrupted():
+        raise_signal(SIGINT)
+        raise ZeroDivisionError
+
+
+def test_an_error_of_the_block_stays_visible_behind_ctrl_c():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted_and_failed()
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+def test_a_handler_of_the_programs_own_is_left_alone():
+    seen = []
+    signal(SIGINT, lambda *_: seen.append("now"))
+    with Uninterrupted():
+        raise_signal(SIGINT)
+        assert seen == ["now"]
+    signal(SIGINT, default_int_handler)
+
+
+def test_a_thread_that_is_not_the_main_one_sets_no_handler():
+    def run():
+        with Uninterrupted():
+            handlers.append(getsignal(SIGINT))
+
+    handlers = []
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [default_int_handler]
