@@ -50,6 +50,8 @@ class Row:
     is_swapped: bool = False
     reads: bool = True
     writes: bool = True
+    published: int = 0
+    """Blocks that it knows to be nodes; of a block that forks share only one of them knows at once."""
     has_computed: bool = False
     """Whether it owes its blocks to more than lookups."""
 
@@ -58,9 +60,10 @@ class Row:
         """Tokens that are launched and known: what may be content."""
         return min(len(self.tokens), self.launched)
 
-    def set_back(self, num_tokens: int) -> None:
-        """No more than the first so many tokens are launched, and no batch computes any beyond them."""
+    def set_back(self, num_tokens: int, num_blocks: int) -> None:
+        """No more than the first so many tokens, which fill so many blocks, are launched, and no batch computes any beyond them."""
         self.launched, self.computed = min(self.launched, num_tokens), min(self.computed, num_tokens)
+        self.published = min(self.published, num_blocks)
         del self.coming[max(0, self.launched - len(self.tokens)) :]
         self.shares = {batch: (start, min(end, num_tokens)) for batch, (start, end) in self.shares.items()}
 
@@ -128,6 +131,7 @@ class NaiveManager(NaiveContent):
             self.device.hold(block)
             row.table.append(block)
         if found:
+            row.published = len(row.table)
             row.launched = row.computed = len(row.table) * self.block_size
         loaded = 0 if first_pending is not None else self._load(row)
         return (len(found) + loaded) * self.block_size
@@ -147,6 +151,7 @@ class NaiveManager(NaiveContent):
         for source, block in zip(sources, row.table[-len(sources) :], strict=True):
             assert source.node is not None
             self.device.carry(source.node, block, None)
+        row.published = len(row.table)
         row.launched = row.computed = len(row.table) * self.block_size
         return len(sources)
 
@@ -205,11 +210,12 @@ class NaiveManager(NaiveContent):
         known = self.living_nodes()
         candidates: dict[Node, list[tuple[Row, int]]] = {}
         for row in (self.rows[number] for number in numbers):
+            self._look_again(row)
             for column in self._unpublished(row):
                 candidates.setdefault(self.node(row.namespace, row.tokens, column + 1), []).append((row, column))
         # Parents first.
         for node in sorted(candidates, key=lambda node: len(node[1])):
-            standing = [(row, column) for row, column in candidates[node] if self._num_published(row) == column]
+            standing = [(row, column) for row, column in candidates[node] if row.published == column]
             if standing and node not in known:
                 blocks = [row.table[column] for row, column in standing]
                 block = shown(node, blocks) or blocks[0]
@@ -247,6 +253,7 @@ class NaiveManager(NaiveContent):
 
         Content that a later batch has pending in another block has two blocks to choose from, and the manager says which it shows.
         """
+        self._look_again(row)
         for column in self._unpublished(row):
             if (column + 1) * self.block_size > row.computed:
                 return
@@ -256,6 +263,7 @@ class NaiveManager(NaiveContent):
                 if not switches(column, there):
                     return
                 self._switch(block, there)
+                self._look_again(row)
                 continue
             if (there is not None or node in self.host.pending) and shown(node, [block]) is None:
                 return
@@ -298,7 +306,7 @@ class NaiveManager(NaiveContent):
         if num_tokens % self.block_size and any(block.node is not None for block in on_host):
             # A node that never becomes full is no place for a private tail.
             num_tokens = column * self.block_size
-        row.set_back(num_tokens)
+        row.set_back(num_tokens, num_tokens // self.block_size)
         keep = self.blocks_for(row.launched)
         self._trim(row, keep)
         self._shrink(row, max(keep, row.reserved))
@@ -334,7 +342,7 @@ class NaiveManager(NaiveContent):
         }
         self.rows[child] = Row(
             list(row.tokens), row.namespace, table, launched=end, computed=min(end, row.computed), shares=shares,
-            reads=row.reads, writes=row.writes, has_computed=row.has_computed,
+            reads=row.reads, writes=row.writes, published=min(row.published, end // self.block_size), has_computed=row.has_computed,
         )  # fmt: skip
 
     def swap_out(self, numbers: Sequence[int], keep: int) -> list[tuple[Block, Block]]:
@@ -464,7 +472,15 @@ class NaiveManager(NaiveContent):
         """The row's block is the residence of the node, pending on the batch that writes its last token."""
         last = (column + 1) * self.block_size - 1
         batches = [batch for batch, (start, end) in row.shares.items() if start <= last < end]
-        self.device.carry(node, row.table[column], max(batches, default=None))
+        block = row.table[column]
+        self.device.carry(node, block, max(batches, default=None))
+        if block.refs == 1 and row.published == column:
+            row.published = column + 1
+
+    def _look_again(self, row: Row) -> None:
+        """The row knows of its confirmed nodes, whichever row published them."""
+        while row.published < self._num_published(row) and row.table[row.published].node not in self.device.pending:
+            row.published += 1
 
     def _switch(self, duplicate: Block, there: Block) -> None:
         self.switched += 1
@@ -487,7 +503,7 @@ class NaiveManager(NaiveContent):
         self._trim(row, keep)
         self._shrink(row, keep)
         row.reserved = min(row.reserved, keep)
-        row.set_back(keep * self.block_size)
+        row.set_back(keep * self.block_size, keep)
 
     def _trim(self, row: Row, keep: int) -> None:
         """The row keeps its first `keep` blocks only, on the device and after that on the host."""
