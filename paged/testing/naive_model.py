@@ -203,10 +203,10 @@ class NaiveManager(NaiveContent):
         """
         if not (self.prefix_caching and self.shares_in_flight):
             return
-        # A row of another batch may publish now what was evicted here.
-        self.accept(shown)
         # What these rows' blocks were taken from is known no more, also where they compute the same again.
         self.forget_dead()
+        # A row of another batch may publish now what was evicted here.
+        self.accept(shown)
         known = self.living_nodes()
         candidates: dict[Node, list[tuple[Row, int]]] = {}
         for row in (self.rows[number] for number in numbers):
