@@ -479,6 +479,7 @@ class NaiveManager(NaiveContent):
 
     def _look_again(self, row: Row) -> None:
         """The row knows of its confirmed nodes, whichever row published them."""
+        row.published = min(row.published, self._num_published(row))
         while row.published < self._num_published(row) and row.table[row.published].node not in self.device.pending:
             row.published += 1
 
