@@ -182,7 +182,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def _ending(self, place: int) -> Flight:
         flights = self._flights
-        if flights.composed.parts and (place or not flights.outstanding):
+        if flights.composed.is_used and (place or not flights.outstanding):
             flights.seal()
             self.next_batch()
         if not flights.outstanding:
@@ -322,7 +322,9 @@ class BlockManager(ContentCalls, Uncopyable):
             held_host.update(self._offload.held().tolist())
         held = self._held.copy()
         held.update(self._growth.copied())
-        found = violations_of(self._tables, self._device, self._host, self._index, self._tiers, held, held_host)
+        found = violations_of(
+            self._tables, self._flights, self._device, self._host, self._index, self._tiers, held, held_host
+        )
         if self._growth.num_promised:
             found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
         return found

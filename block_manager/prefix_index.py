@@ -268,8 +268,10 @@ class PrefixIndex:
             if self._child_at_guard(row, path) is None:
                 self._drop_guard(row, path)
             return
+        for run, at in self.nodes_of_forks(row):
+            path.run, path.at, path.published = run, at, path.published + 1
         block = self._tables.block_bytes(row, path.published)
-        if self._child(path, block, self._total_length) is None:
+        if self.fills_next(row, end) and self._child(path, block, self._total_length) is None:
             self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
@@ -449,6 +451,10 @@ class PrefixIndex:
                 self._pending.setdefault(batch, []).append(run)
                 first = stop
 
+    def is_noted(self, run: Run, batch: int) -> bool:
+        """Whether the end of the batch confirms or withdraws nodes of the run; for the checker."""
+        return run in self._pending.get(batch, ())
+
     def reside(self, run: Run, at: int, block: int) -> None:
         """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
         self.reside_all(run, at, np.array([block]))
@@ -475,6 +481,7 @@ class PrefixIndex:
         self._device.forget_all()
         self.host.clear()
         self.runs.clear()
+        self._pending.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 
