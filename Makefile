@@ -15,7 +15,7 @@ FAULTS ?=
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench campaign pressure soak faults mutants clean
+.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,9 @@ lint: $(STAMP) ## check format, habits, types and who imports whom
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+wheel: $(STAMP) ## build the wheel, and use it and test it in an empty environment
+	@$(BIN)/python tools/try_wheel.py
 
 format: $(STAMP) ## rewrite the sources as `lint` wants them
 	@$(BIN)/ruff format .

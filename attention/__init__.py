@@ -60,7 +60,7 @@ if not TYPE_CHECKING:
             value = getattr(import_module(_HOMES[name]), name)
             globals()[name] = value
             return value
-        raise AttributeError(f"module 'attention' has no attribute {name!r}")
+        raise AttributeError(f"module 'paged.attention' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

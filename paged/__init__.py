@@ -12,7 +12,6 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
 from typing import TYPE_CHECKING
 
 from paged.extras import MissingExtra, import_with_extra
-from paged.siblings import ShadowedPackage, check_siblings, import_sibling
 
 if TYPE_CHECKING:
     from attention import AttentionError, UnknownBackend, UnsupportedByBackend
@@ -150,7 +149,6 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulerStats",
-    "ShadowedPackage",
     "Status",
     "SteadyBatch",
     "Stored",
@@ -167,7 +165,6 @@ __all__ = [
     "WaitingFull",
     "WrongDrafts",
     "WrongTokens",
-    "check_siblings",
     "load_model",
 ]
 
@@ -254,9 +251,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         for home, public in _PUBLIC_NAMES.items():
             if name in public:
-                is_own = home.startswith("paged.")
-                module = import_with_extra(home, name) if is_own else import_sibling(home, public)
-                value = getattr(module, name)
+                value = getattr(import_with_extra(home, name), name)
                 globals()[name] = value
                 return value
         raise AttributeError(f"module 'paged' has no attribute {name!r}")

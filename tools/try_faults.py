@@ -79,8 +79,12 @@ def planted(fault: Fault) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="paged-fault-") as name:
         folder = Path(name)
         for package in PACKAGES:
+            # The links in paged/ stay links, so that a patch to a room is one to the package.
             shutil.copytree(
-                REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+                REPOSITORY / package,
+                folder / package,
+                symlinks=True,
+                ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
             )
         if fault.patch is not None:
             before = {path: (folder / path).read_bytes() for path in fault.changes if (folder / path).exists()}

@@ -7,7 +7,6 @@ import io
 import sys
 
 from paged.extras import MissingExtra, import_with_extra
-from paged.siblings import ShadowedPackage, check_siblings
 
 __all__ = ["main"]
 
@@ -19,10 +18,8 @@ def main() -> None:
             # A terminal that cannot show µ or █ gets a question mark, not a traceback.
             stream.reconfigure(errors="replace")
     try:
-        check_siblings()
-        # Only now: the commands import the siblings, and somebody else's must not be run.
         app = import_with_extra("paged.cli.app", "cli")
-    except (MissingExtra, ShadowedPackage) as problem:
+    except MissingExtra as problem:
         print(f"paged: {problem}", file=sys.stderr)
         sys.exit(2)
     sys.exit(app.run())

@@ -17,15 +17,17 @@ def loaded_after(run_python, program):
 
 
 def test_reading_the_list_of_names_loads_no_torch(run_python):
-    loaded = loaded_after(run_python, "import attention; attention.__all__; dir(attention); attention.InvalidPool")
+    loaded = loaded_after(
+        run_python, "from paged import attention; attention.__all__; dir(attention); attention.InvalidPool"
+    )
     assert "attention.errors" in loaded
     assert loaded.isdisjoint({"torch", "attention.backend", "attention.kv_pool"})
 
 
 def test_asking_for_a_backend_loads_no_other(run_python):
     pytest.importorskip("torch")
-    loaded = loaded_after(run_python, "import attention; attention.get_backend('reference')")
-    backends = {f"attention.{name}" for name in attention.known_backends()}
+    loaded = loaded_after(run_python, "from paged import attention; attention.get_backend('reference')")
+    backends = {f"paged.attention.{name}" for name in attention.known_backends()}
     assert loaded & backends == {"attention.reference"}
 
 
@@ -44,7 +46,7 @@ def test_names_are_announced_once_and_loaded_from_where_type_checkers_see_them()
 
 
 def test_a_name_that_nobody_announced_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="^module 'attention' has no attribute 'KVPoll'$"):
+    with pytest.raises(AttributeError, match="^module 'paged.attention' has no attribute 'KVPoll'$"):
         attention.KVPoll  # noqa: B018
 
 

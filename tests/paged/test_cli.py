@@ -315,16 +315,6 @@ def test_the_script_and_the_module_are_the_same_command():
     assert process.stderr.startswith("paged: nope.csv: no such file")
 
 
-def test_a_shadowed_package_is_one_line_too(tmp_path):
-    (tmp_path / "scheduler.py").write_text("raise SystemExit('somebody else was imported')\n")
-    process = subprocess.run(
-        [sys.executable, "-m", "paged", "policies"], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert process.returncode == 2
-    assert process.stderr.count("\n") == 1
-    assert str(tmp_path / "scheduler.py") in process.stderr
-
-
 @pytest.mark.parametrize("library", ["typer", "rich"])
 def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it(run_python, library):
     process = run_python("-c", f"import sys; sys.modules['{library}'] = None\nfrom paged.__main__ import main; main()")

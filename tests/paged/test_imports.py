@@ -22,7 +22,7 @@ def loaded_after(run_python: RunPython, program: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["paged", "scheduler", "block_manager", "attention"])
+@pytest.mark.parametrize("package", ["paged", "paged.scheduler", "paged.block_manager", "paged.attention"])
 def test_importing_a_package_leaves_the_heavy_ones_out(run_python: RunPython, package: str) -> None:
     loaded = loaded_after(run_python, f"import {package}")
     assert package in loaded
@@ -38,7 +38,7 @@ def test_touching_every_other_public_name_leaves_the_heavy_ones_out(run_python: 
         run_python,
         f"import paged\nfor name in paged.__all__:\n    if name not in {ENGINE_NAMES}: getattr(paged, name)",
     )
-    assert {"block_manager", "scheduler"} <= loaded
+    assert {"paged.block_manager", "paged.scheduler"} <= loaded
     assert loaded.isdisjoint(HEAVY)
 
 
@@ -53,7 +53,7 @@ def test_the_test_kit_is_imported_without_the_heavy_ones(run_python: RunPython) 
 
 def test_importing_paged_alone_loads_nothing_of_the_memory_layer(run_python: RunPython) -> None:
     loaded = loaded_after(run_python, "import paged; assert paged.__version__")
-    assert loaded.isdisjoint({"block_manager", "scheduler", "attention", "numpy", "msgspec"})
+    assert loaded.isdisjoint({"paged.block_manager", "paged.scheduler", "paged.attention", "numpy", "msgspec"})
 
 
 def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPython) -> None:
@@ -67,6 +67,26 @@ def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPyt
     )
     result = run_python("-c", program)
     assert result.stdout == "[('a', [7], 'length')]\n", result.stderr
+
+
+@pytest.mark.parametrize("start", [["-c", "from paged import Scheduler, AttentionError"], ["-m", "paged", "policies"]])
+def test_modules_of_the_same_names_beside_a_program_are_left_alone(
+    run_python: RunPython, tmp_path: Path, start: list[str]
+) -> None:
+    for room in ("attention", "block_manager", "scheduler"):
+        (tmp_path / f"{room}.py").write_text("raise SystemExit('the module beside the program was imported')\n")
+    result = run_python(*start)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_room_has_one_name(run_python: RunPython, repository: Path) -> None:
+    # In the checkout the three folders lie beside paged; what is loaded, pickled and type-checked is paged's part.
+    program = (
+        f"import sys; sys.path.insert(0, {str(repository)!r}); import paged; paged.Scheduler; paged.AttentionError"
+    )
+    loaded = loaded_after(run_python, program)
+    assert {"paged.attention.errors", "paged.block_manager.manager", "paged.scheduler.core"} <= loaded
+    assert {name.partition(".")[0] for name in loaded}.isdisjoint({"attention", "block_manager", "scheduler"})
 
 
 @pytest.mark.parametrize("name", ENGINE_NAMES)
@@ -106,10 +126,10 @@ def test_type_checkers_see_the_same_names_from_the_same_packages() -> None:
     }
     assert seen == {package: tuple(sorted(names)) for package, names in paged._PUBLIC_NAMES.items()}
     lazy = {name for names in paged._PUBLIC_NAMES.values() for name in names}
-    assert lazy | {"MissingExtra", "ShadowedPackage", "check_siblings"} == set(paged.__all__)
+    assert lazy | {"MissingExtra"} == set(paged.__all__)
 
 
-@pytest.mark.parametrize("package", ["block_manager", "scheduler"])
+@pytest.mark.parametrize("package", ["paged.block_manager", "paged.scheduler"])
 def test_every_typed_error_of_a_package_can_be_caught_by_its_name_in_paged(package: str) -> None:
     module = importlib.import_module(package)
     public = {name: getattr(module, name) for name in module.__all__}
