@@ -14,26 +14,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attention.backend import AttentionBackend, LayerOptions, LayerShape, best_backend, get_backend, known_backends
-    from attention.errors import AttentionError, InvalidPool, UnknownBackend, UnsupportedByBackend
-    from attention.kv_pool import KVPool
-    from attention.movement import run_moves
-    from attention.step_tokens import StepTokens
+    from paged.attention.backend import (
+        AttentionBackend,
+        LayerOptions,
+        LayerShape,
+        best_backend,
+        get_backend,
+        known_backends,
+    )
+    from paged.attention.errors import AttentionError, InvalidPool, UnknownBackend, UnsupportedByBackend
+    from paged.attention.kv_pool import KVPool
+    from paged.attention.movement import run_moves
+    from paged.attention.step_tokens import StepTokens
 
 _HOMES = {
-    "AttentionBackend": "attention.backend",
-    "AttentionError": "attention.errors",
-    "InvalidPool": "attention.errors",
-    "KVPool": "attention.kv_pool",
-    "LayerOptions": "attention.backend",
-    "LayerShape": "attention.backend",
-    "StepTokens": "attention.step_tokens",
-    "UnknownBackend": "attention.errors",
-    "UnsupportedByBackend": "attention.errors",
-    "best_backend": "attention.backend",
-    "get_backend": "attention.backend",
-    "known_backends": "attention.backend",
-    "run_moves": "attention.movement",
+    "AttentionBackend": "paged.attention.backend",
+    "AttentionError": "paged.attention.errors",
+    "InvalidPool": "paged.attention.errors",
+    "KVPool": "paged.attention.kv_pool",
+    "LayerOptions": "paged.attention.backend",
+    "LayerShape": "paged.attention.backend",
+    "StepTokens": "paged.attention.step_tokens",
+    "UnknownBackend": "paged.attention.errors",
+    "UnsupportedByBackend": "paged.attention.errors",
+    "best_backend": "paged.attention.backend",
+    "get_backend": "paged.attention.backend",
+    "known_backends": "paged.attention.backend",
+    "run_moves": "paged.attention.movement",
 }
 
 __all__ = [

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attention.errors import UnknownBackend, UnsupportedByBackend
-from attention.kv_pool import KVPool
-from attention.step_tokens import StepTokens
+from paged.attention.errors import UnknownBackend, UnsupportedByBackend
+from paged.attention.kv_pool import KVPool
+from paged.attention.step_tokens import StepTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class AttentionBackend(Protocol):
 
 # In the order in which they are proposed; the module of each has a class Backend(is_invariant).
 _MODULES = {
-    "reference": "attention.reference",
-    "torch_gather": "attention.torch_gather",
-    "xformers_splitk": "attention.xformers_splitk",
+    "reference": "paged.attention.reference",
+    "torch_gather": "paged.attention.torch_gather",
+    "xformers_splitk": "paged.attention.xformers_splitk",
 }
 
 # Those that are faster there than what runs everywhere, the fastest first.

@@ -1,6 +1,6 @@
 """What a caller can get wrong about attention. Each error names the value and the limit.
 
-AttentionError
+AttentionError            a PagedError
   UnknownBackend          no backend has this name; the known ones are listed
   UnsupportedByBackend    the backend cannot do this shape, dtype, device or option; says which ones it can
   InvalidPool             a pool's sizes, or block ids that are not in it
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from paged.errors import PagedError
 
-class AttentionError(Exception):
-    """The root of the errors of this package. Each keeps what it was made from as its `args`, by which it is pickled."""
+
+class AttentionError(PagedError):
+    """The root of the errors of this package. Each keeps what it was made from as its `args`."""
 
 
 class UnknownBackend(AttentionError):

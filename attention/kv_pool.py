@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention.errors import InvalidPool
+from paged.attention.errors import InvalidPool
 
 
 class KVPool:

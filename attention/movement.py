@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention.errors import InvalidPool
-from attention.kv_pool import KVPool
+from paged.attention.errors import InvalidPool
+from paged.attention.kv_pool import KVPool
 
 
 class MoveLists(Protocol):

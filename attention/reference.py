@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention.backend import LayerOptions, LayerShape, working_dtype
-from attention.kv_pool import KVPool
-from attention.step_tokens import Ints, StepTokens
+from paged.attention.backend import LayerOptions, LayerShape, working_dtype
+from paged.attention.kv_pool import KVPool
+from paged.attention.step_tokens import Ints, StepTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention.backend import LayerOptions, LayerShape
-from attention.errors import UnsupportedByBackend
-from attention.kv_pool import KVPool
-from attention.step_tokens import Ints, StepTokens
+from paged.attention.backend import LayerOptions, LayerShape
+from paged.attention.errors import UnsupportedByBackend
+from paged.attention.kv_pool import KVPool
+from paged.attention.step_tokens import Ints, StepTokens
 
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)

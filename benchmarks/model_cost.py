@@ -25,7 +25,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from attention import LayerOptions, StepTokens
+from paged.attention import LayerOptions, StepTokens
 from paged.checkpoint import checkpoint_path
 from paged.engine import Engine
 from paged.model.capacity import pool_for

@@ -51,10 +51,10 @@ class OurPool:
     """The device pool and prefix index of a `BlockManager`, without the rows' bookkeeping around them."""
 
     def __init__(self, num_blocks: int) -> None:
-        from block_manager.content_key import root_prefix
-        from block_manager.pool import Pool
-        from block_manager.prefix_index import PrefixIndex
-        from block_manager.tables import Tables
+        from paged.block_manager.content_key import root_prefix
+        from paged.block_manager.pool import Pool
+        from paged.block_manager.prefix_index import PrefixIndex
+        from paged.block_manager.tables import Tables
 
         self.tables = Tables(BLOCK_SIZE, num_rows=ROWS_AT_ONCE)
         self.pool = Pool(num_blocks, "device")

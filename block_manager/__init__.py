@@ -3,11 +3,11 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
-from block_manager.arguments import checked_flag, checked_integer, is_integer, is_real
-from block_manager.content_calls import Hit
-from block_manager.content_key import root_prefix
-from block_manager.copying import Uncopyable
-from block_manager.errors import (
+from paged.block_manager.arguments import checked_flag, checked_integer, is_integer, is_real
+from paged.block_manager.content_calls import Hit
+from paged.block_manager.content_key import root_prefix
+from paged.block_manager.copying import Uncopyable
+from paged.block_manager.errors import (
     CannotCopy,
     DuplicateRow,
     InvalidConfig,
@@ -15,23 +15,23 @@ from block_manager.errors import (
     InvalidTokens,
     NothingInFlight,
     OutOfBlocks,
-    PagedError,
     RowInFlight,
     RowSwapped,
     UnknownContent,
     UnknownPin,
     UnknownRow,
 )
-from block_manager.events import Cleared, Event, Removed, Stored
-from block_manager.flights import Flight
-from block_manager.growing import GrowingView
-from block_manager.growth import NO_CHANGES, TableChanges
-from block_manager.manager import Admission, BlockManager
-from block_manager.moves import NO_MOVES, Moves, joined
-from block_manager.retention import Pin, level_checked
-from block_manager.stats import MemoryStats
-from block_manager.tables import has_negative, token_array
-from block_manager.trusted import Composed
+from paged.block_manager.events import Cleared, Event, Removed, Stored
+from paged.block_manager.flights import Flight
+from paged.block_manager.growing import GrowingView
+from paged.block_manager.growth import NO_CHANGES, TableChanges
+from paged.block_manager.manager import Admission, BlockManager
+from paged.block_manager.moves import NO_MOVES, Moves, joined
+from paged.block_manager.retention import Pin, level_checked
+from paged.block_manager.stats import MemoryStats
+from paged.block_manager.tables import has_negative, token_array
+from paged.block_manager.trusted import Composed
+from paged.errors import PagedError
 
 __all__ = [
     "NO_CHANGES",

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.errors import InvalidConfig
+from paged.block_manager.errors import InvalidConfig
 
 _HIGHEST = np.iinfo(np.int64).max
 

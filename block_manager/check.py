@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from block_manager.flights import Flights
-from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
-from block_manager.runs import Run
-from block_manager.tables import Tables
+from paged.block_manager.flights import Flights
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import PrefixIndex
+from paged.block_manager.runs import Run
+from paged.block_manager.tables import Tables
 
 if TYPE_CHECKING:
-    from block_manager.tiers import Tiers
+    from paged.block_manager.tiers import Tiers
 
 
 def violations_of(

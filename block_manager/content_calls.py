@@ -12,16 +12,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import inspection
-from block_manager.content_key import root_prefix
-from block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent, UnknownPin
-from block_manager.events import Event, EventLog
-from block_manager.free_list import Blocks
-from block_manager.retention import Pin, level_checked
-from block_manager.runs import Run
-from block_manager.sharing import first_of
-from block_manager.tables import token_array
-from block_manager.trusted import TrustedCalls
+from paged.block_manager import inspection
+from paged.block_manager.content_key import root_prefix
+from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent, UnknownPin
+from paged.block_manager.events import Event, EventLog
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.retention import Pin, level_checked
+from paged.block_manager.runs import Run
+from paged.block_manager.sharing import first_of
+from paged.block_manager.tables import token_array
+from paged.block_manager.trusted import TrustedCalls
 
 
 class Hit(NamedTuple):

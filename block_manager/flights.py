@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from block_manager.tables import Rows, Tables
+from paged.block_manager.tables import Rows, Tables
 
 
 class Share(NamedTuple):

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.errors import OutOfBlocks
-from block_manager.free_list import Blocks
-from block_manager.growing import GrowingView
-from block_manager.moves import Moves, pairs_of
-from block_manager.pool import Pool
-from block_manager.tables import Rows, Tables
+from paged.block_manager.errors import OutOfBlocks
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.growing import GrowingView
+from paged.block_manager.moves import Moves, pairs_of
+from paged.block_manager.pool import Pool
+from paged.block_manager.tables import Rows, Tables
 
 
 class TableChanges(NamedTuple):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from block_manager.free_list import Blocks, Stretch, Taken
-from block_manager.pool import Pool
-from block_manager.runs import Run
+from paged.block_manager.free_list import Blocks, Stretch, Taken
+from paged.block_manager.pool import Pool
+from paged.block_manager.runs import Run
 
 if TYPE_CHECKING:
-    from block_manager.events import EventLog
+    from paged.block_manager.events import EventLog
 
 
 class HostResidence:

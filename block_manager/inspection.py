@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
-from block_manager.tables import Tables
-from block_manager.tiers import Tiers
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import PrefixIndex
+from paged.block_manager.tables import Tables
+from paged.block_manager.tiers import Tiers
 
 
 def num_filled_slots(tables: Tables, num_blocks: int) -> int:

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from block_manager import inspection
-from block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
-from block_manager.check import violations_of
-from block_manager.content_calls import ContentCalls
-from block_manager.content_key import root_prefix
-from block_manager.copying import Uncopyable
-from block_manager.errors import (
+from paged.block_manager import inspection
+from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
+from paged.block_manager.check import violations_of
+from paged.block_manager.content_calls import ContentCalls
+from paged.block_manager.content_key import root_prefix
+from paged.block_manager.copying import Uncopyable
+from paged.block_manager.errors import (
     InvalidConfig,
     InvalidTokens,
     NothingInFlight,
     OutOfBlocks,
     RowInFlight,
 )
-from block_manager.flights import Flight
-from block_manager.moves import Moves, joined
-from block_manager.sharing import truncate_table
-from block_manager.stats import MemoryStats
-from block_manager.tables import Rows, token_array
+from paged.block_manager.flights import Flight
+from paged.block_manager.moves import Moves, joined
+from paged.block_manager.sharing import truncate_table
+from paged.block_manager.stats import MemoryStats
+from paged.block_manager.tables import Rows, token_array
 
 RowsLike = int | Sequence[int] | Rows
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from block_manager.free_list import Blocks, Stretch
-from block_manager.host_residence import HostResidence
-from block_manager.moves import NO_MOVES, NO_PAIRS, Moves, Pairs
-from block_manager.pool import Pool
-from block_manager.runs import Run
+from paged.block_manager.free_list import Blocks, Stretch
+from paged.block_manager.host_residence import HostResidence
+from paged.block_manager.moves import NO_MOVES, NO_PAIRS, Moves, Pairs
+from paged.block_manager.pool import Pool
+from paged.block_manager.runs import Run
 
 Segment = tuple[Run, int, int]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.errors import OutOfBlocks
-from block_manager.free_list import Blocks, FreeList, Stretch, Taken
+from paged.block_manager.errors import OutOfBlocks
+from paged.block_manager.free_list import Blocks, FreeList, Stretch, Taken
 
 if TYPE_CHECKING:
-    from block_manager.runs import Run
+    from paged.block_manager.runs import Run
 
 # The bit of a used block's state that says that it carries a node.
 _CONTENT = 1 << 40

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.content_key import extend_chain, namespace_digest, node_prefix
-from block_manager.flights import Flight, Flights
-from block_manager.free_list import Blocks, Stretch, Taken
-from block_manager.host_residence import HostResidence
-from block_manager.pool import Pool
-from block_manager.runs import Path, Run
-from block_manager.tables import Rows, Tables
+from paged.block_manager.content_key import extend_chain, namespace_digest, node_prefix
+from paged.block_manager.flights import Flight, Flights
+from paged.block_manager.free_list import Blocks, Stretch, Taken
+from paged.block_manager.host_residence import HostResidence
+from paged.block_manager.pool import Pool
+from paged.block_manager.runs import Path, Run
+from paged.block_manager.tables import Rows, Tables
 
 if TYPE_CHECKING:
-    from block_manager.events import EventLog
+    from paged.block_manager.events import EventLog
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 

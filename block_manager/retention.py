@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.arguments import is_integer, logical_time
-from block_manager.errors import InvalidConfig, UnknownPin
-from block_manager.free_list import Blocks
-from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
-from block_manager.runs import Run
+from paged.block_manager.arguments import is_integer, logical_time
+from paged.block_manager.errors import InvalidConfig, UnknownPin
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import PrefixIndex
+from paged.block_manager.runs import Run
 
 HIGHEST_LEVEL = 3
 Segment = tuple[Run, int, int]

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from block_manager.flights import Flight, Flights
-from block_manager.growth import Growth
-from block_manager.offload import Offload
-from block_manager.pool import Pool
-from block_manager.prefix_index import Match, PrefixIndex
-from block_manager.runs import Run
-from block_manager.tables import Tables
-from block_manager.tiers import Tiers
+from paged.block_manager.flights import Flight, Flights
+from paged.block_manager.growth import Growth
+from paged.block_manager.offload import Offload
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import Match, PrefixIndex
+from paged.block_manager.runs import Run
+from paged.block_manager.tables import Tables
+from paged.block_manager.tiers import Tiers
 
 
 class Sharer(NamedTuple):

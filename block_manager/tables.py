@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.arguments import int64_array, is_integer
-from block_manager.errors import DuplicateRow, InvalidTokens, RowSwapped, UnknownRow
+from paged.block_manager.arguments import int64_array, is_integer
+from paged.block_manager.errors import DuplicateRow, InvalidTokens, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
 Tokens = NDArray[np.int32]

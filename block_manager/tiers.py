@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from block_manager.free_list import Blocks
-from block_manager.moves import Moves, pairs_of
-from block_manager.offload import Offload
-from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
-from block_manager.runs import Run
-from block_manager.tables import Rows, Tables
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.moves import Moves, pairs_of
+from paged.block_manager.offload import Offload
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import PrefixIndex
+from paged.block_manager.runs import Run
+from paged.block_manager.tables import Rows, Tables
 
 
 class Tiers:

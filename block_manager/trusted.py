@@ -13,22 +13,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.arguments import logical_time
-from block_manager.errors import InvalidConfig
-from block_manager.events import EventLog
-from block_manager.flights import Flight, Flights, Share
-from block_manager.free_list import Blocks
-from block_manager.growth import NO_CHANGES, Growth, TableChanges
-from block_manager.moves import NO_MOVES, Moves
-from block_manager.offload import Offload
-from block_manager.pool import Pool
-from block_manager.prefix_index import PrefixIndex
-from block_manager.retention import Holder, Retentions
-from block_manager.sharing import Sharing
-from block_manager.stats import WINDOW, HitFigures
-from block_manager.tables import Rows, Tables
-from block_manager.tiers import Tiers
-from block_manager.views import Views
+from paged.block_manager.arguments import logical_time
+from paged.block_manager.errors import InvalidConfig
+from paged.block_manager.events import EventLog
+from paged.block_manager.flights import Flight, Flights, Share
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.growth import NO_CHANGES, Growth, TableChanges
+from paged.block_manager.moves import NO_MOVES, Moves
+from paged.block_manager.offload import Offload
+from paged.block_manager.pool import Pool
+from paged.block_manager.prefix_index import PrefixIndex
+from paged.block_manager.retention import Holder, Retentions
+from paged.block_manager.sharing import Sharing
+from paged.block_manager.stats import WINDOW, HitFigures
+from paged.block_manager.tables import Rows, Tables
+from paged.block_manager.tiers import Tiers
+from paged.block_manager.views import Views
 
 
 class Composed(NamedTuple):

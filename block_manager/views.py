@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.pool import Pool
-from block_manager.tables import Rows, Tables
-from block_manager.tiers import Tiers
+from paged.block_manager.pool import Pool
+from paged.block_manager.tables import Rows, Tables
+from paged.block_manager.tiers import Tiers
 
 
 class Views:

@@ -6,7 +6,7 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
     BlockManager and Scheduler      the memory layer a serving engine embeds
     Request, Batch, Output          what goes in, what one step runs, what comes out
     LLM and Engine                  a model on top of them; these need the `engine` extra
-    PagedError                      the root of every typed error here, but for attention's own, AttentionError
+    PagedError                      the root of every typed error here
 """
 
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from paged.extras import MissingExtra, import_with_extra
 
 if TYPE_CHECKING:
-    from attention import AttentionError, UnknownBackend, UnsupportedByBackend
-    from block_manager import (
+    from paged.attention import AttentionError, UnknownBackend, UnsupportedByBackend
+    from paged.block_manager import (
         Admission,
         BlockManager,
         CannotCopy,
@@ -52,9 +52,7 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, EngineOutput, EngineStats, Timings
     from paged.sampling.params import InvalidSampling, SamplingParams
-    from paged.steps import EngineFailed
-    from paged.turns import EngineInUse
-    from scheduler import (
+    from paged.scheduler import (
         FINISH_REASONS,
         POLICIES,
         Batch,
@@ -87,6 +85,8 @@ if TYPE_CHECKING:
         WrongDrafts,
         WrongTokens,
     )
+    from paged.steps import EngineFailed
+    from paged.turns import EngineInUse
 
 __version__ = "0.1.0"
 
@@ -169,8 +169,8 @@ __all__ = [
 ]
 
 _PUBLIC_NAMES = {
-    "attention": ("AttentionError", "UnknownBackend", "UnsupportedByBackend"),
-    "block_manager": (
+    "paged.attention": ("AttentionError", "UnknownBackend", "UnsupportedByBackend"),
+    "paged.block_manager": (
         "Admission",
         "BlockManager",
         "CannotCopy",
@@ -195,7 +195,7 @@ _PUBLIC_NAMES = {
         "UnknownPin",
         "UnknownRow",
     ),
-    "scheduler": (
+    "paged.scheduler": (
         "FINISH_REASONS",
         "POLICIES",
         "Batch",

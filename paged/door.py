@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from block_manager import InvalidTokens, checked_integer, is_real, token_array
-from scheduler import InvalidRequest
+from paged.block_manager import InvalidTokens, checked_integer, is_real, token_array
+from paged.scheduler import InvalidRequest
 
 
 def checked_limit(name: str, value: Any, least: int = 1) -> int | None:

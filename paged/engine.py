@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from block_manager import BlockManager, InvalidConfig, checked_flag, checked_integer
+from paged.block_manager import BlockManager, InvalidConfig, checked_flag, checked_integer
 from paged.door import checked_limit, checked_time, checked_tokens
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
@@ -21,11 +21,21 @@ from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
 from paged.sampling.params import InvalidSampling, SamplingParams, check_seed
 from paged.sampling.sampler import BadLogits, seed_of
+from paged.scheduler import (
+    Batch,
+    Costs,
+    DuplicateRequest,
+    InvalidRequest,
+    Output,
+    Outputs,
+    Request,
+    Retention,
+    Scheduler,
+)
 from paged.steps import FailedBatch, OnLogits, Steps
 from paged.turns import Turns
 from paged.undelivered import Undelivered
 from paged.uninterrupted import Uninterrupted
-from scheduler import Batch, Costs, DuplicateRequest, InvalidRequest, Output, Outputs, Request, Retention, Scheduler
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20

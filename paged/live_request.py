@@ -11,8 +11,8 @@ import numpy as np
 
 from paged.results import Completion, EngineOutput, Timings
 from paged.sampling.params import SamplingParams
+from paged.scheduler import RequestUsage
 from paged.text import TextStream
-from scheduler import RequestUsage
 
 _NO_LIMIT = 2**62
 

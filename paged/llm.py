@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from block_manager import InvalidConfig
+from paged.block_manager import InvalidConfig
 from paged.engine import Engine
 from paged.live_request import LiveRequest
 from paged.model.loading import LoadedModel
 from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
+from paged.scheduler import InvalidRequest
 from paged.uninterrupted import Uninterrupted
-from scheduler import InvalidRequest
 
 OnOutput = Callable[[EngineOutput], None]
 

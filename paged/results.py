@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from scheduler import RequestUsage
+from paged.scheduler import RequestUsage
 
 
 class Timings(msgspec.Struct, frozen=True):

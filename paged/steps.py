@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 from paged.live_request import RowSampling
 from paged.model.runner import Runner
 from paged.results import EngineStats
 from paged.sampling.sampler import BadLogits, sample
+from paged.scheduler import Batch, Outputs, Scheduler
 from paged.uninterrupted import Uninterrupted
-from scheduler import Batch, Outputs, Scheduler
 
 OnLogits = Callable[[str, int, Tensor], None]
 

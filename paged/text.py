@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from block_manager import PagedError, token_array
+from paged.block_manager import PagedError, token_array
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

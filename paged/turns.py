@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 
 _NOW = "now"
 

@@ -3,11 +3,11 @@
 Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 """
 
-from scheduler.accounting import SchedulerStats
-from scheduler.batch import Batch, Output, Outputs, RequestUsage, SteadyBatch
-from scheduler.core import Scheduler
-from scheduler.drafts import Drafts
-from scheduler.errors import (
+from paged.scheduler.accounting import SchedulerStats
+from paged.scheduler.batch import Batch, Output, Outputs, RequestUsage, SteadyBatch
+from paged.scheduler.core import Scheduler
+from paged.scheduler.drafts import Drafts
+from paged.scheduler.errors import (
     BatchEnded,
     BatchError,
     BatchOutOfOrder,
@@ -23,11 +23,11 @@ from scheduler.errors import (
     WrongDrafts,
     WrongTokens,
 )
-from scheduler.explain import Explanation
-from scheduler.policies import POLICIES, Costs, Policy
-from scheduler.request import Request, Retention
-from scheduler.state import Limits
-from scheduler.status import FINISH_REASONS, Status
+from paged.scheduler.explain import Explanation
+from paged.scheduler.policies import POLICIES, Costs, Policy
+from paged.scheduler.request import Request, Retention
+from paged.scheduler.state import Limits
+from paged.scheduler.status import FINISH_REASONS, Status
 
 __all__ = [
     "FINISH_REASONS",

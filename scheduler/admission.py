@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.composition import place_chunk
-from scheduler.preemption import hold_tables, note_transfer
-from scheduler.request import RequestState
-from scheduler.reservations import (
+from paged.scheduler.composition import place_chunk
+from paged.scheduler.preemption import hold_tables, note_transfer
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import (
     begin_whole_batch,
     blocks_to_enter,
     blocks_to_return,
@@ -21,8 +21,8 @@ from scheduler.reservations import (
     is_due,
     reserve,
 )
-from scheduler.state import State, Step
-from scheduler.status import Status
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import Status
 
 NUM_PASSING = 4
 """Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""

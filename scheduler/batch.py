@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import Flight, Moves
-from scheduler.status import FINISH_REASONS
+from paged.block_manager import Flight, Moves
+from paged.scheduler.status import FINISH_REASONS
 
 if TYPE_CHECKING:
-    from scheduler.request import RequestState
+    from paged.scheduler.request import RequestState
 
 Heir = tuple["RequestState", int]
 """A request and which sequence of it."""

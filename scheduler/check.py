@@ -5,9 +5,9 @@ The numbers are those of docs/invariants.md.
 
 from __future__ import annotations
 
-from scheduler.batch import Batch
-from scheduler.state import State
-from scheduler.status import Status
+from paged.scheduler.batch import Batch
+from paged.scheduler.state import State
+from paged.scheduler.status import Status
 
 
 def violations_of(state: State) -> list[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_MOVES, GrowingView, OutOfBlocks
-from scheduler.awaited import totals_of
-from scheduler.preemption import preempt, victims
-from scheduler.request import RequestState
-from scheduler.rows import Rows
-from scheduler.state import State, Step
+from paged.block_manager import NO_MOVES, GrowingView, OutOfBlocks
+from paged.scheduler.awaited import totals_of
+from paged.scheduler.preemption import preempt, victims
+from paged.scheduler.request import RequestState
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State, Step
 
 Counts = NDArray[np.int64]
 

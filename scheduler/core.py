@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
-from scheduler import ending
-from scheduler.accounting import SchedulerStats
-from scheduler.admission import let_in
-from scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
-from scheduler.batch import Batch, Output, Outputs, SteadyBatch
-from scheduler.check import violations_of
-from scheduler.composition import compose_running
-from scheduler.drafts import Drafts, place_drafts, validated
-from scheduler.errors import (
+from paged.block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
+from paged.scheduler import ending
+from paged.scheduler.accounting import SchedulerStats
+from paged.scheduler.admission import let_in
+from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
+from paged.scheduler.batch import Batch, Output, Outputs, SteadyBatch
+from paged.scheduler.check import violations_of
+from paged.scheduler.composition import compose_running
+from paged.scheduler.drafts import Drafts, place_drafts, validated
+from paged.scheduler.errors import (
     BatchEnded,
     BatchError,
     BatchOutOfOrder,
@@ -37,13 +37,13 @@ from scheduler.errors import (
     WaitingFull,
     WrongTokens,
 )
-from scheduler.explain import Explanation, explain
-from scheduler.interleaving import compose_apart
-from scheduler.packing import Packer
-from scheduler.policies import Costs, Policy, policy_named
-from scheduler.progress import force_progress, reject_overgrown
-from scheduler.regions import Regions
-from scheduler.request import (
+from paged.scheduler.explain import Explanation, explain
+from paged.scheduler.interleaving import compose_apart
+from paged.scheduler.packing import Packer
+from paged.scheduler.policies import Costs, Policy, policy_named
+from paged.scheduler.progress import force_progress, reject_overgrown
+from paged.scheduler.regions import Regions
+from paged.scheduler.request import (
     Request,
     RequestState,
     namespace_root,
@@ -52,10 +52,10 @@ from scheduler.request import (
     validated_prompt,
     with_own_integers,
 )
-from scheduler.reservations import reserved_tokens
-from scheduler.state import Limits, State, Step
-from scheduler.status import ABORT, LENGTH, STOP, Status
-from scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
+from paged.scheduler.reservations import reserved_tokens
+from paged.scheduler.state import Limits, State, Step
+from paged.scheduler.status import ABORT, LENGTH, STOP, Status
+from paged.scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 

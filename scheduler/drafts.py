@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidTokens, token_array
-from scheduler.errors import WrongDrafts
-from scheduler.state import State, Step
-from scheduler.status import Status
+from paged.block_manager import InvalidTokens, token_array
+from paged.scheduler.errors import WrongDrafts
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import Status
 
 Counts = NDArray[np.int64]
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import InvalidTokens, TableChanges, token_array
-from scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
-from scheduler.composition import ones
-from scheduler.errors import WrongTokens
-from scheduler.preemption import drop_rows
-from scheduler.request import RequestState, replaced
-from scheduler.rows import Rows
-from scheduler.state import Carried, State
-from scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
-from scheduler.stopping import finish_codes, kept_counts, kept_of
+from paged.block_manager import InvalidTokens, TableChanges, token_array
+from paged.scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
+from paged.scheduler.composition import ones
+from paged.scheduler.errors import WrongTokens
+from paged.scheduler.preemption import drop_rows
+from paged.scheduler.request import RequestState, replaced
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import Carried, State
+from paged.scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
+from paged.scheduler.stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)

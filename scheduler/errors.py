@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 
 
 class InvalidRequest(PagedError, ValueError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from scheduler.errors import UnknownRequest
-from scheduler.interleaving import newcomers_to_interrupt
-from scheduler.request import RequestState
-from scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, is_due, region_sizes
-from scheduler.state import State
-from scheduler.status import Status
+from paged.scheduler.errors import UnknownRequest
+from paged.scheduler.interleaving import newcomers_to_interrupt
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, is_due, region_sizes
+from paged.scheduler.state import State
+from paged.scheduler.status import Status
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

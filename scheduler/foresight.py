@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import GrowingView
-from scheduler.lengths import OutputLengths
+from paged.block_manager import GrowingView
+from paged.scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:
-    from scheduler.request import RequestState
-    from scheduler.state import State, Step
+    from paged.scheduler.request import RequestState
+    from paged.scheduler.state import State, Step
 
 Counts = NDArray[np.int64]
 

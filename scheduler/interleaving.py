@@ -12,11 +12,11 @@ import math
 
 import numpy as np
 
-from scheduler.admission import let_in, owed, watermark
-from scheduler.composition import compose_running
-from scheduler.reservations import blocks_to_enter
-from scheduler.state import State, Step
-from scheduler.status import Status
+from paged.scheduler.admission import let_in, owed, watermark
+from paged.scheduler.composition import compose_running
+from paged.scheduler.reservations import blocks_to_enter
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import Status
 
 
 def compose_apart(state: State, step: Step) -> None:

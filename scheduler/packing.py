@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import NO_MOVES, GrowingView, joined
-from scheduler.awaited import sources_of
-from scheduler.batch import Batch, Ticket
-from scheduler.composition import ones
-from scheduler.rows import Rows
-from scheduler.state import State, Step
+from paged.block_manager import NO_MOVES, GrowingView, joined
+from paged.scheduler.awaited import sources_of
+from paged.scheduler.batch import Batch, Ticket
+from paged.scheduler.composition import ones
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State, Step
 
 _NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 _NO_LOADS.flags.writeable = False

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from block_manager import InvalidConfig
-from scheduler.arguments import UNLIMITED, is_number
-from scheduler.errors import UnknownPolicy
+from paged.block_manager import InvalidConfig
+from paged.scheduler.arguments import UNLIMITED, is_number
+from paged.scheduler.errors import UnknownPolicy
 
 _STRATEGIES = {
     "order": ("priority", "fcfs"),

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import Moves
-from scheduler.awaited import sources_of
-from scheduler.request import RequestState, replaced
-from scheduler.state import State, Step, Transfer
-from scheduler.status import Status
+from paged.block_manager import Moves
+from paged.scheduler.awaited import sources_of
+from paged.scheduler.request import RequestState, replaced
+from paged.scheduler.state import State, Step, Transfer
+from paged.scheduler.status import Status
 
 Blocks = NDArray[np.int64]
 

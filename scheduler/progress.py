@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.admission import admit, bring_back
-from scheduler.composition import allowance, place_chunk
-from scheduler.ending import end_request
-from scheduler.preemption import preempt
-from scheduler.request import RequestState
-from scheduler.reservations import begin_whole_batch, blocks_to_enter, blocks_to_return, has_regions
-from scheduler.state import State, Step
-from scheduler.status import LENGTH, REJECTED, Status
+from paged.scheduler.admission import admit, bring_back
+from paged.scheduler.composition import allowance, place_chunk
+from paged.scheduler.ending import end_request
+from paged.scheduler.preemption import preempt
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import begin_whole_batch, blocks_to_enter, blocks_to_return, has_regions
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from scheduler.request import RequestState
+from paged.scheduler.request import RequestState
 
 Order = tuple[int, float, int]
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import (
+from paged.block_manager import (
     InvalidConfig,
     InvalidNamespace,
     InvalidTokens,
@@ -22,9 +22,9 @@ from block_manager import (
     root_prefix,
     token_array,
 )
-from scheduler.arguments import UNLIMITED, count_of, is_number
-from scheduler.errors import InvalidRequest
-from scheduler.status import Status
+from paged.scheduler.arguments import UNLIMITED, count_of, is_number
+from paged.scheduler.errors import InvalidRequest
+from paged.scheduler.status import Status
 
 T = TypeVar("T")
 

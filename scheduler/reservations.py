@@ -5,8 +5,8 @@ Knows how many tokens and blocks each policy asks for. Does not decide who enter
 
 from __future__ import annotations
 
-from scheduler.request import RequestState
-from scheduler.state import State
+from paged.scheduler.request import RequestState
+from paged.scheduler.state import State
 
 
 def is_due(state: State, request: RequestState) -> bool:

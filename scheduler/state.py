@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import BlockManager, Moves
-from scheduler.accounting import SchedulerStats
-from scheduler.awaited import Awaited, is_undecided, sources_of
-from scheduler.batch import Batch, Output, RequestUsage
-from scheduler.foresight import Foresight
-from scheduler.policies import Costs, Policy
-from scheduler.queues import OrderedQueue
-from scheduler.regions import Regions
-from scheduler.request import RequestState, replaced
-from scheduler.rows import RowColumns, Rows, RunningRows
-from scheduler.status import Status
+from paged.block_manager import BlockManager, Moves
+from paged.scheduler.accounting import SchedulerStats
+from paged.scheduler.awaited import Awaited, is_undecided, sources_of
+from paged.scheduler.batch import Batch, Output, RequestUsage
+from paged.scheduler.foresight import Foresight
+from paged.scheduler.policies import Costs, Policy
+from paged.scheduler.queues import OrderedQueue
+from paged.scheduler.regions import Regions
+from paged.scheduler.request import RequestState, replaced
+from paged.scheduler.rows import RowColumns, Rows, RunningRows
+from paged.scheduler.status import Status
 
 _NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
 # Ended requests that `explain` and `status` still answer for.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.rows import RowColumns, Rows
-from scheduler.status import LENGTH, NOT_FINISHED, STOP
+from paged.scheduler.rows import RowColumns, Rows
+from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
 
 _NO_PLACES: NDArray[np.int64] = np.empty(0, np.int64)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.batch import SteadyBatch
-from scheduler.rows import Rows
-from scheduler.state import State
-from scheduler.status import Status
+from paged.scheduler.batch import SteadyBatch
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State
+from paged.scheduler.status import Status
 
 
 def steady_rows(state: State) -> tuple[Rows, int] | None:

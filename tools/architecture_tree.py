@@ -47,14 +47,14 @@ def first_line(file: Path) -> str:
 
 def imported(file: Path) -> set[str]:
     """The names of the files of its own room that this one imports when it is loaded."""
-    room, found = file.parent.name, set()
+    room, found = f"{DOOR}.{file.parent.name}", set()
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.ImportFrom) and statement.module == room:
             found |= {name.name for name in statement.names}
         elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{room}."):
-            found.add((statement.module or "").split(".")[1])
+            found.add((statement.module or "").split(".")[2])
         elif isinstance(statement, ast.Import):
-            found |= {name.name.split(".")[1] for name in statement.names if name.name.startswith(f"{room}.")}
+            found |= {name.name.split(".")[2] for name in statement.names if name.name.startswith(f"{room}.")}
     return {name for name in found if (file.parent / f"{name}.py").exists()}
 
 
@@ -85,7 +85,8 @@ def lines() -> Iterator[str]:
     door = REPOSITORY / DOOR
     yield f"{DOOR + '/':<{NAME_WIDTH + 2}} {first_line(door / '__init__.py')}"
     entries = [file for file in door.glob("*.py") if file.name != "__init__.py"]
-    entries += door.glob("*/__init__.py")
+    # A link is one of the rooms.
+    entries += [file for file in door.glob("*/__init__.py") if not file.parent.is_symlink()]
     for file in sorted(entries, key=lambda file: (file.name == "__init__.py", file)):
         name = f"{file.parent.name}/" if file.name == "__init__.py" else file.name
         yield f"  {name:<{NAME_WIDTH}} {first_line(file)}"

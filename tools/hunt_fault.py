@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hypothesis import settings
 
-import block_manager
+from paged import block_manager
 from paged.testing import SCENARIOS, Violation, random_program, replay, run_scenario, shrink
 from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
 

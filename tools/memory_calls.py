@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 
-import block_manager
-import scheduler
-from paged import BlockManager, Request, Scheduler
+from paged import BlockManager, Request, Scheduler, block_manager, scheduler
 
 MEMORY = f"{Path(block_manager.__file__).parent}/"
 DECISIONS = f"{Path(scheduler.__file__).parent}/"

@@ -75,8 +75,12 @@ def tree() -> Iterator[Path]:
         folder = Path(name)
         for part in COPIED:
             if (REPOSITORY / part).is_dir():
+                # The links in paged/ stay links, so that a change to a room is one to the package.
                 shutil.copytree(
-                    REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+                    REPOSITORY / part,
+                    folder / part,
+                    symlinks=True,
+                    ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
                 )
             else:
                 shutil.copy(REPOSITORY / part, folder / part)

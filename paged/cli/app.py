@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from attention import AttentionError
 from paged import MissingExtra, PagedError, __version__
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
@@ -73,7 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
         sys.stdout.flush()
-    except (PagedError, AttentionError, MissingExtra, _UsageError) as problem:
+    except (PagedError, MissingExtra, _UsageError) as problem:
         format_message = getattr(problem, "format_message", problem.__str__)
         return _refused(format_message())
     except BrokenPipeError:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
+from paged.scheduler import Batch, Scheduler
 from paged.text import TextStream
-from scheduler import Batch, Scheduler
 
 
 class ModelAnswers:

@@ -5,7 +5,7 @@ Knows the shape of a model's K and V. Does not know who uses a block.
 
 from __future__ import annotations
 
-from attention import KVPool
+from paged.attention import KVPool
 from paged.hardware import budget
 from paged.model.loading import LoadedModel
 

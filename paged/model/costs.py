@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from attention import StepTokens
-from block_manager import Moves
+from paged.attention import StepTokens
+from paged.block_manager import Moves
 from paged.model.runner import Runner
-from scheduler import Costs
+from paged.scheduler import Costs
 
 _TOKENS = 256
 _BLOCKS = 64

@@ -12,7 +12,7 @@ Each message says what would do.
 
 from __future__ import annotations
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 
 
 class ModelError(PagedError):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from attention import LayerOptions
+from paged.attention import LayerOptions
 
 # The name under which transformers knows our function.
 ATTENTION = "paged"

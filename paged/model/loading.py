@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import LayerOptions
+from paged.attention import LayerOptions
 from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
 from paged.model.hook import ATTENTION, register, under_way
 

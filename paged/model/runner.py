@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention import (
+from paged.attention import (
     AttentionBackend,
     KVPool,
     LayerOptions,
@@ -28,13 +28,13 @@ from attention import (
     get_backend,
     run_moves,
 )
-from block_manager import Moves
+from paged.block_manager import Moves
 from paged.hardware import Tiling
 from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
-from scheduler import Batch
+from paged.scheduler import Batch
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
 TILE = 32

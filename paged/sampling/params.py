@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from block_manager import PagedError, is_integer, is_real
+from paged.block_manager import PagedError, is_integer, is_real
 
 
 class InvalidSampling(PagedError, ValueError):

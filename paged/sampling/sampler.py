@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 from paged.sampling.params import InvalidSampling, check_seed
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager import (
+from paged.block_manager import (
     NO_MOVES,
     DuplicateRow,
     InvalidConfig,

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from paged.sampling.params import SamplingParams
+from paged.scheduler import Request, Scheduler
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import most_blocks
-from scheduler import Request, Scheduler
 
 # One object, by which a request that says nothing else is known.
 GREEDY = 0.0

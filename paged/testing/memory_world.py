@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paged.testing.violation import ShortRepr
 
 if TYPE_CHECKING:
-    from block_manager import BlockManager
+    from paged.block_manager import BlockManager
 
 
 @dataclass(frozen=True, repr=False)

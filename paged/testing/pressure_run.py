@@ -19,11 +19,11 @@ from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.sampling.params import SamplingParams
+from paged.scheduler import Batch, Output, Request
 from paged.testing.engine_world import EngineWorld, request_of, scheduler_in
 from paged.testing.pressure import Answers, Who, name, serve
 from paged.testing.protocol import Capabilities
 from paged.testing.shadowed_pool import ShadowedPool
-from scheduler import Batch, Output, Request
 
 
 class PressureRun:

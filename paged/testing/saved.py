@@ -22,7 +22,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
+from paged.scheduler import Request, Retention
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
@@ -30,7 +31,6 @@ from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.shrinking import replay
 from paged.testing.violation import Program, Violation
 from paged.testing.world import World, build_scheduler
-from scheduler import Request, Retention
 
 FORMAT = 1
 NAMELESS = "?"

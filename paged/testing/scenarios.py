@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paged.scheduler import Request
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import DRAWN, IN_REGIONS
 from paged.testing.saved import kept
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call, Violation
 from paged.testing.world import Builder, World, build_scheduler
-from scheduler import Request
 
 
 @dataclass(frozen=True)

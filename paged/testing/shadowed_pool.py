@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention import KVPool
+from paged.attention import KVPool
 from paged.testing.content import POISON
 from paged.testing.shadow_kv import ShadowKV, Slots
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from paged.scheduler import Request
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import World
-from scheduler import Request
 
 Build = Callable[[Any], Any]
 AnyWorld = World | ManagerWorld | EngineWorld

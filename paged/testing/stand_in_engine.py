@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from paged.sampling.params import SamplingParams
+from paged.scheduler import Output
 from paged.testing.engine_world import EngineWorld, request_of, scheduler_in
 from paged.testing.protocol import Capabilities
 from paged.testing.shadow_kv import ShadowKV
-from scheduler import Output
 
 
 class StandInEngine:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention import LayerOptions
+from paged.attention import LayerOptions
 from paged.model.hook import now_under_way
 from paged.model.loading import LoadedModel
 

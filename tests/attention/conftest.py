@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 with suppress(ModuleNotFoundError):
     import torch
 
-    from attention import KVPool, StepTokens
+    from paged.attention import KVPool, StepTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attention import AttentionBackend, LayerOptions
+    from paged.attention import AttentionBackend, LayerOptions
 
 NUM_LAYERS, LAYER = 3, 1
 NUM_SPARE = 3

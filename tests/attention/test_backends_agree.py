@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention import KVPool, LayerOptions, StepTokens, get_backend, known_backends
+from paged.attention import KVPool, LayerOptions, StepTokens, get_backend, known_backends
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

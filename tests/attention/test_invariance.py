@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention import LayerOptions, get_backend
+from paged.attention import LayerOptions, get_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

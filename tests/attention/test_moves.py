@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention import InvalidPool, KVPool, run_moves
 from paged import Moves
+from paged.attention import InvalidPool, KVPool, run_moves
 
 NUM_DEVICE, NUM_HOST, NUM_LAYERS = 5, 4, 3
 

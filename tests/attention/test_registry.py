@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import attention
+from paged import attention
 
 
 def loaded_after(run_python, program):
@@ -20,15 +20,15 @@ def test_reading_the_list_of_names_loads_no_torch(run_python):
     loaded = loaded_after(
         run_python, "from paged import attention; attention.__all__; dir(attention); attention.InvalidPool"
     )
-    assert "attention.errors" in loaded
-    assert loaded.isdisjoint({"torch", "attention.backend", "attention.kv_pool"})
+    assert "paged.attention.errors" in loaded
+    assert loaded.isdisjoint({"torch", "paged.attention.backend", "paged.attention.kv_pool"})
 
 
 def test_asking_for_a_backend_loads_no_other(run_python):
     pytest.importorskip("torch")
     loaded = loaded_after(run_python, "from paged import attention; attention.get_backend('reference')")
     backends = {f"paged.attention.{name}" for name in attention.known_backends()}
-    assert loaded & backends == {"attention.reference"}
+    assert loaded & backends == {"paged.attention.reference"}
 
 
 def test_every_announced_name_exists():

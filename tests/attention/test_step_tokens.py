@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention import StepTokens
+from paged.attention import StepTokens
 
 
 @pytest.fixture

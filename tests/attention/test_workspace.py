@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from attention.workspace import Workspace
+from paged.attention.workspace import Workspace
 
 SOURCE = torch.arange(24.0).view(12, 2)
 

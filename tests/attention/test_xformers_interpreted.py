@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
 
-from attention import LayerOptions, StepTokens, UnsupportedByBackend, get_backend
+from paged.attention import LayerOptions, StepTokens, UnsupportedByBackend, get_backend
 
 # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
 pytestmark = [

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.lib import NumpyVersion
 
-from attention import LayerShape, UnsupportedByBackend, best_backend, get_backend
-from attention.xformers_splitk import Backend
+from paged.attention import LayerShape, UnsupportedByBackend, best_backend, get_backend
+from paged.attention.xformers_splitk import Backend
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
 """Batches end in order: what cancels, frees and forks leave behind while several batches are out; each case once broke a rule."""
 
-from block_manager import BlockManager
+from paged.block_manager import BlockManager
 
 
 def place(manager, row, count=None):

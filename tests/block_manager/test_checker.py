@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from block_manager import BlockManager
-from block_manager.pool import _CONTENT
-from scheduler import Request, Scheduler, Status
+from paged.block_manager import BlockManager
+from paged.block_manager.pool import _CONTENT
+from paged.scheduler import Request, Scheduler, Status
 
 OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from block_manager.free_list import FreeList
-from block_manager.runs import Run
+from paged.block_manager.free_list import FreeList
+from paged.block_manager.runs import Run
 
 HELD = 7  # What the state of a block in somebody's hands looks like: anything above 0.
 

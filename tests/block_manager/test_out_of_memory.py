@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from block_manager import BlockManager
+from paged.block_manager import BlockManager
 
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "resize", "repeat")
 

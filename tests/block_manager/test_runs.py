@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from block_manager import BlockManager
-from block_manager.runs import Path, Run
+from paged.block_manager import BlockManager
+from paged.block_manager.runs import Path, Run
 
 
 def path_of(lengths: list[int]) -> tuple[Path, list[tuple[Run, int]]]:

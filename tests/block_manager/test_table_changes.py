@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from block_manager import BlockManager, PagedError
+from paged.block_manager import BlockManager, PagedError
 
 
 class Mirror:

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM
 
-from attention import LayerOptions
 from paged import Request
+from paged.attention import LayerOptions
 from paged.model.runner import runner_for
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure_run import PressureRun

@@ -20,8 +20,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from attention import StepTokens, run_moves
-from block_manager import Moves
+from paged.attention import StepTokens, run_moves
+from paged.block_manager import Moves
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import PressureRun, run_alone

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from attention import StepTokens, UnknownBackend
 from paged import Request
+from paged.attention import StepTokens, UnknownBackend
 from paged.model import capacity
 from paged.model.runner import _ONE_THREAD, runner_for
 from paged.testing.engine_world import EngineWorld

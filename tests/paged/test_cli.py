@@ -202,7 +202,7 @@ def test_scales_change_what_arrives(paged):
 
 
 def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeypatch):
-    monkeypatch.setattr("scheduler.Scheduler.check", lambda _self: ["block 3 is lost"])
+    monkeypatch.setattr("paged.scheduler.Scheduler.check", lambda _self: ["block 3 is lost"])
     status, out, err = paged("simulate", "azure", *TINY, "--check", "--json")
     assert status == 1
     assert json.loads(out)[0]["violations"] > 0

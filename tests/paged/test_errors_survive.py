@@ -24,6 +24,8 @@ def instance_of(error):
         (paged.RowInFlight, (7, " It shares blocks."), {}),
         (paged.NeverFits, ("too long",), {"needed": 7, "limit": 5, "unit": "blocks"}),
         (paged.WaitingFull, (1_000,), {}),
+        (paged.TooManyOutstanding, (4, 4), {}),
+        (paged.NothingInFlight, (), {}),
         (paged.UnknownPolicy, ("pagde", ["paged", "vllm"]), {}),
         (paged.BatchEnded, (4,), {}),
         (paged.ForeignBatch, (4,), {}),
@@ -33,13 +35,17 @@ def instance_of(error):
         (paged.UnknownBackend, ("fast", ["reference", "torch_gather"]), {}),
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
         (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
-        (paged.ShadowedPackage, ("shadowed",), {"name": "scheduler", "path": "/tmp/scheduler.py"}),
         (paged.MissingExtra, ("not installed",), {"name": "torch"}),
         (error, ("a",), {}),
     ):
         if error is made_by:
             return error(*arguments, **named)
     raise AssertionError("the last line takes every class")
+
+
+def test_every_error_of_attention_is_a_paged_error():
+    assert issubclass(paged.UnknownBackend, paged.AttentionError)
+    assert issubclass(paged.AttentionError, paged.PagedError)
 
 
 def same_elsewhere(error):

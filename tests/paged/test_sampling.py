@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from block_manager import PagedError
+from paged.block_manager import PagedError
 from paged.sampling import BadLogits, InvalidSampling, SamplingParams, sample, sampler as the_sampler, seed_of
 
 torch = pytest.importorskip("torch")

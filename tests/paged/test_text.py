@@ -7,7 +7,7 @@ with the space before it, which the first word loses, or a single byte of what i
 import pytest
 from hypothesis import given, strategies as st
 
-from block_manager import InvalidTokens, PagedError
+from paged.block_manager import InvalidTokens, PagedError
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from block_manager import BlockManager
-from block_manager.pool import Pool
-from scheduler import POLICIES, Request, Scheduler
+from paged.block_manager import BlockManager
+from paged.block_manager.pool import Pool
+from paged.scheduler import POLICIES, Request, Scheduler
 
 
 def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]:

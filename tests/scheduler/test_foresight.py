@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from block_manager import BlockManager, InvalidConfig
-from scheduler import POLICIES, Request, Scheduler
-from scheduler.foresight import STRIDE, peak
-from scheduler.lengths import WINDOW, OutputLengths
+from paged.block_manager import BlockManager, InvalidConfig
+from paged.scheduler import POLICIES, Request, Scheduler
+from paged.scheduler.foresight import STRIDE, peak
+from paged.scheduler.lengths import WINDOW, OutputLengths
 
 STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
 ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from block_manager import BlockManager
-from scheduler import Batch, Request, Scheduler
+from paged.block_manager import BlockManager
+from paged.scheduler import Batch, Request, Scheduler
 
 ARRAYS = (
     "rows", "num_tokens", "query_start_loc", "token_ids", "positions", "slot_mapping", "seq_lens", "samples",

@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
-from block_manager import InvalidConfig
-from scheduler import POLICIES, Costs, Policy, UnknownPolicy
-from scheduler.policies import _STRATEGIES, policy_named
+from paged.block_manager import InvalidConfig
+from paged.scheduler import POLICIES, Costs, Policy, UnknownPolicy
+from paged.scheduler.policies import _STRATEGIES, policy_named
 
 NAMES = (
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi", "vllm"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from scheduler.queues import OrderedQueue
-from scheduler.request import Request, RequestState, state_of
+from paged.scheduler.queues import OrderedQueue
+from paged.scheduler.request import Request, RequestState, state_of
 
 
 def waiting(priority: int, arrival: float, number: int) -> RequestState:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from block_manager import BlockManager
-from scheduler import Scheduler
-from scheduler.request import Request, RequestState, state_of
-from scheduler.rows import RowColumns, RunningRows
+from paged.block_manager import BlockManager
+from paged.scheduler import Scheduler
+from paged.scheduler.request import Request, RequestState, state_of
+from paged.scheduler.rows import RowColumns, RunningRows
 
 
 def running(number: int, rows: list[int]) -> RequestState:

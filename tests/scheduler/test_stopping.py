@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.request import Request, state_of
-from scheduler.rows import RowColumns
-from scheduler.status import LENGTH, NOT_FINISHED, STOP
-from scheduler.stopping import finish_codes, kept_counts
+from paged.scheduler.request import Request, state_of
+from paged.scheduler.rows import RowColumns
+from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
+from paged.scheduler.stopping import finish_codes, kept_counts
 
 EOS, STOP_ID, PLAIN = 2, 3, 9
 

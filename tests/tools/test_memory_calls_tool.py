@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from block_manager import BlockManager
+from paged.block_manager import BlockManager
 
 
 @pytest.fixture
@@ -53,6 +53,9 @@ def test_a_property_that_is_read_counts_as_a_call(repository, monkeypatch):
     manager = BlockManager(num_blocks=4, block_size=4)
     # Code of a file of the scheduler, as the tool sees it.
     step = {"manager": manager}
-    exec(compile("def read():\n    manager.num_unpromised", str(repository / "scheduler" / "core.py"), "exec"), step)
+    exec(
+        compile("def read():\n    manager.num_unpromised", str(repository / "paged" / "scheduler" / "core.py"), "exec"),
+        step,
+    )
     assert counted(step["read"]) == {"BlockManager.num_unpromised": 1}
     assert counted(lambda: manager.num_unpromised) == {}
