@@ -293,8 +293,9 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
             # partial block of its own has nothing to gain from the same content elsewhere.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
-            # What one computed that does not write the cache, and kept through a pause, are full blocks of its own, too.
-            came_back |= not request.writes_cache and (id, sequence) in rig.figures.most
+            # What one computed or loaded that does not write the cache, and kept through a pause, are full blocks of its own, too.
+            has_own = (id, sequence) in rig.figures.most or request.num_computed > 0
+            came_back |= not request.writes_cache and has_own
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
         if world.host_blocks or not request.writes_cache:
