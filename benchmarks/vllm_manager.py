@@ -138,6 +138,9 @@ class VllmManager:
         self.paths: dict[bytes, tuple[bytes, ...]] = {}
         self.collisions: list[str] = []
         self.num_requests = 0
+        self.batch = 1
+        # The rows of each batch that has not ended, by its number, oldest first.
+        self.batches: dict[int, list[Row]] = {}
         self.unconfirmed: set[int] = set()
 
     @property
@@ -187,8 +190,9 @@ class VllmManager:
         return 0
 
     def next_batch(self) -> int:
-        """vLLM's manager knows no batches: what is published is seen by all."""
-        return 0
+        """vLLM's manager knows no batches: what is published is seen by all. The adapter counts them."""
+        self.batch += 1
+        return self.batch
 
     def lookup(self, tokens: Any, namespace: Any = None, /) -> Any:
         """`get_computed_blocks` for a request that is thrown away."""
@@ -226,12 +230,21 @@ class VllmManager:
                 raise OutOfBlocks(wanted, free)
             request.num_computed_tokens += count
             self.rows[row].scheduled = count
+            self.batches.setdefault(self.batch, []).append(self.rows[row])
         return Moves()
 
-    def confirm(self, rows: Any, /) -> None:
-        """Nothing to tell vLLM: it counted the tokens as computed when they were scheduled."""
-        for row in rows:
-            self.rows[row].scheduled = 0
+    def confirm(self) -> int:
+        """Nothing to tell vLLM: it counted the tokens as computed when they were scheduled. Returns the oldest batch's number."""
+        number = next(iter(self.batches))
+        if number == self.batch:
+            self.next_batch()
+        for row in self.batches.pop(number):
+            row.scheduled = 0
+        return number
+
+    def cancel(self) -> Any:
+        """vLLM's manager takes nothing back."""
+        raise NotImplementedError("vLLM's manager takes no batch back: Capabilities(cancel=False)")
 
     def free(self, rows: Any, /) -> None:
         for row in rows:

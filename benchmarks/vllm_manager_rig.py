@@ -19,7 +19,8 @@ from vllm_manager import CAPABILITIES, VllmManager
 from paged.testing.machines import ManagerMachine
 from paged.testing.manager_machine import chosen
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
-from paged.testing.naive_model import Block, NaiveManager, NaivePool, Node
+from paged.testing.naive_model import NaiveManager, Shown
+from paged.testing.naive_pool import Block, NaivePool, Node
 from paged.testing.strategies import manager_worlds, picks, prompts, where
 from paged.testing.violation import Program
 
@@ -63,22 +64,25 @@ class PublishFirstManager(NaiveManager):
     """The rules of the memory layer with the three that differ."""
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0, prefix_caching: bool = True) -> None:
-        super().__init__(num_blocks, block_size, host_blocks, prefix_caching)
+        super().__init__(num_blocks, block_size, host_blocks, prefix_caching, shares_in_flight=False)
         self.pool = KeepBothPool(num_blocks)
         self.device = self.pool
 
-    def announce(self, numbers: Sequence[int], leader: Callable[[Node, list[Block]], Block]) -> None:
+    def announce(self, numbers: Sequence[int], shown: Shown | None = None) -> None:
         """What is in flight is content already."""
-        for number in numbers if self.prefix_caching else ():
-            for node, block in self._computing(self.rows[number]):
-                self.pool.publish(node, block)
+        for row in (self.rows[number] for number in numbers if self.prefix_caching):
+            start, end = row.shares[self.batch]
+            for column in range(start // self.block_size, end // self.block_size):
+                self.pool.publish(self.node(row.namespace, row.tokens, column + 1), row.table[column])
 
-    def confirm(self, numbers: Sequence[int]) -> None:
+    def confirm(self, shown: Shown | None = None) -> None:
         """Only the counts move."""
-        for row in (self.rows[number] for number in numbers):
-            row.computed += row.scheduled
-            row.has_computed = True
-            row.scheduled = row.batch = 0
+        batch = self._end(0)
+        self.placed.pop(batch)
+        for row in self.rows.values():
+            if batch in row.shares:
+                row.computed = row.shares.pop(batch)[1]
+                row.has_computed = True
 
 
 class VllmManagerRig(ManagerRig):
@@ -95,38 +99,39 @@ class VllmManagerRig(ManagerRig):
         """What led here."""
         return Program("VllmManagerRig", self.world, tuple(self.calls))
 
-    def allocate(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+    def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
         """As ever; counts how often content gets a second block."""
-        super().allocate(rows, counts)
+        super().allocate(rows, counts, coming)
         self.events["duplicate kept"] += any(len(blocks) > 1 for blocks in self.naive.pool.carriers.values())
 
     def abort(self, row: int) -> None:
         """Free a row whose batch is outstanding, as vLLM does at once; the engine computes it all the same."""
         self._note("abort", row)
         self.events["abort in flight"] += 1
-        for _, rows in self.batches:
-            if row in rows:
-                rows.remove(row)
-        # Nobody ends a batch of no rows; the last one is still being composed.
-        self.batches = [batch for batch in self.batches[:-1] if batch[1]] + self.batches[-1:]
         self.manager.free([row])
-        self.naive.rows[row].batch = 0
         self.naive.free([row])
         self._compare()
 
     def _content_differences(self) -> list[str]:
-        """Which content survives, and that every block which carries some holds it; here several may carry the same."""
+        """Which content survives; here several blocks may carry the same."""
         pool = self.naive.pool
         expected = {self._path(node) for node in pool.resident}
         shown = self.manager.cached_contents()
         found = [f"content forgotten: {path}" for path in expected - shown]
         found += [f"content that should be gone: {path}" for path in shown - expected]
-        carriers = {block: node for node, blocks in pool.carriers.items() for block in blocks}
-        held = {block for row in self.naive.rows.values() for block in row.table} | carriers.keys()
+        held = {block for row in self.naive.rows.values() for block in row.table} | self._carriers().keys()
         self.ids = {block: id for block, id in self.ids.items() if block in held}
         if len(set(self.ids.values())) < len(self.ids):
             found.append("one block holds two contents")
-        for block, (namespace, tokens) in carriers.items():
+        return found
+
+    def _carriers(self) -> dict[Block, Node]:
+        return {block: node for node, blocks in self.naive.pool.carriers.items() for block in blocks}
+
+    def _misplaced_nodes(self) -> list[str]:
+        """Every block that carries content holds it."""
+        found = []
+        for block, (namespace, tokens) in self._carriers().items():
             slots = self.shadow.device[self.ids[block]].tolist()
             if slots != self.shadow.contents.path(namespace, tokens)[-self.world.block_size :].tolist():
                 held_there = [self.shadow.contents.describe(content) for content in slots]
@@ -138,9 +143,6 @@ class VllmManagerRig(ManagerRig):
         namespace, tokens = node
         data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
         return (repr(namespace).encode(), *(data[start : start + size] for start in range(0, len(data), size)))
-
-    def _forget_sharers(self, number: int) -> None:
-        """Nobody shares what could be taken back: nothing can."""
 
 
 def build_vllm(world: ManagerWorld) -> VllmManager:
@@ -166,10 +168,10 @@ class VllmManagerMachine(ManagerMachine):
         for number, tokens in enumerate(opening):
             self.serve(tokens, None, "free" if number % 2 else "confirm")
 
-    @where(lambda self: [row for _, rows in self.rig.batches for row in rows])
+    @where(lambda self: len(self.rig.idle_rows) < len(self.rig.rows))
     @rule(pick=picks)
     def abort(self, pick: int) -> None:
-        self.rig.abort(chosen([row for _, rows in self.rig.batches for row in rows], pick))
+        self.rig.abort(chosen([row for row in self.rig.rows if row not in self.rig.idle_rows], pick))
 
 
 __all__ = ["PublishFirstManager", "VllmManagerMachine", "VllmManagerRig", "build_vllm"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from block_manager.flights import Flights
 from block_manager.pool import Pool
 from block_manager.prefix_index import PrefixIndex
 from block_manager.runs import Run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def violations_of(
     tables: Tables,
+    flights: Flights,
     device: Pool,
     host: Pool,
     index: PrefixIndex | None,
@@ -37,9 +39,11 @@ def violations_of(
     found += _free_lists(device) + _free_lists(host)
     found += _references(tables, device, host, tiers, held, held_host)
     found += _table_lengths(tables, tiers)
+    found += _shares(tables, flights)
     if index is not None:
         found += _tree(tables, device, host, index)
         found += _paths(tables, tiers, index)
+        found += _pending(flights, index)
     return found
 
 
@@ -119,6 +123,38 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
             found.append(
                 f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
             )
+    return found
+
+
+def _shares(tables: Tables, flights: Flights) -> list[str]:
+    """What batches compute of a row follows what is computed of it, oldest batch first, and ends where it is launched to."""
+    found: list[str] = []
+    numbers = [flight.number for flight in flights.all]
+    if numbers != sorted(set(numbers)):
+        found.append(f"8: batches {numbers} are out, which is not the order of their numbers.")
+    for row in tables.live_rows.tolist():
+        end = int(tables.num_computed[row])
+        for number, share in flights.shares_of(row):
+            if share.start < end:
+                found.append(f"8: batch {number} computes row {row} from token {share.start}; {end} come before.")
+            end = share.end
+        if end > tables.num_launched[row]:
+            found.append(f"8: batches compute row {row} to token {end}; {tables.num_launched[row]} are launched.")
+    return found
+
+
+def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
+    """Nodes of closed runs wait for batches that are out, in their order."""
+    found: list[str] = []
+    numbers = {flight.number for flight in flights.all}
+    for run in index.runs.values():
+        batches, firsts = [batch for batch, _ in run.pending], [first for _, first in run.pending]
+        if not numbers.issuperset(batches):
+            found.append(f"4: nodes of run {run.id} wait for batches {batches}; {sorted(numbers)} are out.")
+        elif not all(index.is_noted(run, batch) for batch in batches):
+            found.append(f"4: no end of batches {batches} confirms the nodes of run {run.id}.")
+        if batches != sorted(set(batches)) or firsts != sorted(set(firsts)):
+            found.append(f"4: the pending nodes of run {run.id} do not rise: {run.pending}.")
     return found
 
 

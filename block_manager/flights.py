@@ -38,6 +38,8 @@ class Flight:
         self.parts: list[tuple[Any, Any, Any]] = []
         # Rows whose sequence has ended or was dropped since; another one may hold the row by now.
         self.gone: set[int] = set()
+        # Whether a row was placed and forgotten: the batch computes its nodes all the same.
+        self.has_forgotten = False
         # Rows that gave up their blocks from a token on, with that token.
         self._limits: dict[int, int] = {}
         # Shares of forks, with the uid of each.
@@ -48,6 +50,11 @@ class Flight:
     def is_whole(self) -> bool:
         """Whether all shares are what they were when they were placed."""
         return not (self.gone or self._limits or self._inherited)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any row was ever placed."""
+        return bool(self.parts) or self.has_forgotten
 
     def place(self, rows: Any, starts: Any, ends: Any) -> None:
         """These rows, arrays int64 [n] or one row, compute from `starts` to `ends`. The arrays are not copied."""
@@ -98,6 +105,7 @@ class Flight:
 
     def forget(self, row: int) -> None:
         """The row has no share."""
+        self.has_forgotten = True
         parts, self.parts = self.parts, []
         for rows, starts, ends in parts:
             if not isinstance(rows, int):
@@ -124,14 +132,14 @@ class Flights:
 
     def begin(self, number: int) -> None:
         """What is placed from now on belongs to batch `number`."""
-        if self.composed.parts:
+        if self.composed.is_used:
             self.outstanding.append(self.composed)
         self.composed = Flight(number)
 
     @property
     def all(self) -> list[Flight]:
         """Outstanding batches, and the one that is being composed if it has rows."""
-        return [*self.outstanding, self.composed] if self.composed.parts else self.outstanding
+        return [*self.outstanding, self.composed] if self.composed.is_used else self.outstanding
 
     def end(self, flight: Flight) -> None:
         """The batch has ended; it is the oldest or the latest one."""
@@ -172,8 +180,9 @@ class Flights:
         for flight in self.outstanding:
             if flight.share_of(row, uid) is not None:
                 flight.gone.add(row)
-        # Another sequence may hold the row in the same batch.
-        self.composed.forget(row)
+        if self.composed.share_of(row, uid) is not None:
+            # Another sequence may hold the row in the same batch.
+            self.composed.forget(row)
 
     def inherit(self, row: int, child: int, limit: int) -> None:
         """The child is a fork of the row's first `limit` tokens, those in flight among them."""

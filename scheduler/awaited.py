@@ -26,7 +26,7 @@ Source = tuple[int, int]
 
 class Awaited:
     """Of each row, int64 [rows]: samples that are out, and where the latest one comes from; and bool [rows], whether it has drafts of
-    which nobody knows yet how many are right."""
+    which it is not known yet how many are right."""
 
     def __init__(self, num_rows: int, outstanding: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)

@@ -299,7 +299,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     for heir in ticket.gone.values():
         if heir is not None:
             heir[0].num_left -= 1
-    state.is_shut = False
+    state.admission_blocked = False
     state.steady = None
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
@@ -321,7 +321,7 @@ def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray
 
 
 def forget_stale_carried(state: State) -> None:
-    """Drop carried loads for which nobody waits any more: an empty remainder must not hold a step up."""
+    """Drop carried loads for which no request waits any more: an empty remainder must not hold a step up."""
     state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
 
 
@@ -339,7 +339,7 @@ def take_pending(state: State) -> list[Output]:
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
     with the usage."""
-    state.is_shut = False
+    state.admission_blocked = False
     if request.id in state.parked:
         del state.parked[request.id]
     elif request.status is Status.WAITING:
@@ -384,7 +384,7 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
     if request.num_live == 1:
         end_request(state, request, code, _FINISHED[code][1])
         return state.usage_of(request)
-    state.is_shut = False
+    state.admission_blocked = False
     request.num_output += _num_written(state, request, sequence)
     request.num_live -= 1
     if row >= 0:
@@ -460,7 +460,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
     with them took."""
     usage: dict[int, RequestUsage] = {}
-    state.is_shut = False
+    state.admission_blocked = False
     columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():

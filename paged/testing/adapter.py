@@ -13,7 +13,7 @@
 Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
 What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
 Knows one pool and one table a sequence. Does not fork, truncate, reserve, swap, take a batch back, or share what is still being
-computed: see `capabilities`. `machines.AdapterMachine` is the state machine for it.
+computed, and leaves rows alone that are in flight: see `capabilities`. `machines.AdapterMachine` is the state machine for it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Held:
     namespace: object
     computed: int = 0
     scheduled: int = 0
-    batch: int = 0
     has_computed: bool = False
 
 
@@ -69,6 +68,7 @@ class ManagerAdapter(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         sharing_in_flight=False,
+        rows_in_flight=False,
         fork=False,
         host_tier=False,
         host_content=False,
@@ -89,6 +89,8 @@ class ManagerAdapter(ABC):
         self.block_size = block_size
         self._rows: dict[int, Held] = {}
         self._batch = 1
+        # The rows of each batch that has not ended, by its number, oldest first.
+        self._batches: dict[int, list[Held]] = {}
         # Every content that was ever computed: the namespace, typed, and all tokens to the end of a block.
         self._computed: dict[tuple[object, tuple[int, ...]], object] = {}
 
@@ -173,9 +175,6 @@ class ManagerAdapter(ABC):
         self._batch += 1
         return self._batch
 
-    def forget_sharers(self, batch: int) -> None:  # noqa: B027
-        """What was shared in flight is the allocator's own business."""
-
     def lookup(self, tokens: Any, namespace: Any = None) -> Found:
         """The cached prefix."""
         blocks = np.array(self._matched(list(tokens), namespace), np.int64)
@@ -211,21 +210,29 @@ class ManagerAdapter(ABC):
             raise OutOfBlocks(missing, available)
         for held, count in wanted:
             self.grow(held.sequence, held.tokens[: held.computed + count])
-            held.scheduled, held.batch = count, self._batch
+            held.scheduled = count
+            self._batches.setdefault(self._batch, []).append(held)
         return NO_MOVES
 
-    def confirm(self, rows: Any) -> None:
-        """What is in flight has been computed."""
-        for held in self._listed(rows, self._busy):
+    def confirm(self) -> int:
+        """The oldest batch has been computed. Returns its number. Raises NothingInFlight."""
+        if not self._batches:
+            raise NothingInFlight
+        number = next(iter(self._batches))
+        if number == self._batch:
+            self.next_batch()
+        for held in self._batches.pop(number):
             held.computed += held.scheduled
-            held.scheduled, held.batch, held.has_computed = 0, 0, True
+            held.scheduled, held.has_computed = 0, True
             self.commit(held.sequence, held.tokens[: held.computed])
             for end in range(self.block_size, held.computed + 1, self.block_size):
                 self._computed[typed(held.namespace), tuple(held.tokens[:end])] = held.namespace
+        return number
 
-    def cancel(self, rows: Any) -> None:
-        """Define it for an allocator that can take tokens back, and say so in its capabilities."""
-        self._listed(rows, self._busy)
+    def cancel(self) -> Any:
+        """Define it for an allocator that can take a batch back, and say so in its capabilities."""
+        if not self._batches:
+            raise NothingInFlight
         raise NotImplementedError("this adapter takes no batch back: Capabilities(cancel=False)")
 
     def extend_hit(self, row: int) -> int:
@@ -314,7 +321,7 @@ class ManagerAdapter(ABC):
         """What was computed and is found now, with its blocks; not what some row is still computing again."""
         in_flight: set[int] = set()
         for held in self._rows.values():
-            if held.batch:
+            if held.scheduled:
                 in_flight.update(self._blocks(held)[held.computed // self.block_size :])
         found = {}
         for (kind, tokens), namespace in self._computed.items():
@@ -356,14 +363,8 @@ class ManagerAdapter(ABC):
 
     def _idle(self, row: int) -> Held:
         held = self._row(row)
-        if held.batch:
+        if held.scheduled:
             raise RowInFlight(row)
-        return held
-
-    def _busy(self, row: int) -> Held:
-        held = self._row(row)
-        if not held.batch:
-            raise NothingInFlight
         return held
 
     def _listed(self, rows: Any, one: Any) -> list[Held]:

@@ -223,7 +223,7 @@ _MANAGER = {
     "add": Promise("an int, the row", _is_count),
     "append": Promise("nothing", _is_nothing),
     "allocate": Promise(_MOVES, _is_moves),
-    "confirm": Promise("nothing", _is_nothing),
+    "confirm": Promise("an int, the number of the batch that has ended", _is_count),
     "cancel": Promise("anything", _is_anything),
     "free": Promise("nothing", _is_nothing),
     "table": Promise("int [n], the row's device blocks in order", _is_ids),

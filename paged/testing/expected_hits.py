@@ -44,7 +44,7 @@ def expected_hits(
         try:
             _compute(naive, number)
             for token in generated:
-                naive.rows[number].tokens.append(token)
+                naive.append(number, [token])
                 _compute(naive, number)
         except NoRoom:
             num_tokens = len(naive.rows[number].tokens)
@@ -80,7 +80,7 @@ def _compute(naive: NaiveManager, number: int) -> None:
     row = naive.rows[number]
     naive.next_batch()
     naive.allocate([number], [len(row.tokens) - row.computed])
-    naive.confirm([number])
+    naive.confirm()
 
 
 def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
@@ -88,7 +88,7 @@ def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
     row = manager.add(prompt)
     hits = int(manager.num_computed[row])
     manager.allocate([row], [len(prompt) - hits])
-    manager.confirm([row])
+    manager.confirm()
     manager.free([row])
     return hits
 

@@ -17,6 +17,8 @@ from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts,
 MAX_ROWS = 6
 LASTS = st.sampled_from([None, None, 1, 2, 3])
 """Ticks that a pin or a retention lasts."""
+MAX_OUT = 3
+"""Batches that are out at once, beside the one that is being composed."""
 
 
 class ManagerMachine(RigMachine):
@@ -76,34 +78,50 @@ class ManagerMachine(RigMachine):
             row = self.rig.add(prompt, None)
             self.rig.allocate([row], [self.rig.left(row)])
 
-    @rule(tokens=prompts(), salt=st.integers(0, 2), forks=st.booleans(), num_ended=st.integers(0, 2))
-    def arrive_in_three_batches(self, tokens: list[int], salt: int, forks: bool, num_ended: int) -> None:
-        """A prompt; in the next batch one that goes on after it, and computes its beginning again; and when the first has been
-        computed, the same twice: one row computes the rest once more, and one shares that. So the second batch ends with content that
-        others are still computing together; its row may be forked then, and goes on."""
+    @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS - 1)
+    @rule(tokens=prompts(), more=tails(), coming=tails(longest=2), how=st.sampled_from(["out", "confirm", "cancel"]))
+    def go_ahead(self, tokens: list[int], more: list[int], coming: list[int], how: str) -> None:
+        """A prompt is in one batch, its first output in the next, and another prompt shares what both compute."""
+        row = self.rig.add(tokens, None)
+        for values in ([], coming):
+            if self.rig.num_out < MAX_OUT and row in self.rig.placeable_rows and (self.rig.left(row) or values):
+                self.rig.allocate([row], [self.rig.left(row)], [values])
+                self.rig.seal()
+        self.rig.append(row, coming)
+        sharer = self.rig.add(tokens + coming + more, None)
+        if self.rig.left(sharer):
+            self.rig.allocate([sharer], [self.rig.left(sharer)])
+        if how != "out" and self.rig.naive.batches:
+            getattr(self.rig, how)()
+
+    @where(
+        lambda self: self.capabilities.rows_in_flight and self.capabilities.private_rows and not self.rig.naive.batches
+    )
+    @rule(
+        tokens=prompts(), salt=st.integers(0, 2), shares=st.booleans(), forks=st.booleans(), num_ended=st.integers(0, 2)
+    )
+    def overtake(self, tokens: list[int], salt: int, shares: bool, forks: bool, num_ended: int) -> None:
+        """A row computes content that is cached, which is evicted then; a row of the next batch computes it, too, and maybe a third one
+        shares that. So the first batch ends with content that a later one has pending."""
         if self.rig.idle_rows:
             self.rig.free(self.rig.idle_rows)
-        if self.rig.batches[0][1] or self.rig.naive.device.available < 5:
+        size = self.rig.world.block_size
+        if self.rig.naive.device.available < 5:
             return
-        size, namespace = self.rig.world.block_size, ("after", salt)
         prompt = (tokens * 2 * size)[: 2 * size]
-        self.serve(prompt[:size], namespace, "start")
+        self.serve(prompt, None, "free")
+        row = self.rig.add(prompt, None, False, True)
+        self.rig.allocate([row], [self.rig.left(row)])
         self.rig.seal()
-        self.serve(prompt, namespace, "start")
-        row = self.rig.batches[-1][1][-1]
-        self.rig.seal()
-        self.rig.confirm()
-        self.serve(prompt, namespace, "start")
-        self.serve([*prompt, tokens[0]], namespace, "start")
-        self.rig.seal()
-        self.rig.confirm()
+        self.serve([0] * (self.rig.naive.device.available * size), ("filler", salt), "start")
+        self.rig.free([self.rig.rows[-1]])
+        self.serve(prompt, None, "start")
+        if shares:
+            self.serve([*prompt, tokens[0]], None, "start")
         if forks and self.capabilities.fork:
             self.rig.fork(row)
-        if num_ended:
-            self.rig.confirm()
-        if num_ended > 1:
-            self.rig.append(row, tokens[:1])
-            self.rig.allocate([row], [1])
+        self.rig.seal()
+        for _ in range(num_ended):
             self.rig.confirm()
 
     @where(lambda self: self.capabilities.fork and len(self.rig.rows) < MAX_ROWS - 1)
@@ -119,16 +137,33 @@ class ManagerMachine(RigMachine):
         if child in self.rig.startable_rows:
             self.rig.allocate([child], [self.rig.left(child)])
 
-    @where(lambda self: self.rig.idle_rows)
+    @where(lambda self: self.rig.free_rows)
     @rule(pick=picks, tokens=tails())
     def append(self, pick: int, tokens: list[int]) -> None:
-        self.rig.append(chosen(self.rig.idle_rows, pick), tokens)
+        self.rig.append(chosen(self.rig.free_rows, pick), tokens)
 
-    @where(lambda self: self.rig.startable_rows)
-    @rule(pick=picks, counts=st.lists(st.integers(1, 6), min_size=1, max_size=3))
-    def allocate(self, pick: int, counts: list[int]) -> None:
-        rows = rotated(self.rig.startable_rows, pick)[: len(counts)]
-        self.rig.allocate(rows, [min(count, self.rig.left(row)) for row, count in zip(rows, counts, strict=False)])
+    @where(lambda self: self.rig.placeable_rows)
+    @rule(
+        pick=picks,
+        counts=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        coming=st.lists(tails(longest=3), max_size=3),
+    )
+    def allocate(self, pick: int, counts: list[int], coming: list[list[int]]) -> None:
+        """A few tokens of some rows; behind all that one of them knows, maybe some that it is told later."""
+        rows = rotated(self.rig.placeable_rows, pick)[: len(counts)]
+        known = [min(count, self.rig.left(row)) for row, count in zip(rows, counts, strict=False)]
+        ahead = coming if self.capabilities.rows_in_flight else []
+        later = [
+            ahead[place] if place < len(ahead) and known[place] == self.rig.left(row) else []
+            for place, row in enumerate(rows)
+        ]
+        places = [place for place in range(len(rows)) if known[place] + len(later[place])]
+        if places:
+            self.rig.allocate(
+                [rows[place] for place in places],
+                [known[place] for place in places],
+                [later[place] for place in places],
+            )
 
     @where(lambda self: self.rig.startable_rows)
     @rule(pick=picks)
@@ -137,17 +172,27 @@ class ManagerMachine(RigMachine):
         rows = rotated(self.rig.startable_rows, pick)
         self.rig.allocate(rows, [self.rig.left(row) for row in rows])
 
-    @where(lambda self: self.rig.batches[-1][1])
+    @where(lambda self: self.capabilities.rows_in_flight and self.rig.num_out < MAX_OUT and self.rig.device_rows)
+    @rule(pick=picks, values=st.lists(st.integers(0, 1), min_size=MAX_ROWS, max_size=MAX_ROWS))
+    def step_ahead(self, pick: int, values: list[int]) -> None:
+        """The next batch is scheduled before the last one has ended: each row that has nothing left goes on by the token that it samples."""
+        if self.rig.naive.has_composed:
+            self.rig.seal()
+        rows = rotated(self.rig.placeable_rows, pick)
+        later = [[] if self.rig.left(row) else [value] for row, value in zip(rows, values, strict=False)]
+        self.rig.allocate(rows, [self.rig.left(row) for row in rows], later)
+
+    @where(lambda self: self.rig.naive.has_composed and self.rig.num_out < MAX_OUT)
     @rule()
     def seal(self) -> None:
         self.rig.seal()
 
-    @where(lambda self: self.rig.batches[0][1])
+    @where(lambda self: self.rig.naive.batches)
     @rule()
     def confirm(self) -> None:
         self.rig.confirm()
 
-    @where(lambda self: self.capabilities.cancel and self.rig.batches[0][1])
+    @where(lambda self: self.capabilities.cancel and self.rig.naive.batches)
     @rule()
     def cancel(self) -> None:
         self.rig.cancel()
@@ -163,16 +208,38 @@ class ManagerMachine(RigMachine):
         row = chosen(self.rig.device_rows, pick)
         self.rig.reserve([row], [len(self.rig.naive.rows[row].table) + extra])
 
-    @where(lambda self: self.capabilities.truncate and self.rig.idle_rows)
+    @where(lambda self: self.capabilities.truncate and self.rig.free_rows)
     @rule(pick=picks, num_blocks=st.integers(0, 8))
     def truncate(self, pick: int, num_blocks: int) -> None:
-        row = chosen(self.rig.idle_rows, pick)
+        row = chosen(self.rig.free_rows, pick)
         self.rig.truncate(row, num_blocks % (len(self.rig.naive.rows[row].table) + 1))
 
     @where(lambda self: self.capabilities.fork and self.rig.device_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks)
     def fork(self, pick: int) -> None:
         self.rig.fork(chosen(self.rig.device_rows, pick))
+
+    @where(
+        lambda self: self.capabilities.fork and self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS - 1
+    )
+    @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
+    def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
+        """A sequence that knows one token fills its block with tokens that it is told later, and is forked before it is: the fork holds a
+        partial block that becomes content. The first one goes; its fork goes on."""
+        row = self.rig.add([token], ("outlive", salt))
+        later = [token] * (self.rig.world.block_size - 1)
+        self.rig.allocate([row], [1], [later])
+        child = self.rig.fork(row)
+        self.rig.seal()
+        if ends:
+            self.rig.confirm()
+        elif later:
+            self.rig.append(row, later)
+        if not stays:
+            self.rig.free([row])
+        self.rig.append(child, more)
+        if child in self.rig.startable_rows:
+            self.rig.allocate([child], [self.rig.left(child)])
 
     @where(lambda self: self.capabilities.fork and self.rig.partial_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, ours=tails(longest=2), theirs=tails(longest=2))
@@ -184,22 +251,35 @@ class ManagerMachine(RigMachine):
         self.rig.append(child, theirs)
         self.rig.allocate([row, child], [self.rig.left(row), self.rig.left(child)])
 
-    @where(lambda self: self.rig.idle_rows)
+    @where(lambda self: self.rig.free_rows)
     @rule(pick=picks, both=st.booleans())
     def free(self, pick: int, both: bool) -> None:
-        self.rig.free(rotated(self.rig.idle_rows, pick)[: 1 + both])
+        self.rig.free(rotated(self.rig.free_rows, pick)[: 1 + both])
 
-    @where(lambda self: self.capabilities.host_tier and self.rig.swappable_rows)
+    @where(lambda self: self.capabilities.host_tier and self.rig.free_rows)
     @rule(pick=picks, keep=st.sampled_from([0, 0, 1, 2]), both=st.booleans())
     def swap_out(self, pick: int, keep: int, both: bool) -> None:
-        rows = rotated(self.rig.swappable_rows, pick)[: 1 + both]
+        rows = rotated(self.rig.free_rows, pick)[: 1 + both]
         self.rig.swap_out(rows, min(keep, *(self.rig.blocks_to_keep(row) for row in rows)))
 
-    @where(lambda self: self.capabilities.host_tier and self.rig.swappable_rows and len(self.rig.rows) < MAX_ROWS)
+    @where(lambda self: self.capabilities.host_tier and self.rig.flying_rows)
+    @rule(
+        pick=picks, keep=st.sampled_from([0, 0, 1]), then=st.sampled_from(["cancel", "confirm", "swap_in", "nothing"])
+    )
+    def swap_in_flight(self, pick: int, keep: int, then: str) -> None:
+        """A row goes to the host while batches compute it; they end, or it comes back before they do."""
+        row = chosen(self.rig.flying_rows, pick)
+        self.rig.swap_out([row], min(keep, self.rig.blocks_to_keep(row)))
+        if then == "swap_in" and self.rig.naive.rows[row].is_swapped:
+            self.rig.swap_in([row])
+        elif then == "confirm" or (then == "cancel" and self.capabilities.cancel):
+            getattr(self.rig, then)()
+
+    @where(lambda self: self.capabilities.host_tier and self.rig.free_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, salt=st.integers(0, 2), both=st.booleans())
     def swap_under_pressure(self, pick: int, salt: int, both: bool) -> None:
         """Rows go to the host, somebody else's content takes all the room that there is, and they are copied back."""
-        rows = rotated(self.rig.swappable_rows, pick)[: 1 + both]
+        rows = rotated(self.rig.free_rows, pick)[: 1 + both]
         self.rig.swap_out(rows)
         room = self.rig.naive.device.available * self.rig.world.block_size
         if room:
@@ -261,21 +341,25 @@ class ManagerMachine(RigMachine):
         self.rig.misuse("free", [row, 77])
         self.rig.misuse("free", [row, row])
         self.rig.misuse("truncate", row, 99)
-        if row not in self.rig.idle_rows:
-            for verb, arguments in MISUSES_IN_FLIGHT[pick % len(MISUSES_IN_FLIGHT)]:
-                self.rig.misuse(verb, row, *arguments)
-        elif row in self.rig.startable_rows:
+        if row in self.rig.placeable_rows:
             self.rig.misuse("allocate", [row], [self.rig.left(row) + 1])
             self.rig.misuse("allocate", [row], [0])
-            self.rig.misuse("confirm", [row])
+        else:
+            self.rig.misuse("allocate", [row], [1])
+        if row not in self.rig.free_rows:
+            for verb, arguments in MISUSES_IN_FLIGHT[pick % len(MISUSES_IN_FLIGHT)]:
+                self.rig.misuse(verb, row, *arguments)
+        if not self.rig.naive.batches:
+            self.rig.misuse("confirm")
+            self.rig.misuse("cancel")
 
 
 MISUSES_IN_FLIGHT: list[list[tuple[str, tuple[object, ...]]]] = [
     [("free", ()), ("fork", ())],
     [("swap_out", ()), ("truncate", (0,))],
-    [("append", ([0],)), ("allocate", (1,))],
+    [("append", ([0],))],
 ]
-"""What the row of a batch that has not ended refuses."""
+"""What a manager refuses that leaves rows alone which are in flight."""
 
 
 def chosen(rows: list[int], pick: int) -> int:

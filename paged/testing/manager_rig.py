@@ -1,8 +1,9 @@
 """A real KV manager, the naive model and the shadow KV side by side: every operation runs on all three and is compared at once.
 
 Each public method is one operation of the manager, or one misuse of it. Batches work as in an engine: rows that are put in flight
-belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest cancelled. Knows the public
-interface of a manager and the naive model. Reads no private state.
+belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest cancelled. What the calls ask a
+device to do is queued and done in their order, as late as the world says: a write at the latest when its batch is confirmed. Knows the
+public interface of a manager and the naive model. Reads no private state.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from paged.testing import invariants
 from paged.testing.conformance import held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
+from paged.testing.late_device import LateDevice
 from paged.testing.memory_world import MemoryWorld, manager_in
-from paged.testing.naive_model import Block, NaiveManager, Node, NoRoom
+from paged.testing.naive_model import NaiveManager, NoRoom
+from paged.testing.naive_pool import Block, Node
 from paged.testing.protocol import capabilities_of
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation
@@ -34,6 +37,8 @@ class ManagerWorld(MemoryWorld):
     """Tokens on the host that make a hit worth loading."""
     event_stride: int = 0
     """Calls from one reading of the events to the next; 0: nobody reads them."""
+    lag: int = 0
+    """Moves and writes that the device may be behind by."""
 
 
 Builder = Callable[[ManagerWorld], Any]
@@ -67,7 +72,8 @@ class ManagerRig:
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         self.events_read = EventWatch(self.manager, world.event_stride)
-        self.batches: list[tuple[int, list[int]]] = [(1, [])]
+        self.device = LateDevice(self.shadow, world.lag)
+        self.goes_ahead = capabilities_of(subject).rows_in_flight
         self.ids: dict[Block, int] = {}
         self.host_ids: dict[Block, int] = {}
         self.now = 0
@@ -93,42 +99,63 @@ class ManagerRig:
 
     @property
     def idle_rows(self) -> list[int]:
-        """Rows that are in no batch."""
-        return [r for r in self.rows if not self.naive.rows[r].batch]
+        """Rows of which no batch that has not ended computes anything."""
+        return [r for r in self.rows if not self.naive.rows[r].shares]
+
+    @property
+    def free_rows(self) -> list[int]:
+        """Rows that may be changed now: all of them, unless the manager leaves rows alone that are in flight."""
+        return self.rows if self.goes_ahead else self.idle_rows
 
     @property
     def device_rows(self) -> list[int]:
-        """Idle rows that lie on the device whole."""
-        return [r for r in self.idle_rows if not self.naive.rows[r].is_swapped]
+        """Such rows that lie on the device whole."""
+        return [r for r in self.free_rows if not self.naive.rows[r].is_swapped]
+
+    @property
+    def flying_rows(self) -> list[int]:
+        """Such rows on the device of which batches that have not ended compute something."""
+        return [r for r in self.device_rows if self._loses_share(r, 0)]
 
     @property
     def swapped_rows(self) -> list[int]:
-        """Rows of which a part lies on the host."""
-        return [r for r in self.idle_rows if self.naive.rows[r].is_swapped]
+        """Such rows of which a part lies on the host."""
+        return [r for r in self.free_rows if self.naive.rows[r].is_swapped]
 
     @property
-    def swappable_rows(self) -> list[int]:
-        """Idle rows that share nothing which is still being computed."""
-        return [r for r in self.idle_rows if self.naive.rows[r].unconfirmed is None]
+    def placeable_rows(self) -> list[int]:
+        """Rows that may be placed in the batch that is being composed, if only with tokens that they do not know yet."""
+        return [r for r in self.device_rows if self.naive.batch not in self.naive.rows[r].shares]
 
     @property
     def startable_rows(self) -> list[int]:
-        """Rows that could compute something now."""
-        return [r for r in self.device_rows if self.left(r)]
+        """Rows that could compute something that they know now."""
+        return [r for r in self.placeable_rows if self.left(r)]
 
     @property
     def partial_rows(self) -> list[int]:
         """Rows on the device whose last block is begun and not full: a fork of one shares a block that both will write."""
-        return [r for r in self.device_rows if self.naive.rows[r].computed % self.world.block_size]
+        return [
+            r for r in self.placeable_rows if self.naive.rows[r].launched % self.world.block_size and not self.untold(r)
+        ]
 
     def left(self, row: int) -> int:
-        """Tokens that the row knows and has not computed."""
-        return len(self.naive.rows[row].tokens) - self.naive.rows[row].computed
+        """Tokens that the row knows and that are not launched."""
+        return max(0, len(self.naive.rows[row].tokens) - self.naive.rows[row].launched)
+
+    def untold(self, row: int) -> int:
+        """Tokens that are launched and that the row does not know yet."""
+        return len(self.naive.rows[row].coming)
+
+    @property
+    def num_out(self) -> int:
+        """Batches that are out."""
+        return len(self.naive.out)
 
     def blocks_to_keep(self, row: int) -> int:
         """Blocks of the row on the device that hold something."""
         state = self.naive.rows[row]
-        return min(self.naive.blocks_for(state.computed), len(state.table))
+        return min(self.naive.blocks_for(state.launched), len(state.table))
 
     def add(self, tokens: list[int], namespace: object = None, reads: bool = True, writes: bool = True) -> int:
         """A new sequence. The hit has to be exactly the longest prefix that is there, and nothing for one that does not read."""
@@ -147,7 +174,10 @@ class ManagerRig:
         hit = len(on_device) * self.world.block_size
         self._content_moves()
         self.events["hit"] += hit > 0
-        self.events["shared in flight"] += self.naive.rows[number].unconfirmed is not None
+        self.events["shared in flight"] += reads and first_pending is not None
+        if reads and first_pending is not None:
+            pending = {self.naive.device.pending.get(block.node, 0) for block in on_device if block.node is not None}
+            self.events["shared with a batch that is out"] += not pending.isdisjoint(self.naive.out)
         found = (
             [f"lookup found {looked_up.num_tokens} tokens, the cache holds {hit}"]
             if looked_up.num_tokens != hit
@@ -177,18 +207,32 @@ class ManagerRig:
         self._is_nested = False
 
     def append(self, row: int, tokens: list[int]) -> None:
-        """More known tokens."""
+        """More known tokens; those that are launched already have the values that their batch computed."""
         self._note("append", row, tokens)
-        self.manager.append(row, tokens)
-        self.naive.rows[row].tokens += tokens
+        state = self.naive.rows[row]
+        self.events["append in flight"] += len(state.shares) > 0
+        self._tell(row, (state.coming[: len(tokens)] + tokens[len(state.coming) :]))
         self._compare()
 
-    def allocate(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Put tokens in flight in the batch that is being composed, and let the engine write them."""
-        self._note("allocate", list(rows), list(counts))
+    def _tell(self, row: int, tokens: list[int]) -> None:
+        self.events["told later"] += self.untold(row) > 0
+        self.manager.append(row, tokens)
+        self.naive.append(row, tokens)
+        self.naive.accept(self._leader)
+
+    def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
+        """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`, whose values the
+        row is told later; the device writes them."""
+        coming = coming if any(coming) else ()
+        self._note("allocate", list(rows), list(counts), *([[list(each) for each in coming]] if coming else []))
         columns = {row: self.manager.table(row).tolist() for row in rows}
+        unknown = [len(each) for each in coming]
+        named = {"unknown": unknown} if any(unknown) else {}
+        totals = [count + more for count, more in zip(counts, unknown or [0] * len(rows), strict=True)]
+        held = {row: list(self.naive.rows[row].table) for row in rows}
         moves, copies = self._both(
-            lambda: self.manager.allocate(list(rows), list(counts)), lambda: self.naive.allocate(rows, counts)
+            lambda: self.manager.allocate(list(rows), totals, **named),
+            lambda: self.naive.allocate(rows, totals, coming),
         )
         if copies is None:
             return
@@ -196,73 +240,90 @@ class ManagerRig:
         if sorted(map(tuple, moves.device_to_device.tolist())) != wanted:
             self._fail_on([f"copies {moves.device_to_device.tolist()}, expected {wanted}"])
         self.events["copy on write"] += len(copies)
-        self.batches[-1][1].extend(rows)
+        self.events["copy of content"] += any(held[row][column].node is not None for row, column in copies)
+        self.events["row in several batches"] += any(len(self.naive.rows[row].shares) > 1 for row in rows)
+        self.events["unknown tokens"] += any(unknown)
         self._run(moves)
         for row in rows:
-            state = self.naive.rows[row]
-            start, stop = state.computed, state.computed + state.scheduled
-            contents = self.shadow.contents.path(state.namespace, state.tokens[:stop])
-            self._fail_on(self.shadow.write(self.manager.slots(row, start, stop), contents[start:]))
-            self.ids.update(zip(state.table, self.manager.table(row).tolist(), strict=False))
+            self._write(row)
         self.naive.announce(rows, self._leader)
         self._compare()
 
+    def _write(self, row: int) -> None:
+        """The device computes the row's share of the batch that is being composed, and reads all before it."""
+        state = self.naive.rows[row]
+        table = np.array(self.manager.table(row))
+        start, stop = state.shares[self.naive.batch]
+        contents = self.shadow.contents.path(state.namespace, (state.tokens + state.coming)[:stop])
+        slots = np.array(self.manager.slots(row, start, stop))
+        self._fail_on(self.device.write(self.naive.batch, slots, table, contents, f"row {row}"))
+        self.ids.update(zip(state.table, table.tolist(), strict=False))
+
     def seal(self) -> None:
         """The batch is composed; what is allocated from now on belongs to the next one."""
-        if self.batches[-1][1]:
+        if self.naive.has_composed:
             self._note("seal")
-            self._next_batch()
+            self.manager.next_batch()
+            self.naive.next_batch()
+            self._compare()
 
     def confirm(self) -> None:
-        """The oldest batch has been computed."""
-        number, rows = self.batches[0]
-        if not rows:
+        """The oldest batch has been computed, and the tokens that it was not to know have become known."""
+        if not self.naive.batches:
             return
         self._note("confirm")
-        self._leave(0)
-        for row in rows:
-            self._fail_on(self._misplaced(row, self.naive.rows[row].computed + self.naive.rows[row].scheduled))
+        batch = self.naive.batches[0]
+        for row, state in self.naive.rows.items():
+            end = state.shares.get(batch, (0, 0))[1]
+            if end > len(state.tokens):
+                self._tell(row, state.coming[: end - len(state.tokens)])
+        self._fail_on(self.device.run_through(batch))
+        self.events["confirm of a void share"] += any(
+            row not in self.naive.rows.values() for row in self.naive.placed[batch]
+        )
         switched, shared = self.naive.switched, self.naive.switched_shared
-        self.manager.confirm(rows)
-        self.naive.confirm(rows, self._is_shown)
-        self._forget_sharers(number)
+        gave_way = self.naive.gave_way
+        self.manager.confirm()
+        self.naive.confirm(self._leader)
         self.events["switch"] += self.naive.switched > switched
         self.events["switch of several tables"] += self.naive.switched_shared > shared
+        self.events["pending node gave way"] += self.naive.gave_way > gave_way
         self._compare()
 
     def cancel(self) -> None:
-        """The latest batch was not computed; half of its writes may have happened."""
-        if not self.batches[-1][1]:
-            if len(self.batches) < 2:
-                return
-            # The batch under composition is empty: the one before it is the latest.
-            number, rows = self.batches[-2]
-            self._note("cancel")
-            self._leave(-2)
-        else:
-            number, rows = self.batches[-1]
-            self._note("cancel")
-            self._leave(-1)
-        self.events["cancel of pending nodes"] += any(
-            self.naive.rows[r] is entry[0] for r in rows for entry in self.naive.pending.values()
+        """The latest batch was not computed, or in part: what it wrote is garbage. Its moves have run."""
+        if not self.naive.batches:
+            return
+        self._note("cancel")
+        batch = self.naive.batches[-1]
+        rows = [row for row in self.naive.rows.values() if batch in row.shares]
+        self.events["cancel of pending nodes"] += batch in self.naive.device.pending.values()
+        self.events["cancel of a swapped row"] += any(row.is_swapped for row in rows)
+        self.events["cancel of a fork"] += any(row not in self.naive.placed[batch] for row in rows)
+        self.events["cancel of a clipped share"] += any(
+            (row.shares[batch][1] < row.launched or row.shares[batch][0] >= row.shares[batch][1]) for row in rows
         )
-        for row in rows:
-            state = self.naive.rows[row]
-            self.shadow.device.reshape(-1)[
-                self.manager.slots(row, state.computed, state.computed + state.scheduled)
-            ] = -1
-        self.manager.cancel(rows)
-        self.naive.cancel(rows)
-        self._forget_sharers(number)
+        self._fail_on(self.device.cancel(batch))
+        lost = self.manager.cancel()
+        sharers = self.naive.cancel()
+        self.events["sharer gave up its table"] += len(sharers) > 0
+        if isinstance(lost, dict) and set(lost) != sharers:
+            self._fail_on([f"rows {sorted(lost)} lost what they shared, expected {sorted(sharers)}"])
         self._compare()
 
     def extend_hit(self, row: int) -> None:
         """Look again for what follows a row that holds nothing but shared content; one that computes may be left alone."""
         self._note("extend_hit", row)
         state = self.naive.rows[row]
-        holds_nodes_only = len(state.table) * self.world.block_size == state.computed
+        holds_nodes_only = len(state.table) * self.world.block_size == state.launched
         won = self.manager.extend_hit(row)
-        self.naive.catch_up(state, self._is_shown)
+        if state.launched != state.computed:
+            # Its own tokens come first.
+            self._fail_on([f"row {row}: {won} tokens hit, and it is in flight"] if won else [])
+            self._compare()
+            return
+        table = self.manager.table(row).tolist()
+        self.naive.catch_up(state, self._leader, lambda column, block: self.ids.get(block) == table[column])
         if won or not (state.has_computed or not holds_nodes_only):
             expected = self.naive.extend_hit(state)
             self._content_moves()
@@ -285,6 +346,7 @@ class ManagerRig:
     def truncate(self, row: int, num_blocks: int) -> None:
         """Give up a table's tail."""
         self._note("truncate", row, num_blocks)
+        self.events["truncate in flight"] += self._loses_share(row, num_blocks * self.world.block_size)
         self.manager.truncate(row, num_blocks)
         self.naive.truncate(row, num_blocks)
         self._compare()
@@ -292,6 +354,7 @@ class ManagerRig:
     def free(self, rows: Sequence[int]) -> None:
         """Rows end."""
         self._note("free", list(rows))
+        self.events["free in flight"] += any(self._loses_share(row, 0) for row in rows)
         self.manager.free(list(rows))
         self.naive.free(rows)
         self._compare()
@@ -299,6 +362,7 @@ class ManagerRig:
     def fork(self, row: int) -> int:
         """A second row over the same blocks."""
         self._note("fork", row)
+        self.events["fork in flight"] += self._loses_share(row, 0)
         child = int(self.manager.fork(row))
         self._fail_on([f"fork returned row {child}, which is held"] if child in self.naive.rows else [])
         self.naive.fork(row, child)
@@ -315,6 +379,8 @@ class ManagerRig:
         if copies is None:
             return
         self.events["swap out"] += 1
+        self.events["swap out in flight"] += any(self._loses_share(row, 0) for row in rows)
+        self.events["pending content on the host"] += len(self.naive.host.pending) > 0
         self._run(moves, to_host=copies)
         self._compare()
 
@@ -325,6 +391,7 @@ class ManagerRig:
         if copies is None:
             return
         self.events["swap in"] += 1
+        self.events["swap in in flight"] += any(self._loses_share(row, 0) for row in rows)
         self.events["several copied in"] += len(copies) > 1
         self._run(moves, to_device=copies)
         self._compare()
@@ -411,12 +478,14 @@ class ManagerRig:
 
     def drain(self) -> None:
         """End every batch and every row: nothing may be left but cached content."""
-        while any(rows for _, rows in self.batches):
+        while self.naive.batches:
             self.confirm()
         if self.rows:
             self.free(self.rows)
         for number in list(self.naive.pins):
             self.unpin(number)
+        self._fail_on(self.device.finish())
+        self._compare()
         self._fail_on(invariants.memory_at_rest(self.manager))
 
     def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
@@ -457,7 +526,7 @@ class ManagerRig:
             return
         self._fail_on(self._match(moves.device_to_host, [*offloaded, *to_host], self.ids, self.host_ids))
         self._fail_on(self._match(moves.host_to_device, [*loaded, *to_device], self.host_ids, self.ids))
-        self._fail_on(self.shadow.move(moves))
+        self._fail_on(self.device.move(moves))
 
     def _prefix(self, tokens: list[int], namespace: object) -> list[Node]:
         self.namespaces[typed(namespace)] = namespace
@@ -477,9 +546,9 @@ class ManagerRig:
         self._fail_on([] if nodes else ["content that is not there could be kept"])
         return kept
 
-    def _is_shown(self, node: Node) -> bool:
-        """Whether the manager has confirmed content, where it may leave it to a row that is still computing it."""
-        return self._path(node) in self.manager.cached_contents()
+    def _loses_share(self, row: int, num_tokens: int) -> bool:
+        """Whether a batch that has not ended computes tokens of the row from `num_tokens` on."""
+        return any(start < end > num_tokens for start, end in self.naive.rows[row].shares.values())
 
     def _leader(self, node: Node, candidates: list[Block]) -> Block | None:
         """Which of the blocks that are to have the same content the manager shows to others; None, if it shows none."""
@@ -499,24 +568,11 @@ class ManagerRig:
         targets.update({target: real[sources[source]] for source, target in copies})
         return []
 
-    def _leave(self, index: int) -> None:
-        """Batch `index` ends; composition goes on in another one."""
-        if index == -1 or len(self.batches) == 1:
-            self._next_batch()
-            index = -2 if index == -1 else 0
-        del self.batches[index]
-
-    def _next_batch(self) -> None:
-        self.batches.append((int(self.manager.next_batch()), []))
-        self.naive.next_batch()
-
-    def _forget_sharers(self, number: int) -> None:
-        self.manager.forget_sharers(number)
-
     def _compare(self) -> None:
         """The whole public state against the model, every computed token against the shadow, and the manager's own check."""
         if self._runs_later:
             return
+        self.naive.accept(self._leader)
         self.naive.forget_dead()
         found = invariants.memory(self.manager, may_hold=bool(self.naive.pins))
         found += self._tallies()
@@ -524,9 +580,10 @@ class ManagerRig:
         found += [f"check(): {violation}" for violation in self.manager.check()]
         if not found:
             found += self._content_differences()
+        if not found and self.device.is_idle:
+            found += self._misplaced_nodes()
             for number in self.rows:
-                row = self.naive.rows[number]
-                found += self._misplaced(number, min(row.computed, len(row.table) * self.world.block_size))
+                found += self._misplaced(number)
         self._fail_on(found or self.events_read.look())
         self._poison_free()
 
@@ -540,7 +597,8 @@ class ManagerRig:
             if tuple(map(int, shown)) != expected:
                 found.append(f"{tier} free, cached, used: {tuple(map(int, shown))}, expected {expected}")
         self.events["evict"] += self.naive.device.evicted > 0
-        self.naive.device.evicted = 0
+        self.events["evict pending content"] += self.naive.device.evicted_pending > 0
+        self.naive.device.evicted = self.naive.device.evicted_pending = 0
         return found
 
     def _row_differences(self) -> list[str]:
@@ -551,7 +609,7 @@ class ManagerRig:
         for number in self.rows:
             row, table = self.naive.rows[number], manager.table(number).tolist()
             shown = tuple(int(column[number]) for column in columns)
-            expected = (len(row.tokens), row.computed, row.scheduled)
+            expected = (len(row.tokens), row.computed, row.launched - row.computed)
             if shown != expected:
                 found.append(f"row {number}: tokens, computed, scheduled {shown}, expected {expected}")
             if len(table) != len(row.table):
@@ -566,43 +624,52 @@ class ManagerRig:
         return found
 
     def _content_differences(self) -> list[str]:
-        """Which content survives, whether two blocks of the model are one real block, and whether content lies where it should."""
+        """Which content survives, whether two blocks of the model are one real block, and how long each is kept."""
         naive, found = self.naive, []
-        expected = {self._path(node) for node in naive.device.resident}
-        shown = self.manager.cached_contents()
-        found += [f"content forgotten: {path}" for path in expected - shown]
-        found += [f"content that should be gone: {path}" for path in shown - expected]
-        if self.world.keeps_content_on_host:
-            on_host = {self._path(node) for node in naive.host.resident}
-            shown = self.manager.cached_contents("host")
-            found += [f"content forgotten on the host: {path}" for path in on_host - shown]
-            found += [f"content that should be gone from the host: {path}" for path in shown - on_host]
-        for pool, ids, tier in (
-            (naive.device, self.ids, self.shadow.device),
-            (naive.host, self.host_ids, self.shadow.host),
-        ):
+        tiers = ("device", "host") if self.world.keeps_content_on_host else ("device",)
+        for tier, pool in zip(tiers, (naive.device, naive.host), strict=False):
+            expected = {self._path(node) for node in pool.confirmed}
+            shown = self.manager.cached_contents(*([tier] if tier == "host" else []))
+            where = " on the host" if tier == "host" else ""
+            found += [f"content forgotten{where}: {path}" for path in expected - shown]
+            found += [f"content that should be gone{where}: {path}" for path in shown - expected]
+        for node, block in naive.device.resident.items():
+            if node in naive.device.pending and self._leader(node, [block]) is None:
+                found.append(f"content that batch {naive.device.pending[node]} computes is not found: {node[1]}")
+        for pool, ids in ((naive.device, self.ids), (naive.host, self.host_ids)):
             held = {block for row in naive.rows.values() for block in (row.table if pool is naive.device else row.tail)}
             blocks = held | set(pool.resident.values())
             for block in [block for block in ids if block not in blocks]:
                 del ids[block]
             if len(set(ids.values())) < len(ids):
                 found.append("one block holds two contents")
-            levels = self.manager.block_levels() if pool is naive.device and naive.retentions else None
-            for (namespace, tokens), block in pool.resident.items():
-                # How long a used block is to be kept need not be known before nobody uses it.
-                if levels is not None and not block.refs and levels[ids[block]] != naive.level((namespace, tokens)):
-                    wanted = naive.level((namespace, tokens))
-                    found.append(f"node {tokens} is kept at level {levels[ids[block]]}, expected {wanted}")
-                held_slots = tier[ids[block]].tolist()
-                if held_slots != self.shadow.contents.path(namespace, tokens)[-self.world.block_size :].tolist():
-                    found.append(
-                        f"4: the block of node {tokens} holds {[self.shadow.contents.describe(c) for c in held_slots]}"
-                    )
+        if naive.retentions:
+            levels = self.manager.block_levels()
+            for node, block in naive.device.resident.items():
+                # How long a used block is to be kept need not be known before no row uses it.
+                if not block.refs and levels[self.ids[block]] != naive.level(node):
+                    kept = levels[self.ids[block]]
+                    found.append(f"node {node[1]} is kept at level {kept}, expected {naive.level(node)}")
         return found
 
-    def _misplaced(self, number: int, length: int) -> list[str]:
+    def _misplaced_nodes(self) -> list[str]:
+        """Content that does not lie where it should, once the device has done all that it was asked to."""
+        found = []
+        for pool, ids, tier in (
+            (self.naive.device, self.ids, self.shadow.device),
+            (self.naive.host, self.host_ids, self.shadow.host),
+        ):
+            for (namespace, tokens), block in pool.resident.items():
+                slots = tier[ids[block]].tolist()
+                if slots != self.shadow.contents.path(namespace, tokens)[-self.world.block_size :].tolist():
+                    held = [self.shadow.contents.describe(content) for content in slots]
+                    found.append(f"4: the block of node {tokens} holds {held}")
+        return found
+
+    def _misplaced(self, number: int) -> list[str]:
         row = self.naive.rows[number]
-        expected = self.shadow.contents.path(row.namespace, row.tokens[:length])
+        length = min(row.launched, len(row.table) * self.world.block_size)
+        expected = self.shadow.contents.path(row.namespace, (row.tokens + row.coming)[:length])
         return self.shadow.mismatches(self.manager.table(number), expected, f"row {number}")
 
     def _path(self, node: Node) -> tuple[bytes, ...]:
@@ -612,14 +679,16 @@ class ManagerRig:
             probe = self.build(ManagerWorld(1, 1))
             row = probe.add([0], namespace=self.namespaces[namespace])
             probe.allocate([row], [1])
-            probe.confirm([row])
+            probe.confirm()
             self.roots[namespace] = next(iter(probe.cached_contents()))[0]
         data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
         return (self.roots[namespace], *(data[i : i + size] for i in range(0, len(data), size)))
 
     def _poison_free(self) -> None:
-        self.shadow.poison(set(range(self.world.num_blocks)) - set(self.ids.values()))
-        self.shadow.poison(set(range(self.world.host_blocks)) - set(self.host_ids.values()), "host")
+        self.device.poison(
+            set(range(self.world.num_blocks)) - set(self.ids.values()),
+            set(range(self.world.host_blocks)) - set(self.host_ids.values()),
+        )
 
     def _note(self, verb: str, *arguments: Any) -> None:
         if self._is_nested:

@@ -144,6 +144,7 @@ _WITHOUT_LIMITS = {
     "steps_ahead": 0,
     "drafts": 0,
     "least_load": 0,
+    "lag": 0,
 }
 
 
@@ -175,8 +176,10 @@ def _without(calls: list[Call], start: int, size: int) -> Iterator[list[Call]]:
 
 def _rows_of(verb: str, arguments: tuple[Any, ...]) -> list[int]:
     """The rows that a call on a manager names."""
-    if verb not in _OF_A_MANAGER or verb == "misuse":
-        return _rows_of(arguments[0], arguments[1:]) if verb == "misuse" else []
+    if verb == "misuse":
+        return _rows_of(arguments[0], arguments[1:])
+    if verb not in _OF_A_MANAGER or not arguments:
+        return []
     rows = arguments[0]
     return [row for row in (rows if isinstance(rows, list) else [rows]) if isinstance(row, int)]
 
@@ -271,10 +274,21 @@ def _still(rows: Sequence[int], there: Sequence[int]) -> list[int]:
     return [row for row in dict.fromkeys(rows) if row in there]
 
 
-def _allocated(rig: ManagerRig, rows: list[int], counts: list[int]) -> tuple[Any, ...] | None:
-    places = [rows.index(row) for row in _still(rows, rig.startable_rows) if rows.index(row) < len(counts)]
-    fitting = [max(1, min(counts[place], rig.left(rows[place]))) for place in places]
-    return ([rows[place] for place in places], fitting) if places else None
+def _allocated(
+    rig: ManagerRig, rows: list[int], counts: list[int], coming: list[list[int]] | None = None
+) -> tuple[Any, ...] | None:
+    wanted: list[tuple[int, int, list[int]]] = []
+    for row in _still(rows, rig.placeable_rows):
+        place = rows.index(row)
+        count = min(counts[place], rig.left(row)) if place < len(counts) else 0
+        # Behind known tokens that are not launched there can be none that are unknown.
+        later = coming[place] if coming and place < len(coming) and count == rig.left(row) else []
+        if count + len(later):
+            wanted.append((row, count, later))
+    if not wanted:
+        return None
+    arguments = tuple(list(column) for column in zip(*wanted, strict=True))
+    return arguments if any(arguments[2]) else arguments[:2]
 
 
 def _reserved(rig: ManagerRig, rows: list[int], num_blocks: list[int]) -> tuple[Any, ...] | None:
@@ -283,7 +297,7 @@ def _reserved(rig: ManagerRig, rows: list[int], num_blocks: list[int]) -> tuple[
 
 
 def _swapped_out(rig: ManagerRig, rows: list[int], keep: int) -> tuple[Any, ...] | None:
-    there = _still(rows, rig.swappable_rows)
+    there = _still(rows, rig.free_rows)
     return (there, min(keep, *(rig.blocks_to_keep(row) for row in there))) if there else None
 
 
@@ -291,31 +305,30 @@ def _lasting(ticks: int | None) -> int | None:
     return None if ticks is None else max(1, ticks)
 
 
-def _misused(rig: ManagerRig, verb: str, rows: Any, *arguments: Any) -> tuple[Any, ...] | None:
-    """What the state machine tries: some calls are refused whatever the row does, some only while it is in flight, or is not."""
-    listed = rows if isinstance(rows, list) else [rows]
-    in_flight = any(row in rig.rows and row not in rig.idle_rows for row in listed)
-    if verb == "allocate" and isinstance(rows, list):
-        wanted = arguments[0][0]
-        is_refused = in_flight or any(row not in rig.rows or not 1 <= wanted <= rig.left(row) for row in rows)
-    elif verb == "confirm":
-        is_refused = not in_flight
+def _misused(rig: ManagerRig, verb: str, *arguments: Any) -> tuple[Any, ...] | None:
+    """What the state machine tries: some calls are refused whatever the row does, some only while it is in this batch already."""
+    if verb in ("confirm", "cancel"):
+        is_refused = not rig.naive.batches
+    elif verb == "allocate":
+        rows, (wanted, *_) = arguments
+        is_refused = any(row not in rig.placeable_rows or not 1 <= wanted <= rig.left(row) for row in rows)
     else:
-        always = (verb == "free" and isinstance(rows, list)) or (verb, *arguments) == ("truncate", 99)
-        is_refused = in_flight or always or verb not in _REFUSED_IN_FLIGHT
-    return (verb, rows, *arguments) if is_refused else None
+        in_flight = verb in _REFUSED_IN_FLIGHT and arguments[0] in rig.rows and arguments[0] not in rig.free_rows
+        is_refused = in_flight or isinstance(arguments[0], list) or (verb, *arguments[1:]) == ("truncate", 99)
+    return (verb, *arguments) if is_refused else None
 
 
-_REFUSED_IN_FLIGHT = ("free", "fork", "swap_out", "truncate", "append", "allocate")
+# By a manager that leaves rows alone that are in flight.
+_REFUSED_IN_FLIGHT = ("free", "fork", "swap_out", "truncate", "append")
 _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
-    "append": lambda rig, row, tokens: (row, tokens) if row in rig.idle_rows else None,
+    "append": lambda rig, row, tokens: (row, tokens) if row in rig.free_rows else None,
     "allocate": _allocated,
     "extend_hit": lambda rig, row: (row,) if row in rig.device_rows else None,
     "reserve": _reserved,
     "truncate": lambda rig, row, num_blocks: (
-        (row, min(num_blocks, len(rig.naive.rows[row].table))) if row in rig.idle_rows else None
+        (row, min(num_blocks, len(rig.naive.rows[row].table))) if row in rig.free_rows else None
     ),
-    "free": lambda rig, rows: (there,) if (there := _still(rows, rig.idle_rows)) else None,
+    "free": lambda rig, rows: (there,) if (there := _still(rows, rig.free_rows)) else None,
     "fork": lambda rig, row: (row,) if row in rig.device_rows else None,
     "swap_out": _swapped_out,
     "swap_in": lambda rig, rows: (there,) if (there := _still(rows, rig.swapped_rows)) else None,

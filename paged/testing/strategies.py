@@ -197,6 +197,7 @@ def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
         host_caching=st.sampled_from([True, True, False]),
         least_load=st.sampled_from([0, 0, 0, 3]),
         event_stride=st.sampled_from([0, 1, 2, 3]),
+        lag=st.sampled_from([0, 0, 0, 1, 3, 99]),
     )
 
 

@@ -163,19 +163,30 @@ def test_C10_a_fork_of_a_fork_shares_with_both(make_manager, fill):
     assert manager.num_available == 6
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_C11_a_fork_of_a_row_in_flight_shares_what_the_batch_computes(make_manager, is_cancelled):
+def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
     manager = make_manager(6, 4)
     row = manager.add(range(6))
     manager.allocate([row], [6])
     child = manager.fork(row)
-    assert (manager.num_scheduled[child], manager.table(child).tolist()) == (6, manager.table(row).tolist())
-    if is_cancelled:
-        manager.cancel()
-        assert [(manager.num_computed[each], len(manager.table(each))) for each in (row, child)] == [(0, 0), (0, 0)]
-    else:
-        manager.confirm()
-        assert [int(manager.num_computed[each]) for each in (row, child)] == [6, 6]
+    assert manager.table(child).tolist() == manager.table(row).tolist()
+    assert (manager.num_launched[child], manager.num_computed[child]) == (6, 0)
+    manager.cancel()
+    assert (manager.num_launched[child], manager.num_used, manager.check()) == (0, 0, [])
+
+
+def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(make_manager):
+    manager = make_manager(6, 2)
+    row = manager.add([1])
+    manager.allocate([row], [2], unknown=1)
+    child = manager.fork(row)
+    manager.append(row, [2])
+    manager.confirm()
+    (block,) = manager.table(row).tolist()
+    manager.free([row])
+    manager.append(child, [9])
+    moves = manager.allocate([child], [1])
+    assert moves.device_to_device.tolist() == [[block, manager.table(child)[0]]]
+    assert manager.lookup([1, 2, 0]).num_tokens == 2
 
 
 def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):

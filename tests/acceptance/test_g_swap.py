@@ -190,21 +190,29 @@ def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(make_manager, fill)
         manager.swap_in([row])
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_G10_a_row_in_flight_is_swapped_by_the_next_batch_s_copies(make_manager, is_cancelled):
+def test_G10_a_row_in_flight_goes_to_the_host_with_what_its_batch_computes(make_manager):
     manager = make_manager(6, 4, host_blocks=6)
     row = manager.add(range(6))
     manager.allocate([row], [6])
+    table = manager.table(row).tolist()
+    assert manager.swap_out([row]).device_to_host[:, 0].tolist() == table
+    manager.confirm()
+    assert (manager.num_computed[row], manager.host_used) == (6, 2)
+    manager.swap_in([row])
+    assert manager.num_table_blocks[row] == 2
+
+
+def test_a_cancel_sets_a_swapped_row_back_and_gives_up_a_host_block_that_is_no_content_after_all(make_manager):
+    manager = make_manager(6, 4, host_blocks=6)
+    row = manager.add(range(8))
+    manager.allocate([row], [6])
     manager.next_batch()
-    assert len(manager.swap_out([row]).device_to_host) == 2
-    assert manager.num_used == 0
-    if is_cancelled:
-        # What was copied out holds nothing: it is given up on the host, too.
-        manager.cancel()
-        assert (manager.num_computed[row], manager.host_used) == (0, 0)
-    else:
-        manager.confirm()
-        assert (manager.num_computed[row], manager.host_used) == (6, 2)
+    manager.allocate([row], [2])
+    manager.swap_out([row])
+    manager.cancel()
+    assert (manager.num_launched[row], manager.host_used) == (4, 1)
+    manager.cancel()
+    assert (manager.num_launched[row], manager.host_used, manager.host_free) == (0, 0, 6)
 
 
 def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):

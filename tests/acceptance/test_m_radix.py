@@ -26,7 +26,7 @@ def test_M2_an_insertion_finds_whole_blocks(make_manager, fill):
 
 def test_M4_what_was_computed_twice_is_kept_once(make_manager):
     manager = make_manager(9, 1)
-    # Both rows are there before either computes: neither finds anything to share.
+    # Both look their prompt up before either is in a batch: neither can share the other's blocks.
     first, second = manager.add([0, 1, 2, 3]), manager.add([0, 1, 2, 3])
     manager.allocate([first], [4])
     manager.next_batch()

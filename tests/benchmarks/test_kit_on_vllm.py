@@ -42,7 +42,7 @@ def test_the_naive_model_of_vllm_keeps_content_while_one_of_its_blocks_lives(ben
         model.add(row, [7], None)
         model.allocate([row], [1])
         model.announce([row], lambda node, blocks: blocks[0])
-        model.confirm([row])
+        model.confirm()
     model.free([0, 1])
     assert (model.device.free, len(model.device.cached), model.device.used) == (1, 2, 0)
     model.add(2, [5, 6], None)

@@ -131,9 +131,42 @@ def compute_unknown_tokens(manager):
     manager._tables.num_computed[OWNER] += 1
 
 
-def put_nothing_in_flight(manager):
-    manager._tables.batch[OWNER] = 1
-    manager._tables.num_scheduled[OWNER] = 0
+def forget_that_tokens_are_launched(manager):
+    manager.append(CHILD, [8])
+    manager.allocate([CHILD], [1])
+    manager._tables.num_launched[CHILD] -= 1
+
+
+def compute_tokens_again(manager):
+    manager.append(CHILD, [8])
+    manager.allocate([CHILD], [1])
+    manager._tables.num_computed[CHILD] += 1
+
+
+def end_batches_in_another_order(manager):
+    for _ in range(2):
+        manager.append(CHILD, [8])
+        manager.allocate([CHILD], [1])
+        manager.next_batch()
+    manager._flights.outstanding.reverse()
+
+
+def wait_for_a_batch_that_has_ended(manager):
+    runs_of(manager)[3].pending = [(1, 0)]
+
+
+def wait_for_a_batch_that_does_not_know(manager):
+    manager.append(CHILD, [8])
+    manager.allocate([CHILD], [1])
+    runs_of(manager)[3].pending = [(manager.batch, 0)]
+
+
+def wait_for_batches_out_of_order(manager):
+    manager.append(CHILD, [8])
+    manager.allocate([CHILD], [1])
+    run = runs_of(manager)[3]
+    run.pending = [(manager.batch, 0)] * 2
+    manager._index._pending[manager.batch] = [run]
 
 
 def change_the_key_of_a_run(manager):
@@ -219,8 +252,8 @@ def lose_the_path_of_an_open_run(manager):
     del manager._index.paths[CHILD]
 
 
-def publish_what_is_not_computed(manager):
-    manager._tables.num_computed[OWNER] = 3
+def publish_what_is_not_launched(manager):
+    manager._tables.num_computed[OWNER] = manager._tables.num_launched[OWNER] = 3
 
 
 def mark_a_closed_row_lazy(manager):
@@ -264,8 +297,13 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (shorten_a_host_tail, "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
     (mistake_the_slots_of_the_last_block, "6: the slots of row 0's last block begin at 0, not 9."),
     (mistake_the_last_token, "6: the last token of row 0 is not 77."),
-    (compute_unknown_tokens, "6: row 0 has computed or scheduled 6 tokens and knows 5."),
-    (put_nothing_in_flight, "6: row 0 is in batch 1 with 0 tokens."),
+    (compute_unknown_tokens, "6: row 0 has 6 tokens computed, 5 launched and 5 known."),
+    (forget_that_tokens_are_launched, "8: batches compute row 1 to token 7; 6 are launched."),
+    (compute_tokens_again, "8: batch 5 computes row 1 from token 6; 7 come before."),
+    (end_batches_in_another_order, "8: batches [6, 5] are out, which is not the order of their numbers."),
+    (wait_for_a_batch_that_has_ended, "4: nodes of run 3 wait for batches [1]; [] are out."),
+    (wait_for_a_batch_that_does_not_know, "4: no end of batches [5] confirms the nodes of run 3."),
+    (wait_for_batches_out_of_order, "4: the pending nodes of run 3 do not rise: [(5, 0), (5, 0)]."),
     (change_the_key_of_a_run, "4: run 3 is found under another key than its own."),
     (drop_the_parent_of_a_run, "5: run 1 hangs off run 0, which is gone."),
     (close_the_path_of_an_open_run, "4: run 1 is open for row 1, which does not extend it."),
@@ -285,7 +323,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
     (lose_a_path, "4: row 0 has no path."),
     (lose_the_path_of_an_open_run, "4: row 1 has no path."),
-    (publish_what_is_not_computed, "4: row 0 has 2 nodes and 1 full blocks confirmed."),
+    (publish_what_is_not_launched, "4: row 0 has 2 nodes and 1 full blocks launched."),
     (mark_a_closed_row_lazy, "4: row 0 is marked True for publishing by itself; its path says otherwise."),
     (lose_an_open_run, "4: row 1 extends a run that cannot be found."),
     (change_a_token_under_a_node, "4: row 0 stands on nodes of run 0 with other tokens than its own."),
@@ -317,8 +355,10 @@ def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
     calls: list[Callable[[], object]] = [
         lambda: manager.allocate([first, second], [5, 5]),
         lambda: manager.cancel(),
-        lambda: manager.confirm(),
+        lambda: manager.allocate([first], [5]),
+        lambda: manager.next_batch(),
         lambda: manager.allocate([second], [5]),
+        lambda: manager.confirm(),
         lambda: manager.confirm(),
         lambda: manager.fork(first),
         lambda: manager.append(first, [6]),
@@ -422,8 +462,8 @@ def outstand_twice(state):
     state.outstanding.append(state.outstanding[0])
 
 
-def miscount_the_rows_in_flight(state):
-    state.num_in_flight += 1
+def forget_that_a_share_was_left_behind(state):
+    state.outstanding[0].ticket.gone[0] = (state.requests["a"], 0)
 
 
 def forget_a_batch(state):
@@ -459,11 +499,14 @@ SCHEDULER_PLANTS: list[tuple[Callable[[Any], None], str]] = [
     (open_a_row_for_nobody, "9: rows [2] are held by no request, or do not exist."),
     (mix_up_the_running_rows, "9: the array of running rows differs from the running requests."),
     (promise_more_than_the_pool, "8: 11 blocks are reserved for worst cases; the pool has 8."),
-    (outstand_twice, "8: a row is in two batches."),
-    (miscount_the_rows_in_flight, "8: rows [0, 1] are in flight; the outstanding batches have [0, 1]."),
+    (outstand_twice, "8: batches [2, 2] are out, not rising."),
+    (
+        forget_that_a_share_was_left_behind,
+        "8: batches hold shares of requests that left their rows: {'a': 1}; they count {}.",
+    ),
     (forget_a_batch, "8: rows [0, 1] are in flight; the outstanding batches have []."),
     (lower_the_budget, "8: batch 2 has 6 tokens, more than the budget."),
-    (lower_max_sequences, "8: 2 rows are in flight, more than max_sequences."),
+    (lower_max_sequences, "8: batch 2 has 2 rows, more than max_sequences."),
     (corrupt_the_memory, "6: the last token of row 0 is not 77."),
 ]
 

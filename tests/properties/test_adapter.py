@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from paged import DuplicateRow, InvalidConfig, InvalidTokens, OutOfBlocks, RowInFlight, RowNotInFlight, UnknownRow
+from paged import DuplicateRow, InvalidConfig, InvalidTokens, NothingInFlight, OutOfBlocks, RowInFlight, UnknownRow
 from paged.testing import BrokenPromise, KVManager, ManagerAdapter, ManagerWorld, Violation, held_to, replay
 from paged.testing.machines import AdapterMachine, run_machine
 
@@ -81,7 +81,6 @@ def test_an_allocator_without_a_cache_passes_the_machine():
         (DuplicateRow, "free", ([0, 0],)),
         (RowInFlight, "free", ([1],)),
         (RowInFlight, "append", (1, [2])),
-        (RowNotInFlight, "confirm", ([0],)),
         (InvalidTokens, "allocate", ([0], [9])),
         (InvalidTokens, "add", ([],)),
         (InvalidConfig, "truncate", (0, 99)),
@@ -97,6 +96,25 @@ def test_misuse_is_refused_by_type_and_changes_nothing(error, verb, arguments):
     with pytest.raises(error):
         getattr(manager, verb)(*arguments)
     assert manager.snapshot() == before
+
+
+@pytest.mark.parametrize("verb", ["confirm", "cancel"])
+def test_without_a_batch_there_is_nothing_to_end(verb):
+    manager = Plain(ManagerWorld(num_blocks=2, block_size=2))
+    manager.add([1])
+    before = manager.snapshot()
+    with pytest.raises(NothingInFlight):
+        getattr(manager, verb)()
+    assert manager.snapshot() == before
+
+
+def test_batches_of_an_adapter_end_oldest_first():
+    manager = Plain(ManagerWorld(num_blocks=2, block_size=2))
+    for _ in range(2):
+        manager.allocate([manager.add([1, 2])], [2])
+        manager.next_batch()
+    assert (manager.confirm(), manager.num_computed.tolist()) == (1, [2, 0])
+    assert (manager.confirm(), manager.num_computed.tolist()) == (2, [2, 2])
 
 
 @pytest.mark.parametrize(

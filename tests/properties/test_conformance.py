@@ -66,7 +66,7 @@ def test_a_method_that_is_missing_is_named_with_what_it_promises():
         ("cached_contents", (), [], "promises a set of tuples"),
         ("reset_cache", (), None, "promises a bool"),
         ("check", (), "all is well", "promises a list of sentences"),
-        ("confirm", ([0],), 1, "promises nothing"),
+        ("confirm", (), None, "promises an int, the number of the batch that has ended"),
     ],
 )
 def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_the_promise(

@@ -65,7 +65,7 @@ def test_the_naive_model_evicts_the_oldest_content_child_first():
     naive = NaiveManager(num_blocks=3, block_size=1)
     naive.add(0, [1, 2, 3], None)
     naive.allocate([0], [3])
-    naive.confirm([0])
+    naive.confirm()
     naive.free([0])
     assert naive.add(1, [1, 2, 3, 4], None) == 3
     naive.free([1])

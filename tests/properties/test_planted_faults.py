@@ -16,9 +16,12 @@ from paged.testing.world import build_scheduler
 class FreesEarly(BlockManager):
     """Gives a block back that a table still names."""
 
-    def confirm(self, rows):
-        super().confirm(rows)
-        self.release_held(self.table(rows[0])[-1:])
+    def confirm(self):
+        number = super().confirm()
+        row = int(self.live_rows[0]) if len(self.live_rows) else None
+        if row is not None and len(self.table(row)):
+            self.release_held(self.table(row)[-1:])
+        return number
 
 
 class KeepsTablesTooLong(BlockManager):
@@ -31,9 +34,9 @@ class KeepsTablesTooLong(BlockManager):
 class ActsBeforeItChecks(BlockManager):
     """Draws for the first row before it knows whether there is room for all."""
 
-    def allocate(self, rows, counts):
+    def allocate(self, rows, counts, **unknown):
         try:
-            return super().allocate(rows, counts)
+            return super().allocate(rows, counts, **unknown)
         except OutOfBlocks:
             if self.num_available:
                 self.reserve(rows[:1], [len(self.table(rows[0])) + 1])

@@ -1,0 +1,170 @@
+"""What the naive model knows of content: both tiers, which prefix resides where, what is pinned or kept longer.
+
+Knows nodes, pools and the copies of content between the tiers that one call makes. Does not know rows or batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged.testing.naive_pool import Block, NaivePool, Node
+
+
+class NaiveContent:
+    """Both tiers of the naive model, and what is asked of content alone."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        prefix_caching: bool = True,
+        *,
+        host_caching: bool = False,
+        least_load: int = 0,
+        shares_in_flight: bool = True,
+    ) -> None:
+        """`host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded.
+
+        Unless it `shares_in_flight`, content can be found once it has been computed, and not before.
+        """
+        self.block_size = block_size
+        self.host_caching = host_caching
+        self.least_load = least_load
+        self.shares_in_flight = shares_in_flight
+        self.prefix_caching = prefix_caching
+        self.device = NaivePool(num_blocks)
+        self.host = NaivePool(host_blocks)
+        # Copies of content that the call under way makes, (source, destination), and the host blocks that they touch.
+        self.offloaded: list[tuple[Block, Block]] = []
+        self.loaded: list[tuple[Block, Block]] = []
+        self._touched: list[Block] = []
+        # Pins and retentions by number: blocks of both tiers that a pin holds; nodes in order, and their level; when each ends.
+        self.pins: dict[int, list[tuple[NaivePool, Block]]] = {}
+        self.retentions: dict[int, tuple[list[Node], int]] = {}
+        self.ends: dict[int, float] = {}
+        self.device.level = self.host.level = self.level
+        if host_caching:
+            self.device.leave = self._offload
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def node(self, namespace: object, tokens: Sequence[int], num_blocks: int) -> Node:
+        """The content of the last of the first `num_blocks` blocks."""
+        return namespace, tuple(tokens[: num_blocks * self.block_size])
+
+    def lookup(self, tokens: Sequence[int], namespace: object, have: int = 0) -> tuple[list[Block], int | None]:
+        """Blocks after the first `have` that hold this prompt, all but its last token at most; the first pending one's index."""
+        found: list[Block] = []
+        first_pending = None
+        for num_blocks in range(have + 1, (len(tokens) - 1) // self.block_size + 1):
+            node = self.node(namespace, tokens, num_blocks)
+            if node not in self.device.resident:
+                break
+            if node in self.device.pending and first_pending is None:
+                first_pending = num_blocks - 1
+            found.append(self.device.resident[node])
+        return found, first_pending
+
+    def lookup_on_host(self, tokens: Sequence[int], namespace: object, have: int) -> list[Block]:
+        """Host blocks that hold this prompt after its first `have` blocks, all but its last token at most."""
+        found: list[Block] = []
+        if not self.host_caching:
+            return found
+        for num_blocks in range(have + 1, (len(tokens) - 1) // self.block_size + 1):
+            node = self.node(namespace, tokens, num_blocks)
+            if node not in self.host.confirmed:
+                break
+            found.append(self.host.resident[node])
+        return found
+
+    def take_copies(self) -> tuple[list[tuple[Block, Block]], list[tuple[Block, Block]]]:
+        """(to the host, to the device): the copies of content that the last call made. Until now no other node could have the host
+        blocks that they read or write."""
+        copies = self.offloaded, self.loaded
+        touched, self._touched, self.offloaded, self.loaded = self._touched, [], [], []
+        for block in touched:
+            self.host.release(block)
+        return copies
+
+    def prefix(self, tokens: Sequence[int], namespace: object) -> list[Node]:
+        """The confirmed nodes of a prompt from the first one on, each in one tier at least."""
+        found: list[Node] = []
+        for num_blocks in range(1, len(tokens) // self.block_size + 1):
+            node = self.node(namespace, tokens, num_blocks)
+            if node not in self.device.confirmed and node not in self.host.confirmed:
+                break
+            found.append(node)
+        return found
+
+    def pin(self, number: int, nodes: Sequence[Node], until: float | None) -> None:
+        """Hold what the prefix lies in, on the device where it can be."""
+        held = [(pool := self.device if n in self.device.resident else self.host, pool.resident[n]) for n in nodes]
+        for pool, block in held:
+            pool.hold(block)
+        self.pins[number] = held
+        if until is not None:
+            self.ends[number] = until
+
+    def unpin(self, number: int) -> None:
+        """The pin ends."""
+        for pool, block in reversed(self.pins.pop(number)):
+            pool.release(block)
+        self.ends.pop(number, None)
+
+    def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
+        """These nodes, a prefix, go after all of a lower level. What is at this level by now is as new as what was raised to it: a parent
+        must not go before its child."""
+        self.retentions[number] = nodes, level
+        if until is not None:
+            self.ends[number] = until
+        self._touch([node for node in nodes if self.level(node) == level])
+
+    def expire(self, now: float) -> None:
+        """What ends by now has ended, in order."""
+        for _, number in sorted((when, number) for number, when in self.ends.items() if when <= now):
+            if number in self.pins:
+                self.unpin(number)
+                continue
+            del self.ends[number]
+            before = {node: self.level(node) for node in self.retentions.get(number, ([], 0))[0]}
+            self.retentions.pop(number, None)
+            self._touch([node for node in before if self.level(node) != before[node]])
+
+    def level(self, node: Node | None) -> int:
+        """The highest level at which a retention keeps it."""
+        return max((level for nodes, level in self.retentions.values() if node in nodes), default=0)
+
+    def forget_dead(self) -> None:
+        """A node that is nowhere, with nothing below it, is known no more: what becomes of the same tokens later is another one."""
+        lives = self.living_nodes()
+        for number, (nodes, level) in list(self.retentions.items()):
+            self.retentions[number] = [node for node in nodes if node in lives], level
+
+    def _touch(self, nodes: list[Node]) -> None:
+        for node in reversed(nodes):
+            self.device.touch(node)
+            self.host.touch(node)
+
+    def living_nodes(self) -> set[Node]:
+        """Nodes that reside in a tier, pending or not, or have one below them that does."""
+        known = [*self.device.resident, *self.host.resident]
+        return {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
+
+    def _offload(self, block: Block) -> None:
+        """Content is about to be forgotten on the device: the host keeps it, if it has a block for it."""
+        assert block.node is not None
+        # Copied by calls whose moves run together with this one's: it goes before it has come.
+        self.loaded = [(source, target) for source, target in self.loaded if target is not block]
+        there = self.host.resident.get(block.node)
+        if there is not None:
+            self.host.hold(there)
+        elif self.host.available:
+            there = self.host.draw()
+            self.host.carry(block.node, there, self.device.pending.get(block.node))
+            self.offloaded.append((block, there))
+        else:
+            return
+        self._touched.append(there)

@@ -1,0 +1,119 @@
+"""One tier of the naive model: blocks are objects, content is a tuple, and a list keeps what no row uses, oldest first.
+
+    free  ── draw ──>  a block with one reference  ── carry ──>  the residence of a node, pending or confirmed
+      ^                      │ release                              │ release
+      └──────────────────────┘                                      └──> cached ── draw ──> its node is forgotten
+
+Knows blocks and nodes. Does not know rows, tables, or why a block is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Node = tuple[object, tuple[int, ...]]
+"""Content: the namespace, and all tokens from the first one to the end of the block."""
+
+
+@dataclass(eq=False)
+class Block:
+    """One block of either tier: references to it, and the node it carries if it has content."""
+
+    refs: int = 0
+    node: Node | None = None
+
+
+class NaivePool:
+    """How many blocks hold nothing, which ones are cached (oldest first), where each node resides, and which residences are pending."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free = num_blocks
+        self.cached: list[Block] = []
+        self.resident: dict[Node, Block] = {}
+        # Residences that are not confirmed, with the batch that computes them.
+        self.pending: dict[Node, int] = {}
+        self.evicted = self.evicted_pending = 0
+        # Called with each block whose content is forgotten here.
+        self.leave: Callable[[Block], None] | None = None
+        # How long content is to be kept: the lowest goes first.
+        self.level: Callable[[Node | None], int] = lambda node: 0
+
+    @property
+    def used(self) -> int:
+        """Blocks with references."""
+        return self.num_blocks - self.free - len(self.cached)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be drawn."""
+        return self.free + len(self.cached)
+
+    @property
+    def confirmed(self) -> set[Node]:
+        """Nodes that reside here and are no batch's to compute."""
+        return self.resident.keys() - self.pending.keys()
+
+    def draw(self) -> Block:
+        """A block without content: a free one, else the one whose content was used least recently."""
+        if self.free:
+            self.free -= 1
+        else:
+            oldest = min(self.cached, key=lambda block: self.level(block.node))
+            assert oldest.node is not None
+            self.evicted += 1
+            self.evicted_pending += oldest.node in self.pending
+            if self.leave is not None:
+                self.leave(oldest)
+            self.cached.remove(oldest)
+            del self.resident[oldest.node]
+            self.pending.pop(oldest.node, None)
+        return Block(refs=1)
+
+    def carry(self, node: Node, block: Block, batch: int | None) -> None:
+        """The node resides in the block, pending on a batch that is out, or confirmed (None)."""
+        self.resident[node], block.node = block, node
+        if batch is not None:
+            self.pending[node] = batch
+
+    def hold(self, block: Block) -> None:
+        """One reference more; cached content that is used again leaves the list."""
+        if block.refs == 0:
+            self.cached.remove(block)
+        block.refs += 1
+
+    def release(self, block: Block) -> None:
+        """One reference less; at 0 the block is the newest of the cached ones, or free if it carries nothing."""
+        block.refs -= 1
+        if block.refs == 0 and block.node is not None:
+            self.cached.append(block)
+        elif block.refs == 0:
+            self.free += 1
+
+    def touch(self, node: Node) -> None:
+        """Content that no row uses counts as used just now."""
+        block = self.resident.get(node)
+        if block is not None and block.refs == 0:
+            self.cached.remove(block)
+            self.cached.append(block)
+
+    def confirm(self, batch: int) -> None:
+        """What the batch was to compute is there."""
+        self.pending = {node: number for node, number in self.pending.items() if number != batch}
+
+    def withdraw(self, node: Node) -> None:
+        """The node does not reside here after all: its block carries nothing, and is free if no row holds it."""
+        block = self.resident.pop(node)
+        self.pending.pop(node, None)
+        block.node = None
+        if block.refs == 0:
+            self.cached.remove(block)
+            self.free += 1
+
+    def forget_all(self) -> None:
+        """Every cached block becomes free."""
+        self.free += len(self.cached)
+        self.cached.clear()
+        self.resident.clear()
+        self.pending.clear()
