@@ -52,6 +52,7 @@ def observe(rig: SchedulerRig) -> Before:
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
+            and not rig.is_undecided((id, 0))
             and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].full_length(0) - 1
         },
         is_quiet=not rig.flights and not rig.transfers and not rig.loads,
@@ -61,20 +62,21 @@ def observe(rig: SchedulerRig) -> Before:
 def violations(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     """Everything that is wrong with a batch that was just scheduled."""
     batch = flight.batch
-    found = limits(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
+    found = limits(rig, flight) + order(rig, before, batch) + progress(rig, before, batch)
     found += victims(rig, before, batch) + promises(rig, batch) + admission(rig, before, batch)
-    return found or foreseen_tokens(rig, batch) + hits(rig, before, flight)
+    return found or foreseen_tokens(rig, flight) + hits(rig, before, flight)
 
 
-def limits(rig: SchedulerRig, batch: Any) -> list[str]:
+def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
     """8: the budget, the seats, the cap on a chunk; no sequence that has ended, none twice, and none past its full length."""
-    world, keys, found = rig.world, keys_of(batch), []
+    world, batch, keys, found = rig.world, flight.batch, flight.keys, []
     if int(batch.num_tokens.sum()) > world.max_tokens_per_step:
         found.append(f"8: {int(batch.num_tokens.sum())} tokens in a step of {world.max_tokens_per_step}")
     if len(keys) > world.max_sequences:
         found.append(f"8: {len(keys)} rows, max_sequences {world.max_sequences}")
-    if world.max_chunk is not None and (batch.num_tokens > world.max_chunk).any():
-        found.append(f"8: chunks {batch.num_tokens.tolist()}, max_chunk {world.max_chunk}")
+    chunks = [int(count) - flight.drafts(place) for place, count in enumerate(batch.num_tokens)]
+    if world.max_chunk is not None and max(chunks, default=0) > world.max_chunk:
+        found.append(f"8: chunks {chunks}, max_chunk {world.max_chunk}")
     if len(set(keys)) < len(keys):
         found.append(f"8: a sequence is twice in a batch: {keys}")
     if (batch.num_tokens < 1).any() or len(batch.token_ids) != batch.query_start_loc[-1 if len(keys) else 0]:
@@ -192,7 +194,8 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
     if policy is None or (policy.reservation, policy.batching, policy.chunked) != ("prompt", "continuous", True):
         return []
-    if policy.composition == "apart":
+    if policy.composition == "apart" or world.drafts:
+        # Drafts take what is available after all else.
         return []
     if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.keys() & rig.live:
         return []
@@ -225,15 +228,26 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     return found
 
 
-def foreseen_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
+def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
     """A row samples exactly when the batch computes the last token that is known or being sampled, never computes again what it has, and
-    each token that is being sampled comes from where it is."""
-    found = []
+    each token that is being sampled comes from where it is. Behind undecided drafts only known tokens are computed, and none sampled;
+    drafts are the first of those proposed."""
+    batch, found = flight.batch, []
     sources = list(zip(batch.source_batches.tolist(), batch.source_places.tolist(), strict=True))
     for index, key in enumerate(keys_of(batch)):
         tokens = rig.foreseen(key)
-        stop = int(batch.seq_lens[index])
-        start = stop - int(batch.num_tokens[index])
+        stop, num_drafts = flight.end(index), flight.drafts(index)
+        start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
+        first, last = batch.query_start_loc[index : index + 2].tolist()
+        guessed = batch.token_ids[last - num_drafts : last].tolist()
+        if guessed != rig.proposed.get(key, [])[:num_drafts]:
+            found.append(f"{key}: drafts {guessed}; proposed are {rig.proposed.get(key)}")
+        if rig.is_undecided(key):
+            if batch.samples[index] or stop > len(rig.known(*key)[1]):
+                found.append(f"{key}: computes up to {stop} and samples behind drafts that are undecided")
+            continue
+        if num_drafts and not batch.samples[index]:
+            found.append(f"{key}: has {num_drafts} drafts and does not sample")
         # A sequence that waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
         starves = rig.books[key[0]].sequences[key[1]].starves
         if bool(batch.samples[index]) != (stop == len(tokens) and not starves):
@@ -242,8 +256,7 @@ def foreseen_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
         if start < done:
             found.append(f"{key}: computes position {start} again; {done} are computed and nothing took them")
         wanted = [(-1, -1) if isinstance(token, int) else token for token in tokens[start:stop]]
-        said = sources[int(batch.query_start_loc[index]) : int(batch.query_start_loc[index + 1])]
-        if said != wanted:
+        if (said := sources[first:last]) != wanted + [(-1, -1)] * num_drafts:
             found.append(f"{key}: tokens {start} to {stop - 1} come from {said}; they are sampled in {wanted}")
     return found
 
@@ -264,8 +277,8 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     computing: set[Path] = set()
     for index, (id, sequence) in enumerate(keys_of(batch)):
         namespace, tokens = rig.known(id, sequence)
-        size, stop = world.block_size, int(batch.seq_lens[index])
-        start = stop - int(batch.num_tokens[index])
+        size, stop = world.block_size, flight.end(index)
+        start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
         own = paths(rig, namespace, tokens, min(max(stop, len(tokens) - 1), len(tokens)) // size)
         request = rig.books[id].request
         shared = 0
@@ -280,8 +293,9 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
             # partial block of its own has nothing to gain from the same content elsewhere.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
-            # What one computed that does not write the cache, and kept through a pause, are full blocks of its own, too.
-            came_back |= not request.writes_cache and (id, sequence) in rig.figures.most
+            # What one computed or loaded that does not write the cache, and kept through a pause, are full blocks of its own, too.
+            has_own = (id, sequence) in rig.figures.most or request.num_computed > 0
+            came_back |= not request.writes_cache and has_own
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
         if world.host_blocks or not request.writes_cache:

@@ -16,7 +16,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.steps = self.computed_tokens = self.cancelled_tokens = self.output_tokens = self.preemptions = 0
-        self.recomputed_tokens = self.voided_tokens = 0
+        self.recomputed_tokens = self.voided_tokens = self.drafted_tokens = 0
         # The most tokens that each sequence ever had computed in batches that ended well.
         self.most: dict[Key, int] = {}
 
@@ -30,12 +30,13 @@ class Figures:
         self.steps += len(flight.keys) > 0
         self.computed_tokens += len(batch.token_ids)
         for index, key in enumerate(flight.keys):
+            self.drafted_tokens += flight.drafts(index)
             if index in flight.void:
                 self.voided_tokens += int(batch.num_tokens[index])
             if not flight.stands(index):
                 continue
-            stop, most = int(batch.seq_lens[index]), self.most.get(key, 0)
-            start = stop - int(batch.num_tokens[index])
+            stop, most = flight.end(index), self.most.get(key, 0)
+            start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
             self.recomputed_tokens += max(0, min(most, stop) - start)
             self.most[key] = max(most, stop)
 
@@ -54,7 +55,15 @@ class Figures:
         if stats is None:
             return []
         shown, found = stats(), []
-        for name in ("steps", "computed_tokens", "cancelled_tokens", "output_tokens", "preemptions", "voided_tokens"):
+        for name in (
+            "steps",
+            "computed_tokens",
+            "cancelled_tokens",
+            "output_tokens",
+            "preemptions",
+            "voided_tokens",
+            "drafted_tokens",
+        ):
             if getattr(shown, name, None) not in (None, getattr(self, name)):
                 found.append(f"stats(): {name} {getattr(shown, name)}, counted from its batches {getattr(self, name)}")
         if getattr(shown, "recomputed_tokens", self.recomputed_tokens) < self.recomputed_tokens:

@@ -42,6 +42,10 @@ class Flight:
     attended: dict[int, Slots] = field(default_factory=dict)
     # What it sampled, by place; known to the engine once the batch has run.
     sampled: dict[int, int] = field(default_factory=dict)
+    # The same of places with drafts: those that were right, as far as they were, and the token after them.
+    right: dict[int, list[int]] = field(default_factory=dict)
+    # How many drafts its update accepted, by place.
+    accepted: dict[int, int] = field(default_factory=dict)
     # Places whose sequence ended before them, or got no token on which they rest: nothing of them is delivered.
     void: set[int] = field(default_factory=set)
     # Places whose sequence gave up what they compute.
@@ -53,6 +57,26 @@ class Flight:
     def number(self) -> int:
         """The batch's."""
         return int(self.batch.number)
+
+    def drafts(self, place: int) -> int:
+        """How many of the tokens of a place are guesses."""
+        drafts = getattr(self.batch, "num_drafts", None)
+        return 0 if drafts is None else int(drafts[place])
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any of its tokens is a guess."""
+        return any(self.drafts(place) for place in range(len(self.keys)))
+
+    def end(self, place: int) -> int:
+        """Tokens that the sequence there has computed with it; of its drafts only those that an update accepted."""
+        return int(self.batch.seq_lens[place]) - self.drafts(place) + self.accepted.get(place, 0)
+
+    def is_undecided(self, key: Key) -> bool:
+        """Whether it has drafts of the sequence: how long that will be, its update says."""
+        return any(
+            other == key and self.drafts(place) and place not in self.void for place, other in enumerate(self.keys)
+        )
 
     def sources(self, key: Key) -> list[Source]:
         """What it samples for a sequence: nothing, or one token."""
@@ -66,7 +90,7 @@ class Flight:
         """Tokens that a sequence has computed with it; None if the sequence computes nothing here that stands."""
         for place, other in enumerate(self.keys):
             if other == key and self.stands(place):
-                return int(self.batch.seq_lens[place])
+                return self.end(place)
         return None
 
     def stands(self, place: int) -> bool:
@@ -76,9 +100,7 @@ class Flight:
     def make_void(self, keys: Iterable[Key], beyond: int = 0) -> None:
         """What it computes of these sequences past their first `beyond` tokens counts for nothing."""
         gone = set(keys)
-        self.void |= {
-            place for place, key in enumerate(self.keys) if key in gone and int(self.batch.seq_lens[place]) > beyond
-        }
+        self.void |= {place for place, key in enumerate(self.keys) if key in gone and self.end(place) > beyond}
 
     def lose(self, id: str) -> None:
         """The request gave up blocks."""

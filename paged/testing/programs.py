@@ -37,6 +37,7 @@ def random_world(chance: random.Random) -> World:
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
+        drafts=chance.choice([0, 0, 1, 4]),
         steps_ahead=chance.choice([0, 0, 1, 1, 2]),
         watermark=chance.choice([None, None, 0.2, 0.4]),
         preemption=chance.choice([None, None, "swap"]),
@@ -62,7 +63,7 @@ class RandomEngine:
         # Or one that lets sequences wait for tokens, loads and transfers while the others go on.
         self.is_patient = chance.random() < 0.7
         # Requests of one burst arrive in a row, mostly with the same beginning.
-        self.burst = self.leaving = 0
+        self.burst = self.leaving = self.num_failing = 0
         self.prompt: list[int] = []
 
     def do(self) -> None:
@@ -83,6 +84,11 @@ class RandomEngine:
         if rig.flights and len(rig.flights[-1].batch.moves) and chance.random() < 0.3:
             # A step that fails before it has copied anything.
             return "cancel", (False,)
+        if self.num_failing and rig.flights:
+            # Those behind one that failed fail with it.
+            self.num_failing -= 1
+            return "cancel", (False,)
+        self.num_failing = chance.randint(1, 3) if len(rig.flights) > 1 and chance.random() < 0.05 else 0
         counts = chance.choice(COUNTS) if self.goes_wild else ()
         if chance.random() >= self.trouble:
             if self.is_patient:

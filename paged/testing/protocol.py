@@ -45,6 +45,8 @@ class Capabilities:
     async_moves: bool = True
     cancel: bool = True
     """A scheduled batch can be taken back, and several may be outstanding."""
+    drafts: bool = True
+    """`schedule` takes drafts, and a batch has `num_drafts`."""
     abort: bool = True
     """An engine's `abort`. Of these and the next ones only engines are asked."""
     priority: bool = True

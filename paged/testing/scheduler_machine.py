@@ -43,6 +43,7 @@ class SchedulerMachine(RigMachine):
                 host_caching=world.host_caching and able.host_content,
                 async_moves=world.async_moves and able.async_moves,
                 event_stride=world.event_stride if able.events else 0,
+                drafts=world.drafts if able.drafts else 0,
             ),
             type(self).build,
         )
@@ -182,6 +183,26 @@ class SchedulerMachine(RigMachine):
                     )
                 self.go_on(2, ())
                 break
+            self.rig.update(())
+
+    @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.host_blocks)
+    @rule(steps=st.integers(1, 12), more=st.integers(1, 3), moved=st.booleans(), has_run=st.booleans())
+    def take_back_several(self, steps: int, more: int, moved: bool, has_run: bool) -> None:
+        """The first of the next steps that copies anything fails, and with it some that were scheduled behind it."""
+        for _ in range(steps):
+            if not self.rig.has_work:
+                return
+            batch = self.rig.schedule()
+            if len(batch.moves):
+                for _ in range(more):
+                    self.rig.schedule()
+                if has_run and self.rig.flights:
+                    self.rig.run(0)
+                self.rig.cancel(moved)
+                while self.rig.flights:
+                    self.rig.cancel(False)
+                self.go_on(4, ())
+                return
             self.rig.update(())
 
     @where(lambda self: self.rig.live)

@@ -63,6 +63,8 @@ class SchedulerRig:
         self.preempted: Counter[str] = Counter()
         # How often one behind it came in before it.
         self.passed: Counter[str] = Counter()
+        # What was guessed to come next of each sequence, for the batch that was scheduled last.
+        self.proposed: dict[Key, list[int]] = {}
         self.num_added = 0
         # Groups of moves of cancelled batches that are still to run.
         self.num_carried = 0
@@ -114,6 +116,10 @@ class SchedulerRig:
         """All tokens of a sequence, and for those that batches which are out sample, which batch and at which place."""
         tokens: list[int | Source] = list(self.known(*key)[1])
         return tokens + [source for flight in self.flights for source in flight.sources(key)]
+
+    def is_undecided(self, key: Key) -> bool:
+        """Whether a batch that is out has drafts of the sequence."""
+        return any(flight.is_undecided(key) for flight in self.flights)
 
     def progress(self, key: Key) -> int | None:
         """Tokens of a sequence that are computed, or are by batches that are out, and that nothing took; None: nothing of it is."""
@@ -170,10 +176,12 @@ class SchedulerRig:
         self._note("schedule")
         before = batch_oracles.observe(self)
         evicted = self._num_evicted()
+        self.proposed = self._guesses() if self.world.drafts else {}
+        drafts = {"drafts": self.proposed} if self.proposed else {}
         is_full = len(self.flights) >= self.world.max_outstanding
         try:
             with self._blaming(TooManyOutstanding):
-                batch = self.scheduler.schedule(now=self.now)
+                batch = self.scheduler.schedule(now=self.now, **drafts)
         except TooManyOutstanding:
             self._fail_on([] if is_full else [f"{len(self.flights)} batches are out, and yet they are too many"])
             self.events["too many outstanding"] += 1
@@ -207,6 +215,7 @@ class SchedulerRig:
         if not batch.is_empty:
             self.flights.append(flight)
         self.events["several outstanding"] += len(self.flights) > 1
+        self.events["drafts"] += flight.has_drafts
         self.events["computes what nobody knows"] += bool(flight.rests_on())
         self._check()
         return batch
@@ -231,11 +240,23 @@ class SchedulerRig:
         later = self.flights[self.flights.index(flight) + 1 :]
         for place, (_, sequence) in enumerate(flight.keys):
             if flight.batch.samples[place]:
-                held = flight.attended[place].tolist()
-                token = self.shadow.contents.next_token(held, sequence, self.world.vocabulary)
-                flight.sampled[place] = token
+                flight.right[place] = self._right(flight, place, sequence)
+                token = flight.sampled[place] = flight.right[place][0]
                 for other in later:
                     other.learn((flight.number, place), token)
+
+    def _right(self, flight: Flight, place: int, sequence: int) -> list[int]:
+        """The drafts of a place that the model would have said, up to the first that it would not, and what it says after them."""
+        held, num_drafts = flight.attended[place].tolist(), flight.drafts(place)
+        last = int(flight.batch.query_start_loc[place + 1])
+        drafts = flight.batch.token_ids[last - num_drafts : last].tolist()
+        right: list[int] = []
+        for behind in range(num_drafts, -1, -1):
+            context = held[: len(held) - behind]
+            right.append(self.shadow.contents.next_token(context, sequence, self.world.vocabulary))
+            if behind and right[-1] != drafts[num_drafts - behind]:
+                break
+        return right
 
     def _flight_of(self, batch: Any) -> Flight:
         """A batch that has just been scheduled, with all that its rows will know when those before it have run."""
@@ -249,7 +270,36 @@ class SchedulerRig:
                 ]
                 plans[key] = (self.books[key[0]].namespace, tokens)
         tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
-        return Flight(batch, keys, tables, [], plans)
+        flight = Flight(batch, keys, tables, [], plans)
+        for place, key in enumerate(keys):
+            if (num_drafts := flight.drafts(place)) and key in plans:
+                last = int(batch.query_start_loc[place + 1])
+                plans[key][1].extend(batch.token_ids[last - num_drafts : last].tolist())
+        return flight
+
+    def _guesses(self) -> dict[Key, list[int]]:
+        """What comes next of the sequences that run, as far as the caller can tell; of some the last guess is wrong."""
+        found: dict[Key, list[int]] = {}
+        contents, vocabulary = self.shadow.contents, self.world.vocabulary
+        for id in self.live:
+            if self.scheduler.status(id) != "running":
+                continue
+            for number, sequence in enumerate(self.books[id].sequences):
+                count = (int(self.now) + len(found)) % (self.world.drafts + 1)
+                if sequence.reason is not None or not count:
+                    continue
+                namespace, tokens = self.known(id, number)
+                held = contents.path(namespace, tokens).tolist()
+                coming: list[int] = []
+                num_unknown = len(self.foreseen((id, number))) - len(tokens)
+                for _ in range(num_unknown + count):
+                    coming.append(contents.next_token(held, number, vocabulary))
+                    held.append(contents.extend(held[-1], coming[-1]))
+                guess = coming[num_unknown:]
+                if int(self.now) % 3 == 0:
+                    guess[-1] = (guess[-1] + 1) % vocabulary
+                found[id, number] = guess
+        return found
 
     def update(self, counts: Sequence[int] = ()) -> dict[Key, Delivery]:
         """End the oldest batch: `counts[i % len]` sampled tokens for its i-th sampling row, one each without `counts`."""
@@ -263,13 +313,13 @@ class SchedulerRig:
         live = set(self.manager.live_rows.tolist())
         before = {row: self.manager.table(row) for row in flight.tables if row in live}
         with self._blaming():
-            sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts else None
+            sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts or flight.has_drafts else None
             outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
         self.figures.computed(flight)
         for index, key in enumerate(flight.keys):
             if not flight.stands(index) or not self.books[key[0]].is_live:
                 continue
-            self.computed[key] = int(flight.batch.seq_lens[index])
+            self.computed[key] = flight.end(index)
             row = int(flight.batch.rows[index])
             if row in before and self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
                 self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])
@@ -514,7 +564,14 @@ class SchedulerRig:
             num_sampling += 1
             held = flight.attended[index].tolist()
             sampled: list[int] = []
-            for _ in range(count):
+            if num_drafts := flight.drafts(index):
+                # An engine may accept fewer than were right.
+                sampled = flight.right[index][: count if counts else None]
+                count = len(sampled)
+                flight.accepted[index] = max(0, count - 1)
+                self.events["drafts accepted"] += count > 1
+                self.events["drafts rejected"] += count <= num_drafts
+            for _ in range(count - len(sampled)):
                 sampled.append(self.shadow.contents.next_token(held, sequence, self.world.vocabulary))
                 held.append(self.shadow.contents.extend(held[-1], sampled[-1]))
             self.events["none sampled" if count == 0 else "several sampled"] += count != 1

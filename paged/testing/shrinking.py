@@ -142,6 +142,7 @@ _WITHOUT_LIMITS = {
     "host_caching": False,
     "event_stride": 0,
     "steps_ahead": 0,
+    "drafts": 0,
     "least_load": 0,
     "lag": 0,
 }

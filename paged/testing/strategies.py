@@ -177,6 +177,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         async_moves=st.sampled_from([False, False, True]),
         vocabulary=st.sampled_from([2, 3]),
         event_stride=st.sampled_from([0, 0, 1, 3]),
+        drafts=st.sampled_from([0, 0, 1, 4]),
         steps_ahead=st.sampled_from([0, 0, 1, 1, 2]),
         watermark=st.sampled_from([None, None, 0.2, 0.4]),
         preemption=st.sampled_from([None, None, "swap"]),

@@ -30,6 +30,8 @@ class World(MemoryWorld):
     vocabulary: int = 3
     event_stride: int = 0
     max_outstanding: int = 4
+    drafts: int = 0
+    """How many tokens are guessed for rows that run, at most; not all of them are right."""
     steps_ahead: int = 0
     """How many more batches the engine schedules, in a whole step, before it ends the oldest."""
     watermark: float | None = None
