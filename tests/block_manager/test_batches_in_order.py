@@ -46,3 +46,18 @@ def test_a_batch_that_is_cancelled_after_the_cache_was_reset_has_nothing_to_with
     assert manager.reset_cache()
     manager.cancel()
     assert (manager.num_free, manager.check()) == (1, [])
+
+
+def test_content_that_left_and_came_back_while_it_was_pending_is_told_once():
+    manager = BlockManager(2, 1, host_blocks=2)
+    manager.take_events()
+    row = manager.add([1])
+    place(manager, row)
+    manager.swap_out([row])
+    other = manager.add([2, 3], writes=False)
+    place(manager, other)
+    manager.free([other])
+    manager.swap_in([row])
+    manager.confirm()
+    assert [type(event).__name__ for event in manager.events_snapshot()] == []
+    assert sorted(event.tier for event in manager.take_events()) == ["device", "host"]
