@@ -61,3 +61,17 @@ def test_content_that_left_and_came_back_while_it_was_pending_is_told_once():
     manager.confirm()
     assert [type(event).__name__ for event in manager.events_snapshot()] == []
     assert sorted(event.tier for event in manager.take_events()) == ["device", "host"]
+
+
+def test_a_host_block_that_never_gets_full_takes_the_shares_of_earlier_batches_with_it():
+    manager = BlockManager(2, 2, host_blocks=1)
+    row = manager.add([0, 0])
+    place(manager, row, 1)
+    manager.next_batch()
+    place(manager, row)
+    manager.swap_out([row])
+    manager.cancel()
+    assert (manager.num_launched[row], manager.check()) == (0, [])
+    place(manager, row)
+    assert manager.confirm() == 1
+    assert manager.num_computed[row] == 0
