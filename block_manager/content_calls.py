@@ -69,7 +69,7 @@ class ContentCalls(TrustedCalls):
         self._retentions.unpin(pin)
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """The cached prefix of these tokens is evicted after all content of lower priority; what nobody retains has 0, the highest is 3.
+        """The cached prefix of these tokens is evicted after all content of lower priority; what is not retained has 0, the highest is 3.
 
         It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
         on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
@@ -99,9 +99,9 @@ class ContentCalls(TrustedCalls):
     def take_events(self) -> Sequence[Event]:
         """What either tier stored and removed since the last call, parents before children where they are stored. The first call
         begins with all that is there; before it, and without a prefix cache, nothing is written down. After it all that changes is
-        remembered until the next call, so whoever has asked once has to go on asking. Hashes are computed when the events are read.
+        remembered until the next call, so a reader has to go on asking. Hashes are computed when the events are read.
 
-        Whoever applies all of it from empty has exactly the confirmed contents of both tiers.
+        A reader that applies all of it from empty has exactly the confirmed contents of both tiers.
         """
         log = self._event_log()
         return [] if log is None else log.take()

@@ -1,8 +1,8 @@
-"""What the cache stored and removed since somebody last asked, for those who keep an index of it elsewhere.
+"""What the cache stored and removed since the last reading, for readers that keep an index of it elsewhere.
 
     take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   Stored(host, [x])
 
-Nothing is written down while nobody asks, and after that one record for nodes of a run that came to a tier or left it together. What
+Nothing is written down before the first reading, and after that one record for nodes of a run that came to a tier or left it together. What
 came and went between two calls is not in the events; that, their order and the hashes are found when they are read, so that taking them
 costs little. Knows runs and which nodes of open ones were told. Does not know when or why content moves.
 """

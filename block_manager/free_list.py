@@ -32,7 +32,7 @@ class FreeList:
     """Blocks with ref count 0: `plain` ones without content, and `cached` ones, least recently used first, level by level.
 
     Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order. Cached
-    blocks stand in one queue a level, and the lower levels are emptied first; all of them are at level 0 unless somebody raised some.
+    blocks stand in one queue a level, and the lower levels are emptied first; all of them are at level 0 unless some were raised.
     """
 
     def __init__(self, state: NDArray[np.int64]) -> None:
@@ -85,7 +85,7 @@ class FreeList:
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, nodes: Run | list[Stretch] | None = None, level: int = 0) -> None:
-        """Add blocks with content, the first to be evicted first; `nodes` says which they hold, if they are few stretches. Nobody changes
+        """Add blocks with content, the first to be evicted first; `nodes` says which they hold, if they are few stretches. No caller changes
         the array and the list from now on, as far as it is cached here."""
         number = self._next_segment
         self._next_segment = number + 1

@@ -1,4 +1,4 @@
-"""Arrays whose beginnings are all that anybody asks for: ones, zeros, 0 1 2 3 and so on.
+"""Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on.
 
 A step needs such arrays again and again, a little longer now and then. Knows how to make a longer one. Does not know what for.
 """

@@ -1,4 +1,4 @@
-"""How block tables grow and shrink, and what changed in them since somebody last asked.
+"""How block tables grow and shrink, and what changed in them since the last batch.
 
 Knows tables and the device pool. Does not know content, tiers, or who may have how many blocks.
 """
@@ -48,9 +48,9 @@ class Growth:
         # blocks). In all `num_promised`.
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Changes are noted once somebody has asked for them.
+        # Changes are noted from the first call of take_changes on.
         self._is_watched = False
-        # Sources of this batch's copies that nobody else holds: not to be drawn again before the batch's moves are made.
+        # Sources of this batch's copies that no row holds: not to be drawn again before the batch's moves are made.
         self._copied: list[Blocks] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
@@ -108,7 +108,7 @@ class Growth:
         self.num_promised += count
 
     def evict_promised(self) -> None:
-        """Evict what the next draw would, if anything, by drawing now: before somebody looks content up."""
+        """Evict what the next draw would, if anything, by drawing now: before content is looked up."""
         if self.num_promised > self._device.num_free:
             self.draw_promised()
 

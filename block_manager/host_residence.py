@@ -24,7 +24,7 @@ class HostResidence:
 
     def __init__(self, host: Pool, trim: Callable[[Run], None]) -> None:
         self._host = host
-        # Told what nodes come and go, while somebody wants to know.
+        # Told which nodes come and go, once events are read.
         self.log: EventLog | None = None
         # Called with a run that lost nodes here, which may have been their last residence.
         self._trim = trim

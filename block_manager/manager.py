@@ -120,7 +120,7 @@ class BlockManager(ContentCalls, Uncopyable):
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
 
-        One that does not read computes all of it (prompt log-probabilities), and what one that does not write computes is for nobody else.
+        One that does not read computes all of it (prompt log-probabilities), and what one that does not write computes is shared with no other row.
         Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
         Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
         """
@@ -159,7 +159,7 @@ class BlockManager(ContentCalls, Uncopyable):
                 "not launched."
             )
         moves = self._with_content(self.place(array, wanted))
-        # Whoever runs them in the order of the calls has read the sources before anything else is written there.
+        # Moves run in the order of the calls: the sources are read before anything else is written there.
         self._growth.release_copied()
         return moves
 

@@ -4,7 +4,7 @@
 
 Copies are planned here and taken with `take_moves`, all that were planned since the last time at once. Host blocks that they read or
 write are held until then, so that no block is written twice, or read and written, by copies that run together. Knows runs, both
-pools and the copies that nobody has taken yet. Does not know tables, nor what a copy costs: `is_worth_loading` is told.
+pools and the copies that were not taken yet. Does not know tables, nor what a copy costs: `is_worth_loading` is told.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Offload:
         return blocks
 
     def keep_until_taken(self, blocks: Blocks) -> None:
-        """Whoever held these host blocks, in order, holds them until the moves are taken: copies read them."""
+        """These host blocks, in order, stay held until the moves are taken: copies read them."""
         self._busy.append((blocks[::-1], None))
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
@@ -109,7 +109,7 @@ class Offload:
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
-        """Host blocks that copies which nobody has taken yet hold, one entry a reference, int64 [n]; for the checker."""
+        """Host blocks that copies which were not taken yet hold, one entry a reference, int64 [n]; for the checker."""
         return np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in self._busy)])
 
     def take_moves(self) -> Moves:
@@ -140,7 +140,7 @@ class Offload:
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
-        """What was to be copied into these blocks need not be: they are given to somebody else before it ran."""
+        """What was to be copied into these blocks need not be: they are given to another row before it ran."""
         kept = []
         for sources, targets in self._in:
             stays = ~np.isin(targets, blocks)

@@ -210,7 +210,7 @@ class Pool:
         self.free_list.put_one(block)
 
     def retire(self, blocks: Blocks, run: Run) -> bool:
-        """Whether nobody but a row that ends holds any of these blocks, which carry nothing yet and are all of `run` from now on.
+        """Whether a row that ends alone holds all of these blocks, which carry nothing yet and are all of `run` from now on.
 
         If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in
         half as many operations. The array may be the run's own: what the run writes into it later stands behind the nodes that

@@ -64,7 +64,7 @@ class PrefixIndex:
         # Of the nodes that left the device, the steps since their run began, in all.
         self.lifetime_steps = 0
         self._next_run = 0
-        # Told which nodes come to a tier and leave it, while somebody wants to know; those of an open run are not as they are computed.
+        # Told which nodes come to a tier and leave it, once events are read; nodes of an open run are not told as they are computed.
         self.log: EventLog | None = None
         self.host = HostResidence(host, self._trim)
         # Called with nodes of closed runs that are about to leave the device, the last one of each first, and with their blocks.
@@ -95,7 +95,7 @@ class PrefixIndex:
             path.run, path.at, path.published = parent.open, count - 1, parent.published + count
 
     def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
-        """`open_path` for a row that computes a first full block which nobody has, found under `key` (root and tokens) from now on."""
+        """`open_path` for a row that computes a first full block which is not cached, found under `key` (root and tokens) from now on."""
         path = self.paths[row] = Path(root)
         path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
         self._next_run += 1
@@ -255,13 +255,13 @@ class PrefixIndex:
         return path.open is None and (path.published == num_blocks or self.is_behind(row))
 
     def attentive(self, rows: Rows) -> Rows:
-        """The places in `rows` of those that are not lazy, int64 [k]. With `num_attentive` 0 nobody need ask."""
+        """The places in `rows` of those that are not lazy, int64 [k]. Empty where `num_attentive` is 0."""
         is_lazy = self.is_lazy[rows]
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
         """A row that is not lazy was put in flight up to `end` tokens and fills its next block: the full blocks that it computes
-        become pending nodes, if nobody has them: a run of their own, or what follows in its open one."""
+        become pending nodes, if they are not cached: a run of their own, or what follows in its open one."""
         path = self.paths[row]
         assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
@@ -554,7 +554,7 @@ class PrefixIndex:
         return self.runs.get(node_prefix(path.open.id, path.guard - 1) + block)
 
     def _drop_guard(self, row: int, path: Path) -> None:
-        """What the row computes next is nobody's: its open run goes on past the runs that hang off its end."""
+        """What the row computes next is not cached: its open run goes on past the runs that hang off its end."""
         path.guard = -1
         self._set_lazy(row, True)
 

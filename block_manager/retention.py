@@ -1,7 +1,7 @@
 """Content that is to stay: pinned, or evicted later than the rest, for good or until a logical time.
 
 A pin is a reference to the block of each node of a prefix. A retention raises the level of a node and of all before it, so that a
-child is never kept longer than its parent; what nobody retains is at level 0. Knows nodes, levels and a time that it is told.
+child is never kept longer than its parent; what is not retained is at level 0. Knows nodes, levels and a time that it is told.
 Does not know requests, clocks, or whose content it is.
 """
 

@@ -33,7 +33,7 @@ class Run:
     retained    number of a retention → (its last node on this run, its level); None: there is none
     pending     of a closed run whose last nodes are not confirmed: (batch, first node that this batch computes), rising
     children    offset → number of runs that hang off that node
-    digests     chained SHA-256 of the first nodes, as far as somebody asked
+    digests     chained SHA-256 of the first nodes, as far as it was asked for
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """The memory layer's calls that trust their caller: what a scheduler makes in every step.
 
-Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. Whoever is not sure takes
+Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. A caller that is not sure takes
 the calls of BlockManager, which check first and come here then. Knows everything below; does not know who calls.
 """
 
@@ -75,7 +75,7 @@ class TrustedCalls(Views):
             self._offload = Offload(self._device, self._host, self._index.host)
             self._index.leave = self._offload.leave
         self._retentions: Retentions | None = None
-        # Written once somebody has asked.
+        # Written from the first reading on.
         self._events: EventLog | None = None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
@@ -124,7 +124,7 @@ class TrustedCalls(Views):
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
 
-        The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before anybody reads a table,
+        The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
         tables, index, size = self._tables, self._index, self.block_size
@@ -186,7 +186,7 @@ class TrustedCalls(Views):
     def take_moves(self) -> Moves:
         """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
 
-        Empty without `host_caching`, and for whoever only calls what returns Moves: those bring them along.
+        Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
         """
         return NO_MOVES if self._offload is None else self._offload.take_moves()
 
@@ -295,7 +295,7 @@ class TrustedCalls(Views):
     def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
         """`place` of one token for each of these rows, of which `starts` are launched, and `ends`, one more, both int64 [n].
 
-        Their blocks are promised: `draw_promised` has to come before anybody reads a table, or calls anything but `admit`.
+        Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`.
         """
         tables, growth = self._tables, self._growth
         have = tables.num_blocks[rows]
@@ -411,7 +411,7 @@ class TrustedCalls(Views):
                 self._begin_pending(index, int(rows[place]), int(ends[place]))
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
-        # What nobody knows yet is no content.
+        # Tokens without values are no content.
         end = min(end, self._tables.num_tokens.item(row))
         if index.fills_next(row, end):
             # First of all: what is evicted is known no more, and this row computes it for others, too.
@@ -711,7 +711,7 @@ class TrustedCalls(Views):
         return self._sharing is not None and self._sharing.is_unconfirmed(row)
 
     def set_computed(self, row: int, num_computed: int) -> None:
-        """The first `num_computed` tokens of the row are in its blocks, written by somebody else; full blocks become nodes."""
+        """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
         self._tables.set_progress(row, num_computed)
         self.publish(row)
 

@@ -83,7 +83,7 @@ class Views:
         return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
 
     def block_levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: how long the content of each device block is kept, 0 where nobody retains it; see `retain`. A copy."""
+        """int8 [num_blocks]: how long the content of each device block is kept, 0 where it is not retained; see `retain`. A copy."""
         level = self._device.level
         return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
 

@@ -1,6 +1,6 @@
 """Why requests join and leave a batch at every step: a queue of 32, a batch of 8, every eighth request 100 tokens long, the others 10.
 
-    python examples/continuous_batching.py
+    python examples/continuous_batching.py      # needs the extra cli
 
 A static batch lasts as long as its longest request: four batches of 100 steps. In flight, a place that becomes free is taken in the
 next step, so the short ones pass beside the long ones. The counts can be checked by hand.

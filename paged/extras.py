@@ -1,7 +1,7 @@
 """What is said when a name is wanted whose libraries are not installed.
 
-The memory layer does without torch and transformers; what runs a model needs them, and what draws plots needs plotly. Knows which
-extra brings what.
+An install without extras has numpy and msgspec, which the memory layer, the scheduler and the simulator need. The command line, plots
+and what runs a model need more. Knows which extra brings what.
 """
 
 from importlib import import_module
@@ -13,6 +13,8 @@ _EXTRAS = {
     "tokenizers": "engine",
     "safetensors": "engine",
     "plotly": "report",
+    "typer": "cli",
+    "rich": "cli",
 }
 """By library, the extra that brings it."""
 

@@ -30,9 +30,9 @@ NUM_PASSING = 4
 
 def let_in(state: State, step: Step) -> None:
     """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
-    was_shut, state.is_shut = state.is_shut, False
+    was_shut, state.admission_blocked = state.admission_blocked, False
     if step.is_short or not step.may_move:
-        # Memory was short a moment ago: whoever came in now would be the next victim.
+        # Memory was short a moment ago: a request that came in now would be the next victim.
         return
     was_empty = not state.running.num and not state.away.num
     if state.away.num:
@@ -56,7 +56,7 @@ def let_in(state: State, step: Step) -> None:
         return
     foresight = state.foresight
     if foresight is not None and not foresight.looks_now(step, was_shut):
-        state.is_shut = was_shut
+        state.admission_blocked = was_shut
         return
     while state.waiting.num and step.budget > 0:
         has_to_wait = _admit_plain_ones(state, step)
@@ -84,17 +84,17 @@ def let_in(state: State, step: Step) -> None:
 
 
 def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
-    """Somebody lacks memory or a seat. Steps that only decode make none: unless what the rows decode is what this request begins
+    """A request lacks memory or a seat. Steps that only decode make none: unless what the rows decode is what this request begins
     with."""
     if step.preempted or step.moves:
         return
     if state.foresight is not None:
-        state.foresight.nobody_fits()
+        state.foresight.note_none_fits()
     if request is not None and state.manager.prefix_caching:
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         if state.manager.may_be_found(tokens, request.root):
             return
-    state.is_shut = True
+    state.admission_blocked = True
 
 
 def _may_enter(state: State, step: Step, request: RequestState) -> bool:
@@ -158,9 +158,9 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 
 def _admit_plain_ones(state: State, step: Step) -> bool:
     """`_has_seats`, `_fits` and `admit` for ordinary requests at the head of the queue, one call of the memory layer each: one
-    sequence, never admitted before, nothing to load, reserve or wait for, nobody to follow.
+    sequence, never admitted before, nothing to load, reserve or wait for, no leader to follow.
 
-    Returns whether the head has to wait; else whoever is the head now is not ordinary, or there is nobody or no budget left.
+    Returns whether the head has to wait; else the head now is not ordinary, or no request or no budget is left.
     """
     if not _takes_plain_ones(state):
         return False
@@ -178,7 +178,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
             return True
         free = _num_free(state, step)
         if -(-num_tokens // size) > free:
-            # Sharing what somebody holds takes nothing, so a prompt that is known may fit all the same.
+            # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
             return not (free > 0 and manager.has_first(tokens, request.root))
         if foresight is not None and not foresight.fits(request):
             return True
@@ -187,7 +187,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
 
 def _takes_plain_ones(state: State) -> bool:
-    """Whether an ordinary request may come in the short way: nobody's worst case is reserved, no block is on its way."""
+    """Whether an ordinary request may come in the short way: no worst case is reserved, no block is on its way."""
     return state.admits_plainly and not state.bounded and not state.transfers
 
 
@@ -216,7 +216,7 @@ def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDAr
 
 
 def _admit_whole_batch(state: State, step: Step) -> None:
-    """Admit the head of the queue and whoever goes with it, as seats and memory allow. The budget does not bound a batch: its
+    """Admit the head of the queue and those that go with it, as seats and memory allow. The budget does not bound a batch: its
     prompts take as many steps as they need."""
     state.manager.draw_promised()
     free = state.manager.num_available - owed(state, step) - watermark(state)

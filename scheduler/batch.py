@@ -50,6 +50,10 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
+    def has_drafts(self, place: int) -> bool:
+        """Whether the row at this place has any."""
+        return self.draft_counts is not None and bool(self.draft_counts[place] > 0)
+
     def places_sampled(self) -> NDArray[np.int64]:
         """Places of rows that sample and are not gone, rising."""
         if not self.gone:

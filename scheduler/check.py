@@ -89,6 +89,9 @@ def _in_flight(state: State) -> list[str]:
     in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
+    numbers = [batch.number for batch in state.outstanding]
+    if numbers != sorted(set(numbers)):
+        found.append(f"8: batches {numbers} are out, not rising.")
     left: dict[str, int] = {}
     for batch in state.outstanding:
         ticket = batch.ticket

@@ -44,7 +44,7 @@ def compose_running(state: State, step: Step) -> None:
         try:
             _place_decodes(state, step, *steady)
         except OutOfBlocks:
-            # Nothing changed: somebody has to give blocks up first.
+            # Nothing changed: a victim has to give blocks up first.
             step.decodes_after = -1
             state.await_samples()
             _compose_in_parts(state, step, rows, ones(len(rows)))
@@ -63,7 +63,7 @@ def compose_running(state: State, step: Step) -> None:
         try:
             _place_decodes(state, step, rows, launched, launched + 1)
         except OutOfBlocks:
-            # Nothing changed: somebody has to give blocks up first.
+            # Nothing changed: a victim has to give blocks up first.
             pass
         else:
             _owe_nothing(state, step)

@@ -220,7 +220,7 @@ class Scheduler(Uncopyable):
         state.requests[request.id] = new
         state.waiting.add(new)
         if state.foresight is not None or state.waiting.head() is new:
-            state.is_shut = False
+            state.admission_blocked = False
 
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
         """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
@@ -302,7 +302,7 @@ class Scheduler(Uncopyable):
         return outputs
 
     def steady_steps(self, limit: int) -> int:
-        """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with nobody coming in,
+        """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
         ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
         limit that is no integer."""
         if not is_integer(limit):
@@ -430,7 +430,8 @@ class Scheduler(Uncopyable):
         if not is_integer(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
             raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
         sequence = int(sequence)
-        if state.is_in_flight(request):
+        if state.is_in_flight(request) or request_id in state.busy_ids:
+            # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
         row, known = request.rows[sequence], request.tokens[sequence]
         have = int(state.manager.num_tokens[row]) if known is None else len(known)
@@ -445,7 +446,7 @@ class Scheduler(Uncopyable):
             request.tokens[sequence] = np.concatenate([known, array])
         state.steady = None
         state.columns.advance_unevenly()
-        state.is_shut = False
+        state.admission_blocked = False
         if request.is_bounded and len(array):
             # What was reserved for it was the worst case of what it knew.
             request.is_bounded = False
@@ -491,7 +492,7 @@ class Scheduler(Uncopyable):
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
         state.away.remove(request)
-        state.is_shut = False
+        state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)
@@ -519,7 +520,7 @@ class Scheduler(Uncopyable):
             state.manager.release_held(blocks)
         for blocks in transfer.host_blocks:
             state.manager.release_held_host(blocks)
-        state.is_shut = False
+        state.admission_blocked = False
         for request in transfer.waiting:
             request.transfers -= {batch.number}
             if request.status is Status.LOADING and not request.transfers and request.id in state.requests:
@@ -562,7 +563,7 @@ class Scheduler(Uncopyable):
 
     @property
     def num_reserved(self) -> int:
-        """Blocks that are kept by count for those who run, beyond those that they hold: nobody else gets them."""
+        """Blocks that are kept by count for those who run, beyond those that they hold: no other request gets them."""
         return self._state.blocks_reserved()
 
     @property
@@ -584,7 +585,7 @@ class Scheduler(Uncopyable):
         return [request.id for request in self._state.running]
 
     def id_of(self, row: int) -> str | None:
-        """The id of the request that the row serves, None for a row that serves nobody."""
+        """The id of the request that the row serves, None for a row that serves none."""
         if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
         found: str | None = self._state.columns.id[row]

@@ -100,9 +100,11 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
     if not accepted.any():
         return
-    within = np.arange(int(accepted.sum())) - np.repeat(accepted.cumsum() - accepted, accepted)
-    ours = tokens[np.repeat(counts.cumsum() - counts, accepted) + within]
-    theirs = draft_tokens[np.repeat(drafted.cumsum() - drafted, accepted) + within]
+    # Of a row with drafts all tokens but the last were drafts; of its drafts the first ones were accepted.
+    is_draft = np.repeat(drafted > 0, counts)
+    is_draft[counts.cumsum()[(drafted > 0) & (counts > 0)] - 1] = False
+    within = np.arange(len(draft_tokens)) - np.repeat(drafted.cumsum() - drafted, drafted)
+    ours, theirs = tokens[is_draft], draft_tokens[within < np.repeat(accepted, drafted)]
     wrong = (ours != theirs).nonzero()[0]
     if len(wrong):
         place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
@@ -173,8 +175,10 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     rows, given = ticket.rows[places], counts[places]
     first = (counts.cumsum() - counts)[places]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
-    within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
-    packed = tokens[np.repeat(first, kept) + within]
+    packed = tokens
+    if int(kept.sum()) != len(tokens):
+        within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
+        packed = tokens[np.repeat(first, kept) + within]
     manager.extend_by(rows, packed, kept)
     if ticket.draft_counts is not None:
         drafted = ticket.draft_counts[places]
@@ -187,9 +191,11 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         manager.settle(ticket.flight)
     stats.output_tokens += len(packed)
     done = codes.nonzero()[0]
+    goes_on = codes == 0
     if state.outstanding:
-        for place in ((given != 1) & (codes == 0)).nonzero()[0].tolist():
-            _void_unknown(state, int(rows[place]))
+        for row in rows[(given != 1) & goes_on].tolist():
+            _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
+    _hush(state, rows[(given == 0) & goes_on])
     state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
     usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
@@ -200,16 +206,34 @@ def _is_running(state: State, row: int) -> bool:
     return bool(state.columns.owner[row].status is Status.RUNNING)
 
 
-def _void_unknown(state: State, row: int) -> None:
-    """The row got no token, or other ones than batches that are out count on: what they compute beyond those that it knew is void."""
-    manager, request, _sequence = state.manager, state.columns.owner[row], state.columns.sequence.item(row)
+def _hush(state: State, rows: Rows) -> None:
+    """These rows got no token, and wait for the caller's: what of their known tokens is still to be computed, or may be again, does not
+    sample again."""
+    manager = state.manager
+    for row in rows.tolist():
+        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding)
+        if is_out or manager.num_launched[row] < manager.num_tokens[row]:
+            request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+            request.is_quiet = replaced(request.is_quiet, sequence, True)
+            state.silent.add(row)
+
+
+def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
+    """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
+    also what they compute in a row that it gave back."""
+    manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
+    num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
     for batch in state.outstanding:
         ticket = batch.ticket
-        place = ticket.place_of(row)
-        if place >= 0 and ticket.ends[place] > manager.num_tokens[row]:
-            ticket.gone[place] = None
-            state.busy_ids.setdefault(request.id, set()).add(batch.number)
-    manager.give_up_from(row, int(manager.num_tokens[row]))
+        places = [place for place, heir in ticket.gone.items() if heir is not None and heir == (request, sequence)]
+        request.num_left -= sum(bool(ticket.ends[place] > num_known) for place in places)
+        places.append(ticket.place_of(row) if row >= 0 else -1)
+        for place in places:
+            if place >= 0 and ticket.ends[place] > num_known:
+                ticket.gone[place] = None
+                state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    if row >= 0:
+        manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
@@ -234,9 +258,9 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     if not sampled:
         # It waits for tokens from the caller: computed again, it does not sample again.
         request.is_quiet = replaced(request.is_quiet, sequence, True)
+        _void_unknown(state, request, sequence)
         if row >= 0:
             state.silent.add(row)
-            _void_unknown(state, row)
         elif request.id not in state.parked and all(
             quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
         ):
@@ -260,8 +284,8 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
             del state.parked[request.id]
             state.waiting.add(request)
     usage = _end_sequence(state, request, sequence, code) if code else None
-    if row >= 0 and not code and count != 1 and state.outstanding:
-        _void_unknown(state, row)
+    if not code and count != 1 and state.outstanding:
+        _void_unknown(state, request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 
@@ -275,7 +299,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     for heir in ticket.gone.values():
         if heir is not None:
             heir[0].num_left -= 1
-    state.is_shut = False
+    state.admission_blocked = False
     state.steady = None
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
@@ -297,7 +321,7 @@ def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray
 
 
 def forget_stale_carried(state: State) -> None:
-    """Drop carried loads for which nobody waits any more: an empty remainder must not hold a step up."""
+    """Drop carried loads for which no request waits any more: an empty remainder must not hold a step up."""
     state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
 
 
@@ -315,7 +339,7 @@ def take_pending(state: State) -> list[Output]:
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
     with the usage."""
-    state.is_shut = False
+    state.admission_blocked = False
     if request.id in state.parked:
         del state.parked[request.id]
     elif request.status is Status.WAITING:
@@ -360,7 +384,7 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
     if request.num_live == 1:
         end_request(state, request, code, _FINISHED[code][1])
         return state.usage_of(request)
-    state.is_shut = False
+    state.admission_blocked = False
     request.num_output += _num_written(state, request, sequence)
     request.num_live -= 1
     if row >= 0:
@@ -436,7 +460,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
     with them took."""
     usage: dict[int, RequestUsage] = {}
-    state.is_shut = False
+    state.admission_blocked = False
     columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():

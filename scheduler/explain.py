@@ -84,7 +84,7 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 
 
 def free_blocks(state: State) -> int:
-    """Blocks that a newcomer could draw now: available ones that are not owed to anybody admitted."""
+    """Blocks that a newcomer could draw now: available ones that are not owed to admitted requests."""
     return max(0, state.manager.num_available - state.blocks_owed())
 
 
@@ -178,7 +178,7 @@ def _running(state: State, request: RequestState) -> Explanation:
     if needed > free:
         reason = (
             f"it needs {needed} block(s) for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
-            "hold when a batch that has not ended gives blocks back, or when somebody can be preempted."
+            "hold when a batch that has not ended gives blocks back, or when a request can be preempted."
         )
         return _explained(state, request, reason, needed, free)
     return _explained(state, request, "it gets tokens in the next step, as the budget allows.", needed, free)

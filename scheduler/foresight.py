@@ -1,7 +1,7 @@
 """Admission that looks ahead: whether the pool suffices at the moment at which those who are in will need most of it.
 
 With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
-2025). Knows how long outputs are taken to become, how carefully, and when to look again. Does not admit anybody.
+2025). Knows how long outputs are taken to become, how carefully, and when to look again. Does not admit requests.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int64]
 
 STRIDE = 16
-"""Steps after which a request that did not fit is looked at again, though nobody ended and nobody came."""
+"""Steps after which a request that did not fit is looked at again, though no request ended and none came."""
 PATIENCE = 64
-"""Of so many rows that run it is waited a step longer when somebody ended: a look costs as much as a step of many rows."""
+"""Of so many rows that run it is waited a step longer when a request ended: a look costs as much as a step of many rows."""
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
 GAIN = 0.1
@@ -104,7 +104,7 @@ class Foresight:
         return min(most, max(least, quantile))
 
     def looks_now(self, step: Step, was_shut: bool) -> bool:
-        """Whether to see who fits: something changed since it was found that nobody does, or that was some steps ago; always where
+        """Whether to see who fits: something changed since it was found that none does, or that was some steps ago; always where
         nothing else is computed. With many rows one that ended is little room, and is waited for company."""
         steps = self._state.stats.steps
         if not step.num_rows or steps >= self._next_look:
@@ -113,7 +113,7 @@ class Foresight:
             STRIDE, self._state.running_rows.count() // PATIENCE
         )
 
-    def nobody_fits(self) -> None:
+    def note_none_fits(self) -> None:
         """It was looked."""
         self._next_look = self._state.stats.steps + STRIDE
 
@@ -124,7 +124,7 @@ class Foresight:
 
     def fits(self, request: RequestState) -> bool:
         """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as long as little is known
-        of lengths, whoever has room is let in."""
+        of lengths, a request that has room is let in."""
         state = self._state
         if not self._knows and self._lengths.num_noted < state.policy.known_outputs:
             return True

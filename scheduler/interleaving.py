@@ -50,7 +50,7 @@ def _interrupts(state: State, step: Step) -> bool:
     if any(other.status in (Status.PAUSED, Status.SWAPPED) for other in state.away):
         return True
     if not state.num_decode_steps:
-        # Whoever entered last decodes once before others enter.
+        # The latest to enter decode once before others enter.
         return False
     bound = state.policy.max_waiting_steps
     if bound is not None and state.num_decode_steps >= bound:

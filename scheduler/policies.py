@@ -90,7 +90,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
-    default_budget   tokens a step that the named system uses where nobody says otherwise; None: it has no such limit. Only told: the
+    default_budget   tokens a step that the named system uses unless told otherwise; None: it has no such limit. Only told: the
                      scheduler's is max_tokens_per_step
     """
 
@@ -180,8 +180,8 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="orca-oracle", summary="the same with the output's length known before", reservation="expected", layout="region", composition="in_order", chunked=False),
     Policy(name="tgi", summary="prompt and max_tokens drawn at once; newcomers interrupt decoding when enough wait, or after 20 steps", reservation="max", composition="apart", chunked=False, waiting_served_ratio=1.2, max_waiting_steps=20, default_budget=4096),
     Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01, default_budget=2048),
-    Policy(name="trtllm-guaranteed-no-evict", summary="blocks on demand, and everybody's prompt and max_tokens fit: nobody is ever preempted", reservation="max", layout="counted", chunked=False, default_budget=8192),
-    Policy(name="trtllm-max-utilization", summary="whoever fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
+    Policy(name="trtllm-guaranteed-no-evict", summary="blocks on demand, and the prompt and max_tokens of all fit: none is ever preempted", reservation="max", layout="counted", chunked=False, default_budget=8192),
+    Policy(name="trtllm-max-utilization", summary="a request that fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
     Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
     Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),

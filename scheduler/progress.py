@@ -1,4 +1,4 @@
-"""A step that would compute nothing, though somebody could: the first in order that may gets what it needs.
+"""A step that would compute nothing, though a request could: the first in order that may gets what it needs.
 
 Knows that everyone else may be made to give up everything for it, and that a request alone in the pool which still does not
 fit has outgrown it. Is asked only when nothing is in flight and nothing in transfer.
@@ -19,7 +19,7 @@ from scheduler.status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
-    """Make the first request run that has something to compute and can have room for it. If nobody can, the first one has outgrown the
+    """Make the first request run that has something to compute and can have room for it. If none can, the first one has outgrown the
     pool, and is ended."""
     while able := _able(state):
         # One whose worst case is reserved may stand behind one that lacks just those blocks.
@@ -33,7 +33,7 @@ def force_progress(state: State, step: Step) -> None:
         )
     if state.waiting.num:
         request = state.waiting.head()
-        # Whoever is still in the way waits for tokens from the caller.
+        # Requests that are still in the way wait for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
         may_try = not state.reserves and not state.running.num and not state.away.num
@@ -73,7 +73,7 @@ def _needed(state: State, request: RequestState) -> int:
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
     if not _could_ever(state, request):
-        # Nobody gives anything up for what does not fit even so.
+        # Nothing is given up for what does not fit even so.
         return False
     return _clear(state, step, request, _needed) or _clear_for_one(state, request)
 
@@ -93,7 +93,7 @@ def _may_take_from(state: State, other: RequestState) -> bool:
         return False
     if not other.is_bounded or not _todo(state, other):
         return True
-    # Reservations that a cancel took back in part bind nobody when nothing else goes on.
+    # Reservations that a cancel took back in part do not bind when nothing else goes on.
     return state.blocks_owed_bounded() > state.manager.num_available
 
 
@@ -132,7 +132,7 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[St
 
 
 def _has_regions(state: State, request: RequestState) -> bool:
-    # Whoever runs has its own.
+    # A request that runs has its own.
     return bool(request.live_rows) or has_regions(state, request)
 
 

@@ -36,7 +36,7 @@ _USUAL = (0, 0, 1, 0)
 class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How the content of a sequence that has finished is kept: evicted after all of lower priority.
 
-    priority  from 1 to 3; what nobody retains has 0
+    priority  from 1 to 3; what is not retained has 0
     lasts     time from its end on, in the unit of `now`; None or infinity: as long as it is known
     """
 
@@ -63,12 +63,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_sequences     a group: so many sequences of one prompt, admitted, preempted and swapped together
     num_computed      first tokens whose KV exists elsewhere; see Batch.loads
     expected_tokens   output tokens that it is thought to take, at most max_tokens: a hint for policies that reserve by it;
-                      None: nobody knows
+                      None: not known
     salt, adapter, extra_key
                       content is shared only among requests that agree in all three; the key is any nesting of None, bool,
                       int, str, bytes and tuple
     reads_cache       off: everything is computed, though it may be cached (prompt log-probabilities)
-    writes_cache      off: nobody else finds what is computed for it
+    writes_cache      off: no other request finds what is computed for it
     retention         how its content is kept when it has finished; None: as any other
     """
 

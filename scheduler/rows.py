@@ -28,7 +28,7 @@ class RowColumns:
     max_total  int64: tokens at which the sequence has its full length
     min_total  int64: tokens before which no stop id counts
     prompt_total, expected_total
-               int64: tokens that are not outputs, and those that it is thought to have in the end (0: nobody knows)
+               int64: tokens that are not outputs, and those that it is thought to have in the end (0: not known)
     stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what the rows that there are need
     many_stops int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
     reserved   int64: tokens for which blocks are kept by count; only where the policy does so
@@ -98,7 +98,7 @@ class RowColumns:
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
 
-        Asked for the same array again it is known for as many steps as the nearest one has tokens to go: whoever makes the rows advance
+        Asked for the same array again it is known for as many steps as the nearest one has tokens to go: a caller that makes the rows advance
         unevenly says so (`advance_unevenly`).
         """
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
@@ -114,7 +114,7 @@ class RowColumns:
         self._unfilled = None
 
     def release(self, row: int, sequence: int) -> None:
-        """The row, which served this sequence of its request, serves nobody."""
+        """The row, which served this sequence of its request, serves none."""
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)

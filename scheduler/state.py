@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from block_manager import BlockManager, Moves
 from scheduler.accounting import SchedulerStats
-from scheduler.awaited import Awaited, sources_of
+from scheduler.awaited import Awaited, is_undecided, sources_of
 from scheduler.batch import Batch, Output, RequestUsage
 from scheduler.foresight import Foresight
 from scheduler.policies import Costs, Policy
@@ -69,9 +69,9 @@ class Step(msgspec.Struct, eq=False, gc=False):
     asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    # Somebody lacked memory: nobody comes in.
+    # A row lacked memory: no request comes in.
     is_short: bool = False
-    # Blocks owed to those who were admitted, once somebody asked; kept up to date by admissions.
+    # Blocks owed to admitted requests, once they were counted; kept up to date by admissions.
     owed: int | None = None
     may_move: bool = True
     # A host block that this batch reads must not be written by it.
@@ -143,8 +143,8 @@ class State:
         # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
         # and knows. While these are the running rows still, each has just one token to go.
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
-        # Whether whoever waits or is away lacks room that no decode makes: they stay outside until somebody ends, or comes.
-        self.is_shut = False
+        # No waiting or suspended request can be admitted until a request ends, or comes: decodes make no room.
+        self.admission_blocked = False
         # Rows below their high-water mark, whose tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
@@ -203,8 +203,10 @@ class State:
     def _total_ahead(self, row: int) -> int:
         request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
         known, num_awaited = int(self.manager.num_tokens[row]), len(sources_of(self, request, sequence))
-        if num_awaited and known + num_awaited >= request.max_total[sequence]:
-            # It ends with them.
+        if num_awaited and (
+            known + num_awaited >= request.max_total[sequence] or is_undecided(self, request, sequence)
+        ):
+            # It ends with them, or goes on from a place that is not known.
             return min(known + num_awaited, int(self.manager.num_launched[row]))
         return known + num_awaited
 
@@ -239,8 +241,8 @@ class State:
     def is_idle(self, state: RequestState) -> bool:
         """Whether nothing can become of a request with rows until the caller appends tokens."""
         manager = self.manager
-        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not (
-            self.is_in_flight(state)
+        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not any(
+            sources_of(self, state, sequence) for sequence in range(len(state.rows))
         )
 
     def leave_batches(self, state: RequestState, sequence: int, *, has_ended: bool) -> None:

@@ -1,4 +1,4 @@
-"""Steps that need no decision, taken at once: while the same rows compute a token each, nobody comes, goes or is short of memory.
+"""Steps that need no decision, taken at once: while the same rows compute a token each, and no request comes, goes or is short of memory.
 
 For who knows beforehand what every row samples: a simulator. `skip` leaves behind what so many calls of schedule and update would,
 down to the ids of the blocks; `steady_steps` says how many there are. Knows what could end such a stretch. Decides nothing.
@@ -29,7 +29,7 @@ def steady_rows(state: State) -> tuple[Rows, int] | None:
     if state.pending_outputs or state.silent:
         return None
     # Who composes apart counts the steps that others wait.
-    if (state.waiting.num or state.away.num) and (state.composes_apart or not state.is_shut):
+    if (state.waiting.num or state.away.num) and (state.composes_apart or not state.admission_blocked):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None

@@ -1,8 +1,12 @@
-"""The command line, `paged`. Knows what people type and read. Every figure it shows comes from `paged.simulator` or `paged.bench`."""
+"""The command line, `paged`. Knows what people type and read. Every figure it shows comes from `paged.simulator` or `paged.bench`.
+
+It needs the extra `cli`, and says so in one line where that is not installed.
+"""
 
 import io
 import sys
 
+from paged.extras import MissingExtra, import_with_extra
 from paged.siblings import ShadowedPackage, check_siblings
 
 __all__ = ["main"]
@@ -16,10 +20,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         check_siblings()
-    except ShadowedPackage as problem:
+        # Only now: the commands import the siblings, and somebody else's must not be run.
+        app = import_with_extra("paged.cli.app", "cli")
+    except (MissingExtra, ShadowedPackage) as problem:
         print(f"paged: {problem}", file=sys.stderr)
         sys.exit(2)
-    # Only now: the commands import the siblings, and somebody else's must not be run.
-    from paged.cli.app import run
-
-    sys.exit(run())
+    sys.exit(app.run())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paged.testing.flight import Flight, Path
 from paged.testing.reserving import RESERVES_ALL
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 NUM_PASSING = 4
 """Of so many behind the head of the queue one may pass it, where the policy has `max_passes`."""
-
-Path = tuple[object, ...]
-"""Content of a block: the namespace, then the tokens of each block up to it."""
 
 
 @dataclass
@@ -31,9 +29,9 @@ class Before:
     waiting: list[str]
     contents: set[Path]
     pending: set[Path]
-    in_flight: set[tuple[str, int]]
+    """What batches that are out are the first to compute."""
     decoding: set[str]
-    """Running requests of one sequence that had one token to compute."""
+    """Running requests of one sequence that had one token to compute; what ends with batches that are out has none."""
     is_quiet: bool
     """No batch outstanding, nothing in transfer, nothing awaited from elsewhere."""
 
@@ -45,68 +43,48 @@ def keys_of(batch: Any) -> list[tuple[str, int]]:
 
 def observe(rig: SchedulerRig) -> Before:
     """Take down what the oracles compare with."""
-    pending: set[Path] = set()
-    for flight in rig.flights:
-        for index, (id, sequence) in enumerate(flight.keys):
-            namespace, tokens = rig.known(id, sequence)
-            pending.update(paths(rig, namespace, tokens, int(flight.batch.seq_lens[index]) // rig.world.block_size))
     return Before(
         waiting=rig.scheduler.waiting_ids(),
         contents=contents(rig),
-        pending=pending,
-        in_flight={key for flight in rig.flights for key in flight.keys},
+        pending={path for flight in rig.flights for path in flight.published},
         decoding={
             id
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
-            and rig.computed.get((id, 0)) == len(rig.known(id, 0)[1]) - 1
+            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].full_length(0) - 1
         },
         is_quiet=not rig.flights and not rig.transfers and not rig.loads,
     )
 
 
-def violations(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+def violations(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     """Everything that is wrong with a batch that was just scheduled."""
-    found = limits(rig, before, batch) + tables(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
+    batch = flight.batch
+    found = limits(rig, batch) + order(rig, before, batch) + progress(rig, before, batch)
     found += victims(rig, before, batch) + promises(rig, batch) + admission(rig, before, batch)
-    return found or known_tokens(rig, batch) + hits(rig, before, batch)
+    return found or foreseen_tokens(rig, batch) + hits(rig, before, flight)
 
 
-def limits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """8: the budget, the seats, the cap on a chunk; nobody is in two batches, and nobody who ended is in any."""
+def limits(rig: SchedulerRig, batch: Any) -> list[str]:
+    """8: the budget, the seats, the cap on a chunk; no sequence that has ended, none twice, and none past its full length."""
     world, keys, found = rig.world, keys_of(batch), []
     if int(batch.num_tokens.sum()) > world.max_tokens_per_step:
         found.append(f"8: {int(batch.num_tokens.sum())} tokens in a step of {world.max_tokens_per_step}")
-    if len(keys) + len(before.in_flight) > world.max_sequences:
-        found.append(
-            f"8: {len(keys)} rows beside {len(before.in_flight)} in flight, max_sequences {world.max_sequences}"
-        )
+    if len(keys) > world.max_sequences:
+        found.append(f"8: {len(keys)} rows, max_sequences {world.max_sequences}")
     if world.max_chunk is not None and (batch.num_tokens > world.max_chunk).any():
         found.append(f"8: chunks {batch.num_tokens.tolist()}, max_chunk {world.max_chunk}")
-    if len(set(keys)) < len(keys) or before.in_flight & set(keys):
-        found.append(f"8: a sequence is in two batches: {keys}, in flight {sorted(before.in_flight)}")
+    if len(set(keys)) < len(keys):
+        found.append(f"8: a sequence is twice in a batch: {keys}")
     if (batch.num_tokens < 1).any() or len(batch.token_ids) != batch.query_start_loc[-1 if len(keys) else 0]:
         found.append(f"8: counts {batch.num_tokens.tolist()} for {len(batch.token_ids)} packed tokens")
-    for id, sequence in keys:
-        if rig.books[id].is_aborted or rig.books[id].sequences[sequence].reason is not None:
+    for place, (id, sequence) in enumerate(keys):
+        book = rig.books.get(id)
+        if book is None or book.is_aborted or book.sequences[sequence].reason is not None:
             found.append(f"8: {id}/{sequence} has ended and is scheduled")
-    return found
-
-
-def tables(rig: SchedulerRig, batch: Any) -> list[str]:
-    """An engine that only applies the reported changes has the same block tables for every row of the batch."""
-    for row, column, block in zip(
-        batch.table_rows.tolist(), batch.table_columns.tolist(), batch.table_blocks.tolist(), strict=True
-    ):
-        rig.mirror[row, column] = block
-    found = []
-    for index, row in enumerate(batch.rows.tolist()):
-        num_blocks = -(-int(batch.seq_lens[index]) // rig.world.block_size)
-        shown = batch.block_tables[row, :num_blocks].tolist()
-        mirrored = [rig.mirror.get((row, column)) for column in range(num_blocks)]
-        if shown != mirrored:
-            found.append(f"row {row}: block table {shown}; its reported changes make it {mirrored}")
+        elif int(batch.seq_lens[place]) >= (full := book.full_length(sequence)):
+            found.append(f"8: {id}/{sequence} computes token {int(batch.seq_lens[place])} of {full}, its last")
     return found
 
 
@@ -169,10 +147,9 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         for id in rig.live
         if rig.statuses.get(id) == rig.scheduler.status(id) == "running" and id not in {*batch.admitted, *rig.preempted}
     ]
-    in_flight = {id for id, _ in before.in_flight}
     found = []
     for id, _ in batch.preempted:
-        behind = [other for other in ran_on if place(other) > place(id) and other not in in_flight]
+        behind = [other for other in ran_on if place(other) > place(id)]
         if id in before.decoding and behind:
             found.append(f"11: {id} gave way, and {behind} behind it run on")
     return found
@@ -248,48 +225,58 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     return found
 
 
-def known_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
-    """A row samples exactly when the batch computes its last known token, and never computes again what it has."""
+def foreseen_tokens(rig: SchedulerRig, batch: Any) -> list[str]:
+    """A row samples exactly when the batch computes the last token that is known or being sampled, never computes again what it has, and
+    each token that is being sampled comes from where it is."""
     found = []
+    sources = list(zip(batch.source_batches.tolist(), batch.source_places.tolist(), strict=True))
     for index, key in enumerate(keys_of(batch)):
-        _, tokens = rig.known(*key)
+        tokens = rig.foreseen(key)
         stop = int(batch.seq_lens[index])
         start = stop - int(batch.num_tokens[index])
-        # Who waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
+        # A sequence that waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
         starves = rig.books[key[0]].sequences[key[1]].starves
         if bool(batch.samples[index]) != (stop == len(tokens) and not starves):
             found.append(f"{key}: samples {bool(batch.samples[index])} at {stop} of {len(tokens)} tokens")
-        if start < rig.computed.get(key, 0):
-            found.append(
-                f"{key}: computes position {start} again; {rig.computed[key]} are confirmed and nothing took them"
-            )
+        done = rig.progress(key) or 0
+        if start < done:
+            found.append(f"{key}: computes position {start} again; {done} are computed and nothing took them")
+        wanted = [(-1, -1) if isinstance(token, int) else token for token in tokens[start:stop]]
+        said = sources[int(batch.query_start_loc[index]) : int(batch.query_start_loc[index + 1])]
+        if said != wanted:
+            found.append(f"{key}: tokens {start} to {stop - 1} come from {said}; they are sampled in {wanted}")
     return found
 
 
-def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
+def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     """A row that begins begins behind the longest prefix that was there throughout the step, or is computed before it.
 
-    Content that was resident before and after the step was so in between. A row earlier in the batch shows its full blocks,
-    as far as nobody else has or computes them.
+    Content that was resident before and after the step was so in between, and so is what batches that are out compute for sequences
+    that kept it. A row earlier in the batch shows its full blocks, as far as no other has or computes them.
     """
-    world = rig.world
+    world, batch = rig.world, flight.batch
     found: list[str] = []
     if not world.prefix_caching:
         return found
     there = before.contents & contents(rig)
+    for earlier in rig.flights:
+        there |= {path for path, key in earlier.published.items() if earlier.end_of(key) is not None}
     computing: set[Path] = set()
     for index, (id, sequence) in enumerate(keys_of(batch)):
         namespace, tokens = rig.known(id, sequence)
         size, stop = world.block_size, int(batch.seq_lens[index])
         start = stop - int(batch.num_tokens[index])
-        own = paths(rig, namespace, tokens, max(stop, len(tokens) - 1) // size)
+        own = paths(rig, namespace, tokens, min(max(stop, len(tokens) - 1), len(tokens)) // size)
         request = rig.books[id].request
         shared = 0
         while request.reads_cache and shared < (len(tokens) - 1) // size and own[shared] in there | computing:
             shared += 1
-        if (id, sequence) not in rig.computed:
+        if rig.progress((id, sequence)) is None:
             rig.events["hit"] += start > 0
             rig.events["shared in flight"] += any(path in computing for path in own[: start // size])
+            rig.events["shared with a batch that is out"] += any(
+                path in before.pending for path in own[: start // size]
+            )
             # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
             # partial block of its own has nothing to gain from the same content elsewhere.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
@@ -304,6 +291,7 @@ def hits(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
             if path in before.contents or path in before.pending or path in computing:
                 break
             computing.add(path)
+            flight.published[path] = id, sequence
     return found
 
 

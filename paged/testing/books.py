@@ -61,6 +61,11 @@ class ExpectedRequest:
         for sequence in self.sequences:
             sequence.reason = sequence.reason or reason
 
+    def full_length(self, index: int) -> int:
+        """Tokens, prompt and outputs, at which a sequence ends, whatever it samples; the last of them is never computed."""
+        sequence = self.sequences[index]
+        return min(sequence.limit, len(sequence.tokens) + int(self.request.max_tokens) - len(sequence.outputs))
+
     def append(self, index: int, tokens: Sequence[int], longest: int) -> None:
         """The caller makes a sequence know more tokens; its own limit moves along, up to `longest`."""
         sequence = self.sequences[index]

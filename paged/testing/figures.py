@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-Key = tuple[str, int]
-"""One sequence: the request's id and its number in the request."""
+from paged.testing.flight import Flight, Key
 
 
 class Figures:
-    """Tokens computed, cancelled and delivered, preemptions, and tokens that were computed again."""
+    """Tokens computed, cancelled, delivered and void, preemptions, and tokens that were computed again."""
 
     def __init__(self) -> None:
         self.steps = self.computed_tokens = self.cancelled_tokens = self.output_tokens = self.preemptions = 0
-        self.recomputed_tokens = 0
+        self.recomputed_tokens = self.voided_tokens = 0
         # The most tokens that each sequence ever had computed in batches that ended well.
         self.most: dict[Key, int] = {}
 
@@ -25,11 +24,16 @@ class Figures:
         """A batch was decided."""
         self.preemptions += len(batch.preempted)
 
-    def computed(self, batch: Any, keys: list[Key]) -> None:
+    def computed(self, flight: Flight) -> None:
         """A batch ended as computed."""
-        self.steps += len(keys) > 0
+        batch = flight.batch
+        self.steps += len(flight.keys) > 0
         self.computed_tokens += len(batch.token_ids)
-        for index, key in enumerate(keys):
+        for index, key in enumerate(flight.keys):
+            if index in flight.void:
+                self.voided_tokens += int(batch.num_tokens[index])
+            if not flight.stands(index):
+                continue
             stop, most = int(batch.seq_lens[index]), self.most.get(key, 0)
             start = stop - int(batch.num_tokens[index])
             self.recomputed_tokens += max(0, min(most, stop) - start)
@@ -50,7 +54,7 @@ class Figures:
         if stats is None:
             return []
         shown, found = stats(), []
-        for name in ("steps", "computed_tokens", "cancelled_tokens", "output_tokens", "preemptions"):
+        for name in ("steps", "computed_tokens", "cancelled_tokens", "output_tokens", "preemptions", "voided_tokens"):
             if getattr(shown, name, None) not in (None, getattr(self, name)):
                 found.append(f"stats(): {name} {getattr(shown, name)}, counted from its batches {getattr(self, name)}")
         if getattr(shown, "recomputed_tokens", self.recomputed_tokens) < self.recomputed_tokens:

@@ -40,7 +40,8 @@ def violations(rig: SchedulerRig) -> list[str]:
     """The subject's own check, the invariants of memory recomputed, and 9: one state each, conserved and legal."""
     found = [f"check(): {violation}" for violation in rig.scheduler.check()]
     # Transfers and the moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them.
-    moves = rig.carries_moves or rig.transfers or any(len(flight.batch.moves) for flight in rig.flights)
+    # So does a batch that loads for a request which was aborted.
+    moves = rig.carries_moves or rig.transfers or any(len(f.batch.moves) or f.loading for f in rig.flights)
     found += invariants.memory(rig.manager, may_hold=bool(moves))
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
@@ -67,10 +68,9 @@ def states(rig: SchedulerRig) -> list[str]:
         rig.statuses[id] = status
         if status != last:
             rig.events[f"became {status}"] += 1
-        may_linger = rig.is_held(id)
-        if book.is_live and status in ENDED and not may_linger and not rig.scheduler.has_unfinished:
+        if book.is_live and status in ENDED and not rig.scheduler.has_unfinished:
             found.append(f"9: {id} is {status}, and nothing said why")
-        if book.is_aborted and status != "aborted" and not may_linger:
+        if book.is_aborted and status != "aborted":
             found.append(f"9: {id} was aborted and is {status}")
         # An explanation names all others: those whose state changed are asked, and the rest take turns.
         is_asked = status != last or (number + len(rig.calls)) % len(rig.books) == 0

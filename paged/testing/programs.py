@@ -33,9 +33,11 @@ def random_world(chance: random.Random) -> World:
         max_chunk=chance.choice([None, 1, 2, 3, 4]),
         max_model_len=chance.choice([None, None, None, 10]),
         max_waiting=chance.choice([None, None, None, 4]),
+        max_outstanding=chance.choice([4, 4, 3, 1]),
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
+        steps_ahead=chance.choice([0, 0, 1, 1, 2]),
         watermark=chance.choice([None, None, 0.2, 0.4]),
         preemption=chance.choice([None, None, "swap"]),
         max_preemptions=chance.choice([None, None, 1, 2]),
@@ -85,13 +87,14 @@ class RandomEngine:
         if chance.random() >= self.trouble:
             if self.is_patient:
                 return "step", (counts,)
-            return ("update", (counts,)) if rig.flights else ("schedule", ())
+            most = min(rig.world.steps_ahead + 1, rig.world.max_outstanding)
+            return ("update", (counts,)) if len(rig.flights) >= most else ("schedule", ())
         if self.leaving and rig.flights and (in_flight := [id for id in rig.live if rig.in_flight(id)]):
             # Several of one batch go before it ends.
             self.leaving -= 1
             return "abort", (chance.choice(in_flight),)
         verb = chance.choices(["schedule", "run", "update", "cancel", "abort", "append"], [6, 2, 5, 3, 1, 1])[0]
-        if verb == "schedule" and len(rig.flights) < 3:
+        if verb == "schedule" and len(rig.flights) < 4:
             return "schedule", ()
         if verb == "abort":
             self.leaving = chance.choice([0, 1, 2])

@@ -116,6 +116,17 @@ class SchedulerMachine(RigMachine):
             self.rig.schedule()
 
     @where(lambda self: self.rig.has_work)
+    @rule(ahead=st.integers(1, 2), steps=st.integers(2, 8), counts=COUNTS, num_cancelled=st.integers(0, 3))
+    def go_ahead(self, ahead: int, steps: int, counts: tuple[int, ...], num_cancelled: int) -> None:
+        """Steps with so many more batches out than the one that ends, the last of which may fail together."""
+        for number in range(steps):
+            if self.rig.has_work:
+                self.rig.step(() if number else counts, is_patient=False, ahead=ahead)
+        if self.capabilities.cancel:
+            for _ in range(num_cancelled):
+                self.rig.cancel(False)
+
+    @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(1, 8), counts=COUNTS)
     def serve(self, steps: int, counts: tuple[int, ...]) -> None:
         """A few whole steps, as an engine without surprises makes them."""

@@ -8,13 +8,12 @@ there. Knows the public interface of a scheduler. Does not know which policy dec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.testing import batch_oracles, life_oracles
 from paged.testing.books import ExpectedRequest
@@ -22,12 +21,11 @@ from paged.testing.conformance import held_to
 from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
-from paged.testing.shadow_kv import ShadowKV, Slots
+from paged.testing.flight import Flight, Key, Mirror, Source
+from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import Builder, World, build_scheduler
 
-Key = tuple[str, int]
-"""One sequence: the request's id and its number in the request."""
 Delivery = tuple[list[int], str | None]
 """What an output says of a sequence: its new tokens, and why it ended."""
 
@@ -38,19 +36,6 @@ class Loading:
 
     num_tokens: int
     blocks: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass
-class Flight:
-    """A batch between `schedule` and its end, with the block tables that it was scheduled on."""
-
-    batch: Any
-    keys: list[Key]
-    tables: dict[int, NDArray[np.int64]]
-    loading: list[str]
-    has_moved: bool = False
-    has_run: bool = False
-    attended: dict[int, Slots] = field(default_factory=dict)
 
 
 class SchedulerRig:
@@ -68,7 +53,8 @@ class SchedulerRig:
         self.loads: dict[str, Loading] = {}
         # Tokens asked for by loading requests whose batch was cancelled: appended tokens do not change what is listed again.
         self.asked: dict[str, int] = {}
-        self.mirror: dict[tuple[int, int], int] = {}
+        self.mirror: Mirror = {}
+        # Tokens of each sequence that an update confirmed and nothing took since.
         self.computed: dict[Key, int] = {}
         self.statuses: dict[str, str] = {}
         self.figures = Figures()
@@ -78,7 +64,10 @@ class SchedulerRig:
         # How often one behind it came in before it.
         self.passed: Counter[str] = Counter()
         self.num_added = 0
-        self.carries_moves = False
+        # Groups of moves of cancelled batches that are still to run.
+        self.num_carried = 0
+        # The latest batch that was cancelled after its moves had run.
+        self.last_moved = 0
         self.has_failed = False
         # Within `step`, which begins and ends a batch.
         self._is_between = False
@@ -103,18 +92,33 @@ class SchedulerRig:
         """What led here."""
         return Program("SchedulerRig", self.world, tuple(self.calls))
 
+    @property
+    def carries_moves(self) -> bool:
+        """Whether moves of a cancelled batch are still to run."""
+        return self.num_carried > 0
+
     def in_flight(self, id: str) -> bool:
-        """Whether an outstanding batch computes for this request."""
+        """Whether a batch that is out computes for this request, void or not."""
         return any(key[0] == id for flight in self.flights for key in flight.keys)
 
     def is_held(self, id: str) -> bool:
-        """Whether an outstanding batch computes or loads for this request: until it ends, an abort waits."""
+        """Whether a batch that is out computes or loads for this request: until it ends, the id is taken."""
         return self.in_flight(id) or any(id in flight.loading for flight in self.flights)
 
     def known(self, id: str, sequence: int) -> tuple[object, list[int]]:
         """Namespace and all tokens of a sequence, from the books."""
         book = self.books[id]
         return book.namespace, book.sequences[sequence].tokens
+
+    def foreseen(self, key: Key) -> list[int | Source]:
+        """All tokens of a sequence, and for those that batches which are out sample, which batch and at which place."""
+        tokens: list[int | Source] = list(self.known(*key)[1])
+        return tokens + [source for flight in self.flights for source in flight.sources(key)]
+
+    def progress(self, key: Key) -> int | None:
+        """Tokens of a sequence that are computed, or are by batches that are out, and that nothing took; None: nothing of it is."""
+        ends = [end for flight in self.flights if (end := flight.end_of(key)) is not None]
+        return max([*ends, self.computed[key]]) if key in self.computed else max(ends, default=None)
 
     def add(self, request: Any) -> None:
         """Submit a request. What no empty pool could hold has to be refused by `NeverFits`, and nothing else may be."""
@@ -159,24 +163,36 @@ class SchedulerRig:
         self._check()
 
     def schedule(self) -> Any:
-        """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding."""
+        """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding. None where so many batches
+        are out that one more has to be refused."""
+        from paged import TooManyOutstanding
+
         self._note("schedule")
         before = batch_oracles.observe(self)
         evicted = self._num_evicted()
-        with self._blaming():
-            batch = self.scheduler.schedule(now=self.now)
+        is_full = len(self.flights) >= self.world.max_outstanding
+        try:
+            with self._blaming(TooManyOutstanding):
+                batch = self.scheduler.schedule(now=self.now)
+        except TooManyOutstanding:
+            self._fail_on([] if is_full else [f"{len(self.flights)} batches are out, and yet they are too many"])
+            self.events["too many outstanding"] += 1
+            self._check()
+            return None
+        self._fail_on([f"{len(self.flights)} batches were out; one more was scheduled"] if is_full else [])
         self._record(batch)
         self._note_pressure(batch, evicted)
         for id, kind in batch.preempted:
             self.events[f"preempted by {kind}"] += 1
             self.preempted[id] += 1
+            self.events["preempted in flight"] += self.in_flight(id)
             self._forget_progress(id)
         self.figures.scheduled(batch)
-        self._fail_on(batch_oracles.violations(self, before, batch))
-        loading: list[str] = []
+        flight = self._flight_of(batch)
+        self._fail_on(batch_oracles.violations(self, before, flight))
         for row, first, block in batch.loads.tolist():
             id = self.scheduler.id_of(row)
-            loading.append(id)
+            flight.loading.append(id)
             if id not in self.loads:
                 most = min(self.books[id].request.num_computed, len(self.known(id, 0)[1]) - 1)
                 self.loads[id] = Loading(self.asked.pop(id, most - first))
@@ -185,11 +201,13 @@ class SchedulerRig:
         self.events["follow"] += bool(
             set(batch.admitted) - {id for id, _ in batch_oracles.keys_of(batch)} - self.loads.keys()
         )
-        self.carries_moves = False
+        if self.carries_moves and len(batch.moves):
+            # While such a group waits, a batch makes no moves of its own.
+            self.num_carried -= 1
         if not batch.is_empty:
-            tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
-            self.flights.append(Flight(batch, batch_oracles.keys_of(batch), tables, loading))
+            self.flights.append(flight)
         self.events["several outstanding"] += len(self.flights) > 1
+        self.events["computes what nobody knows"] += bool(flight.rests_on())
         self._check()
         return batch
 
@@ -199,10 +217,39 @@ class SchedulerRig:
         for flight in self.flights[: index + 1]:
             self._move(flight)
             if not flight.has_run:
-                found, flight.attended = self.shadow.run(flight.batch, flight.tables, self.known)
-                self._fail_on(found)
-                flight.has_run = True
+                self._compute(flight)
         self._poison_free()
+
+    def _compute(self, flight: Flight) -> None:
+        """The forward pass, with tables that are kept from the batches' changes alone."""
+        flight.apply_changes(self.mirror)
+        found, tables = flight.mirrored(self.mirror, self.world.block_size)
+        self._fail_on(found)
+        found, flight.attended = self.shadow.run(flight.batch, tables, flight.known)
+        self._fail_on(found)
+        flight.has_run = True
+        later = self.flights[self.flights.index(flight) + 1 :]
+        for place, (_, sequence) in enumerate(flight.keys):
+            if flight.batch.samples[place]:
+                held = flight.attended[place].tolist()
+                token = self.shadow.contents.next_token(held, sequence, self.world.vocabulary)
+                flight.sampled[place] = token
+                for other in later:
+                    other.learn((flight.number, place), token)
+
+    def _flight_of(self, batch: Any) -> Flight:
+        """A batch that has just been scheduled, with all that its rows will know when those before it have run."""
+        sampled = {(flight.number, place): token for flight in self.flights for place, token in flight.sampled.items()}
+        keys = batch_oracles.keys_of(batch)
+        plans: dict[Key, tuple[object, list[int | Source]]] = {}
+        for key in keys:
+            if key[0] in self.books:
+                tokens = [
+                    token if isinstance(token, int) else sampled.get(token, token) for token in self.foreseen(key)
+                ]
+                plans[key] = (self.books[key[0]].namespace, tokens)
+        tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
+        return Flight(batch, keys, tables, [], plans)
 
     def update(self, counts: Sequence[int] = ()) -> dict[Key, Delivery]:
         """End the oldest batch: `counts[i % len]` sampled tokens for its i-th sampling row, one each without `counts`."""
@@ -213,15 +260,18 @@ class SchedulerRig:
         self._note("update", tuple(counts))
         flight = self.flights.pop(0)
         tokens, given, expected = self._sampled(flight, counts)
-        before = {row: self.manager.table(row) for row in flight.tables}
+        live = set(self.manager.live_rows.tolist())
+        before = {row: self.manager.table(row) for row in flight.tables if row in live}
         with self._blaming():
             sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts else None
             outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
-        self.figures.computed(flight.batch, flight.keys)
+        self.figures.computed(flight)
         for index, key in enumerate(flight.keys):
+            if not flight.stands(index) or not self.books[key[0]].is_live:
+                continue
             self.computed[key] = int(flight.batch.seq_lens[index])
             row = int(flight.batch.rows[index])
-            if self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
+            if row in before and self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
                 self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])
         delivered = self._receive(list(outputs), expected)
         self._check()
@@ -229,6 +279,8 @@ class SchedulerRig:
 
     def cancel(self, moved: bool) -> None:
         """Take back the latest batch. `moved` says that its moves ran; its forward pass then stopped half way."""
+        from paged import BatchError
+
         if not self.flights:
             return
         moved = moved or self.flights[-1].has_moved
@@ -239,13 +291,22 @@ class SchedulerRig:
         self.figures.cancelled(flight.batch)
         if moved:
             self._move(flight)
+            flight.apply_changes(self.mirror)
             # Half a forward pass has written anything to the slots that it was given.
             self.shadow.device.reshape(-1)[flight.batch.slot_mapping] = POISON
         self.events["cancel with full blocks"] += bool((flight.batch.seq_lens >= self.world.block_size).any())
+        if flight.number < self.last_moved and len(flight.batch.moves):
+            # Those of a later batch ran, so its own did: they cannot be carried over.
+            self._refused(
+                BatchError, lambda: self.scheduler.cancel(flight.batch, moved=False), "a cancel without moves"
+            )
         with self._blaming():
             self.scheduler.cancel(flight.batch, moved=moved)
+        self.events["cancel behind another"] += len(self.flights) > 0
+        if moved:
+            self.last_moved = max(self.last_moved, flight.number)
         if not moved:
-            self.carries_moves = self.carries_moves or len(flight.batch.moves) > 0
+            self.num_carried += len(flight.batch.moves) > 0
         for id in dict.fromkeys(flight.loading):
             # Whoever lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
             is_loading = self.scheduler.status(id) == "loading"
@@ -256,7 +317,8 @@ class SchedulerRig:
                 self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
-            if start > self.computed.get(key, 0):
+            if start > (self.progress(key) or 0):
+                # It began behind what it shared, which may be gone.
                 self.computed.pop(key, None)
         self._check()
 
@@ -281,6 +343,7 @@ class SchedulerRig:
             self._fail_on([] if is_last else [f"abort of live {id} returned {output}"])
             book.end("abort")
             book.is_aborted = True
+            self._make_void(id, range(len(book.sequences)))
             self.loads.pop(id, None)
             self.asked.pop(id, None)
         elif output is not None:
@@ -365,11 +428,15 @@ class SchedulerRig:
         self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
         self._fail_on(life_oracles.at_rest(self))
 
-    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True) -> None:
-        """One whole step: one batch begun and ended. Before it a patient engine has all transfers reported and all starving sequences
-        fed; the other one lets them wait."""
+    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
+        """One whole step: a batch begun and one ended, with `ahead` more that are out meanwhile (None: as many as the world says). Before
+        it a patient engine has all transfers reported and all starving sequences fed; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
+        ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
+        if ahead:
+            while len(self.flights) <= ahead and not self.schedule().is_empty:
+                pass
         if self.flights:
             self.update(counts)
             return
@@ -402,7 +469,7 @@ class SchedulerRig:
             probe = type(self.manager)(1, 1)
             row = probe.add([0], namespace=content_namespace(namespace))
             probe.allocate([row], [1])
-            probe.confirm([row])
+            probe.confirm()
             self._roots[key] = next(iter(probe.cached_contents()))[0]
         return self._roots[key]
 
@@ -434,11 +501,16 @@ class SchedulerRig:
         given: list[int] = []
         expected: dict[Key, Delivery] = {}
         num_sampling = 0
+        rests_on = {source for later in self.flights for source in later.rests_on()}
         for index, (id, sequence) in enumerate(flight.keys):
             if not flight.batch.samples[index]:
                 given.append(0)
                 continue
             count = counts[num_sampling % len(counts)] if counts else 1
+            if (flight.number, index) in rests_on and count > 1:
+                # A later batch counts on one token.
+                self._refuse_several(flight, index)
+                count = 1
             num_sampling += 1
             held = flight.attended[index].tolist()
             sampled: list[int] = []
@@ -448,10 +520,24 @@ class SchedulerRig:
             self.events["none sampled" if count == 0 else "several sampled"] += count != 1
             tokens += sampled
             given.append(count)
-            if not self.books[id].is_aborted:
+            if index not in flight.void:
                 expected[id, sequence] = self.books[id].accept(sequence, sampled)
-                self.figures.output_tokens += len(expected[id, sequence][0])
+                accepted, reason = expected[id, sequence]
+                self.figures.output_tokens += len(accepted)
+                self.events["delivered elsewhere"] += index in flight.lost
+                if reason is not None:
+                    self._make_void(id, [sequence])
+                elif count != 1:
+                    self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
         return tokens, given, expected
+
+    def _refuse_several(self, flight: Flight, place: int) -> None:
+        from paged import WrongTokens
+
+        counts = flight.batch.samples.astype(np.int64)
+        counts[place] = 2
+        tokens = np.zeros(int(counts.sum()), np.int32)
+        self._refused(WrongTokens, lambda: self.scheduler.update(flight.batch, tokens, counts), "several tokens")
 
     def _receive(self, outputs: list[Any], expected: dict[Key, Delivery]) -> dict[Key, Delivery]:
         """Hold what `update` returned against the expectation: every token exactly once, and the right end."""
@@ -477,14 +563,25 @@ class SchedulerRig:
         self._fail_on(found)
         return delivered
 
+    def _make_void(self, id: str, sequences: Iterable[int], beyond: int = 0) -> None:
+        """What batches that are out compute of these sequences past their first `beyond` tokens counts for nothing."""
+        keys = [(id, sequence) for sequence in sequences]
+        for flight in self.flights:
+            before = len(flight.void)
+            flight.make_void(keys, beyond)
+            self.events["void"] += len(flight.void) > before
+
     def _poison_free(self) -> None:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
-        if all(flight.has_run for flight in self.flights) and not self.transfers and not self.loads:
+        is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
+        if is_between and not self.transfers and not self.loads:
             self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
 
     def _forget_progress(self, id: str) -> None:
         for sequence in range(len(self.books[id].sequences)):
             self.computed.pop((id, sequence), None)
+        for flight in self.flights:
+            flight.lose(id)
 
     def _num_evicted(self) -> int:
         """Blocks of content that have left the device, where that is asked for: while copies wait, and the host would take it."""
@@ -544,6 +641,16 @@ class SchedulerRig:
             self.passed.pop(id, None)
             del self.books[id], self.statuses[id]
             self.past.add(id)
+
+    def _refused(self, error: type[Exception], call: Callable[[], Any], what: str) -> None:
+        """The call has to raise this, and change nothing that can be seen."""
+        try:
+            with self._blaming(error):
+                call()
+        except error:
+            self.events[f"{what} refused"] += 1
+        else:
+            self._fail_on([f"{what} was taken"])
 
     def _fail_on(self, found: list[str]) -> None:
         if found:

@@ -89,8 +89,9 @@ class ShadowKV:
     ) -> tuple[list[str], dict[int, Slots]]:
         """The forward pass of a scheduler's batch, its moves already done: write all, then let every row attend.
 
-        `tables` are the rows' block tables as they were when the batch was scheduled. `known(id, sequence)` is the namespace and all tokens of that sequence, from the caller's own books. Returns the
-        violations, and for each row index of the batch the contents that it attended to, in order of position.
+        `tables` are the rows' block tables when the batch runs. `known(id, sequence)` is the namespace and all tokens of that
+        sequence, from the caller's own books, those among them that earlier batches sampled. Returns the violations, and for each row
+        index of the batch the contents that it attended to, in order of position.
         """
         found: list[str] = []
         slots, contents = batch.slot_mapping, np.full(len(batch.slot_mapping), POISON, np.int64)
@@ -107,7 +108,12 @@ class ShadowKV:
                 found.append(
                     f"{who}: positions {batch.positions[start:stop].tolist()} do not end at context length {length}"
                 )
-            if batch.token_ids[start:stop].tolist() != list(tokens[length - (stop - start) : length]):
+            comes_later = (batch.source_batches[start:stop] >= 0).tolist()
+            wanted = [
+                -1 if later else token
+                for later, token in zip(comes_later, tokens[length - (stop - start) : length], strict=True)
+            ]
+            if batch.token_ids[start:stop].tolist() != wanted:
                 found.append(
                     f"{who}: token ids {batch.token_ids[start:stop].tolist()} are not its tokens {list(tokens[:length])}"
                 )

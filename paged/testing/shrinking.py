@@ -141,6 +141,7 @@ _WITHOUT_LIMITS = {
     "known_outputs": None,
     "host_caching": False,
     "event_stride": 0,
+    "steps_ahead": 0,
     "least_load": 0,
     "lag": 0,
 }

@@ -29,6 +29,9 @@ class World(MemoryWorld):
     async_moves: bool = False
     vocabulary: int = 3
     event_stride: int = 0
+    max_outstanding: int = 4
+    steps_ahead: int = 0
+    """How many more batches the engine schedules, in a whole step, before it ends the oldest."""
     watermark: float | None = None
     """Share of the pool that admission leaves available; None: as the policy says, which is no block of a pool this small."""
     preemption: str | None = None
@@ -87,6 +90,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "max_waiting": world.max_waiting,
         "vocabulary_size": world.vocabulary,
         "async_moves": world.async_moves,
+        "max_outstanding": world.max_outstanding,
     }
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}

@@ -154,8 +154,8 @@ def run(step: Callable[..., Step]) -> Callable[..., list[Step]]:
 class NumberEngine:
     """A model whose KV is one number a slot, and whose next token is a function of all the tokens it attends to.
 
-    Every slot that a row attends to is compared with the number that its tokens give, every table with the changes that the
-    batches announced, and every token id with the request's own.
+    Every slot that a row attends to is compared with the number that its tokens give, every slot mapping with the tables that the
+    batches' changes make, and every token id with the request's own. `forward` may come after later batches were scheduled.
     """
 
     def __init__(self, scheduler: Scheduler, vocabulary: int = 50) -> None:
@@ -167,6 +167,9 @@ class NumberEngine:
         self.host = np.full((max(manager.num_host_blocks, 1), manager.block_size), -1, np.int64)
         self.known: dict[tuple[str, int], list[int]] = {}
         self.tables: dict[tuple[int, int], int] = {}
+        # What each place of each batch sampled, and tokens that rows computed before an update told them.
+        self.sampled: dict[tuple[int, int], int] = {}
+        self.early: dict[tuple[str, int, int], int] = {}
         self.outputs: Tokens = {}
         self.reasons: dict[str, str] = {}
 
@@ -216,24 +219,35 @@ class NumberEngine:
         contexts = []
         for i, row in enumerate(batch.rows):
             start, stop = int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])
-            tokens = self.known[batch.ids[i], int(batch.sequences[i])]
             length = int(batch.seq_lens[i])
-            numbers = self.numbers(tokens[:length])
             positions = batch.positions[start:stop]
             assert list(positions) == list(range(length - (stop - start), length))
-            assert [tokens[position] for position in positions] == list(batch.token_ids[start:stop])
+            numbers = self.numbers(self.tokens_of(batch, i))
             slots = batch.slot_mapping[start:stop]
             self.device.reshape(-1)[slots] = [numbers[position] for position in positions]
-            blocks = batch.block_tables[row][: -(-length // self.block_size)]
-            assert [self.tables[int(row), column] for column in range(len(blocks))] == list(blocks)
+            blocks = [self.tables[int(row), column] for column in range(-(-length // self.block_size))]
+            through_tables = [blocks[p // self.block_size] * self.block_size + p % self.block_size for p in positions]
+            assert through_tables == list(slots)
             contexts.append((blocks, numbers))
         for blocks, numbers in contexts:
             assert self.device[blocks].reshape(-1)[: len(numbers)].tolist() == numbers
-        return [
-            (contexts[i][1][-1] + int(batch.sequences[i])) % self.vocabulary
-            for i in range(len(batch.rows))
-            if batch.samples[i]
-        ]
+        sampling = [i for i in range(len(batch.rows)) if batch.samples[i]]
+        chosen = [(contexts[i][1][-1] + int(batch.sequences[i])) % self.vocabulary for i in sampling]
+        self.sampled |= {(batch.number, i): token for i, token in zip(sampling, chosen, strict=True)}
+        return chosen
+
+    def tokens_of(self, batch: Batch, i: int) -> list[int]:
+        """All tokens that row i of a batch attends to: known ones, and those that earlier batches sampled."""
+        id, sequence, length = batch.ids[i], int(batch.sequences[i]), int(batch.seq_lens[i])
+        tokens = self.known[id, sequence][:length]
+        for t in range(int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])):
+            position, source = int(batch.positions[t]), int(batch.source_batches[t])
+            if source < 0:
+                assert batch.token_ids[t] == tokens[position]
+                continue
+            assert batch.token_ids[t] == -1
+            self.early[id, sequence, position] = self.sampled[source, int(batch.source_places[t])]
+        return tokens + [self.early[id, sequence, position] for position in range(len(tokens), length)]
 
     def update(self, batch: Batch, tokens: list[int], now: float = 0.0) -> list[Output]:
         outputs = list(self.scheduler.update(batch, np.array(tokens, np.int64), now=now))

@@ -104,7 +104,7 @@ def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill
     assert manager.snapshot() == before
 
 
-def test_a_row_is_in_a_batch_once_and_in_the_next_one_again(make_manager):
+def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(make_manager):
     manager = make_manager(8, 4, host_blocks=8)
     row = manager.add(range(6))
     manager.allocate([row], [5])
@@ -113,11 +113,17 @@ def test_a_row_is_in_a_batch_once_and_in_the_next_one_again(make_manager):
         manager.allocate([row], [1])
     assert manager.snapshot() == before
     manager.next_batch()
-    manager.allocate([row], [1])
-    assert manager.num_launched[row] == 6
+    child = manager.fork(row)
+    manager.append(row, [1])
+    manager.truncate(row, 1)
+    manager.swap_out([child])
+    manager.free([row])
+    manager.confirm()
+    manager.free([child])
+    assert (manager.num_used, manager.host_used) == (0, 0)
 
 
-def test_without_a_batch_there_is_nothing_to_confirm_or_cancel(make_manager, fill):
+def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, fill):
     manager = make_manager(8, 4)
     fill(manager, range(6))
     before = manager.snapshot()
@@ -139,7 +145,7 @@ def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(mak
 
 def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
     manager = make_manager(8, 4)
-    good, flying = manager.add(range(6)), manager.add(range(20, 26))
+    good, flying = manager.add(range(6)), manager.add(range(20, 27))
     manager.allocate([flying], [6])
     before = manager.snapshot()
     with pytest.raises(RowInFlight):

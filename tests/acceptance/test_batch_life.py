@@ -84,40 +84,35 @@ def test_an_abort_of_the_leader_before_a_cancel_leaves_the_sharers_whole(make_sc
     assert len(engine.run()["b/0"]) == 4
 
 
-def test_a_row_that_filled_a_block_which_another_batch_has_pending_switches_when_its_own_ends(
-    make_scheduler, make_engine, request_of
-):
+def test_a_row_shares_what_a_batch_that_is_out_computes(make_scheduler, make_engine, request_of):
     scheduler = make_scheduler(20, 4, max_sequences=4)
     engine = make_engine(scheduler)
     engine.add(request_of("a", [*range(8), 70], max_tokens=4))
     first = scheduler.schedule()
-    first_tokens = engine.forward(first)
     engine.add(request_of("b", [*range(8), 80], max_tokens=4))
     second = scheduler.schedule()
-    # A pending block is seen only within its own batch: "b" computes everything.
-    assert second.num_tokens.tolist() == [9]
-    second_tokens = engine.forward(second)
-    assert scheduler.manager.num_used == 6
-    engine.update(first, first_tokens)
-    engine.update(second, second_tokens)
+    # A token of "a", and the one of "b" that is its own.
+    assert second.num_tokens.tolist() == [1, 1]
     assert scheduler.manager.num_used == 4
+    # It is cached from the update on.
+    assert scheduler.manager.cached_contents() == set()
+    engine.update(first, engine.forward(first))
+    assert len(scheduler.manager.cached_contents()) == 2
+    engine.update(second, engine.forward(second))
     engine.run()
     assert {len(tokens) for tokens in engine.outputs.values()} == {4}
 
 
-def test_the_later_batch_may_be_cancelled_after_the_earlier_one_was_updated(make_scheduler, make_engine, request_of):
+def test_later_batches_may_be_cancelled_after_the_earlier_one_was_updated(make_scheduler, make_engine, request_of):
     scheduler = make_scheduler(20, 4, max_tokens_per_step=9)
     engine = make_engine(scheduler)
     for name in ("a", "b"):
         engine.add(request_of(name, 9, max_tokens=4))
     first = scheduler.schedule()
-    tokens = engine.forward(first)
     second = scheduler.schedule()
-    engine.see_tables(second)
-    engine.update(first, tokens)
+    engine.update(first, engine.forward(first))
     third = scheduler.schedule()
-    assert list(third.ids) == ["a"]
-    engine.see_tables(third)
+    assert (second.ids.tolist(), third.ids.tolist()) == (["a", "b"], ["a", "b"])
     scheduler.cancel(third)
     scheduler.cancel(second)
     assert scheduler.check() == []
@@ -208,12 +203,12 @@ def test_an_engine_that_keeps_two_batches_in_the_air_says_the_same_words(make_sc
             batch = scheduler.schedule()
             assert scheduler.check() == []
             if not batch.is_empty:
-                outstanding.append((batch, engine.forward(batch)))
-            if batch.is_empty or len(outstanding) == 2:
-                engine.update(*outstanding.pop(0))
+                outstanding.append(batch)
+            if outstanding and (batch.is_empty or len(outstanding) == 2):
+                oldest = outstanding.pop(0)
+                engine.update(oldest, engine.forward(oldest))
                 assert scheduler.check() == []
-        for batch, tokens in outstanding:
-            engine.update(batch, tokens)
+        assert outstanding == []
         assert engine.outputs == plain
 
 

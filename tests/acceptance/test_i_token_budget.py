@@ -170,35 +170,34 @@ def test_I15_with_nothing_to_do_the_batch_is_empty(make_scheduler, request_of, r
     assert scheduler.schedule().is_empty
 
 
-def test_I16_the_first_of_two_in_flight_goes_on_when_its_own_batch_ends(make_scheduler, request_of, scheduled):
+def test_I16_the_first_of_two_goes_on_while_the_other_is_still_out(make_scheduler, request_of, scheduled):
     scheduler = make_scheduler(20, 4)
     scheduler.add(request_of("a", 6))
     first = scheduler.schedule()
     scheduler.add(request_of("b", 5))
     second = scheduler.schedule()
-    assert (scheduled(first), scheduled(second)) == ({"a": 6}, {"b": 5})
-    # Both are in flight: there is nothing to schedule.
-    assert scheduler.schedule().is_empty
+    # "a" need not wait for its own batch either: the token that comes next is the one that place 0 of it samples.
+    assert (scheduled(first), scheduled(second)) == ({"a": 6}, {"a": 1, "b": 5})
+    assert second.token_ids.tolist()[0] == -1
+    assert (second.source_batches.tolist()[0], second.source_places.tolist()[0]) == (first.number, 0)
     scheduler.update(first, [7])
     third = scheduler.schedule()
-    assert scheduled(third) == {"a": 1}
-    scheduler.update(second, [7])
-    fourth = scheduler.schedule()
-    assert scheduled(fourth) == {"b": 1}
-    scheduler.update(third, [7])
-    scheduler.update(fourth, [7])
+    assert scheduled(third) == {"a": 1, "b": 1}
+    sources = list(zip(third.source_batches.tolist(), third.source_places.tolist(), strict=True))
+    assert sources == [(second.number, 0), (second.number, 1)]
+    scheduler.update(second, [7, 8])
+    scheduler.update(third, [7, 8])
     assert scheduler.check() == []
 
 
-def test_I17_rows_in_flight_in_several_batches_count_together(make_scheduler, request_of, scheduled):
+def test_I17_budget_and_number_of_rows_hold_for_each_batch(make_scheduler, request_of, scheduled):
     scheduler = make_scheduler(20, 4, max_sequences=3, max_tokens_per_step=8)
     for name in ("a", "b", "c", "d"):
         scheduler.add(request_of(name, 4))
     first, second = scheduler.schedule(), scheduler.schedule()
-    # The budget holds for each batch, the number of sequences for both.
-    assert (scheduled(first), scheduled(second)) == ({"a": 4, "b": 4}, {"c": 4})
-    scheduler.update(first, [7, 7])
-    scheduler.update(second, [7])
+    assert (scheduled(first), scheduled(second)) == ({"a": 4, "b": 4}, {"a": 1, "b": 1, "c": 4})
+    # "d" waits for a row, not for a batch.
+    assert scheduled(scheduler.schedule()) == {"a": 1, "b": 1, "c": 1}
 
 
 def test_I18_several_prompts_are_mid_prefill_at_once(make_scheduler, request_of, step):
@@ -229,8 +228,10 @@ def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler, r
     for name, dtype in (
         ("rows", "int64"),
         ("num_tokens", "int64"),
-        ("starts", "int64"),
+        ("query_start_loc", "int64"),
         ("token_ids", "int32"),
+        ("source_batches", "int64"),
+        ("source_places", "int64"),
         ("positions", "int64"),
         ("slot_mapping", "int64"),
         ("seq_lens", "int64"),

@@ -113,22 +113,21 @@ def test_L8_an_end_is_told_exactly_once(make_scheduler, request_of, step):
     assert scheduler.counts()["finished"] == 2
 
 
-def test_L9_an_abort_in_flight_takes_effect_when_its_batch_ends(make_scheduler, request_of):
+def test_L9_an_abort_in_flight_takes_effect_at_once_and_frees_the_id_when_its_batch_ends(make_scheduler, request_of):
     scheduler = make_scheduler(20, 4)
     for name in ("a", "b"):
         scheduler.add(request_of(name, 6))
     batch = scheduler.schedule()
     output = scheduler.abort("a")
     assert (output.id, output.finish_reason) == ("a", "abort")
-    # Until the batch ends its blocks count as used and its id is taken.
-    assert scheduler.manager.num_used == 4
+    assert (scheduler.status("a"), scheduler.manager.num_used) == ("aborted", 2)
     with pytest.raises(DuplicateRequest):
         scheduler.add(request_of("a", 6))
     assert scheduler.check() == []
     outputs = outputs_of(scheduler, batch, [8, 9])
     assert list(outputs) == ["b"]
     assert outputs["b"].token_ids == [9]
-    assert scheduler.manager.num_used == 2
+    assert scheduler.stats().voided_tokens == 6
     scheduler.add(request_of("a", 6))
     assert scheduler.counts()["submitted"] == 3
 

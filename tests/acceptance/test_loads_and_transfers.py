@@ -41,24 +41,15 @@ def test_what_did_not_arrive_is_computed(make_scheduler, make_engine, request_of
     assert len(engine.run()["a/0"]) == 2
 
 
-def test_what_arrived_beside_the_same_content_in_flight_is_shared_once_that_is_confirmed(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 1, max_tokens_per_step=4, max_sequences=4)
-    for name, length, elsewhere, outputs in (("a", 1, 0, 3), ("b", 4, 0, 3), ("c", 3, 3, 1), ("d", 1, 0, 1)):
-        scheduler.add(request_of(name, [0] * length, max_tokens=outputs, num_computed=elsewhere))
-    first, second = scheduler.schedule(), scheduler.schedule()
-    # c's tokens are the ones that b is computing just now, so they cannot be nodes yet.
-    scheduler.loaded("c", 2)
+def test_what_a_batch_that_is_out_computes_is_not_asked_for_from_elsewhere(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 1)
+    scheduler.add(request_of("a", [0, 0, 0, 0], max_tokens=1))
+    first = scheduler.schedule()
+    scheduler.add(request_of("b", [0, 0, 0], max_tokens=1, num_computed=2))
+    second = scheduler.schedule()
+    assert (len(second.loads), second.ids.tolist(), second.positions.tolist()) == (0, ["b"], [2])
     for batch in (first, second):
-        scheduler.update(batch, [0] * int(batch.samples.sum()))
-    preempted = []
-    for _ in range(2):
-        batch = scheduler.schedule()
-        preempted += batch.preempted
-        scheduler.update(batch, [0] * len(batch.rows))
-    assert preempted == [("c", "recompute")]
-    # c lost its second token, and what b computed has it.
-    batch = scheduler.schedule()
-    assert (batch.ids.tolist(), batch.positions.tolist()) == (["c"], [2])
+        assert [output.finish_reason for output in scheduler.update(batch, [7])] == ["length"]
 
 
 def test_prefix_hits_come_before_loads_and_one_token_is_left_to_compute(make_scheduler, make_engine, request_of):

@@ -323,3 +323,13 @@ def test_a_shadowed_package_is_one_line_too(tmp_path):
     assert process.returncode == 2
     assert process.stderr.count("\n") == 1
     assert str(tmp_path / "scheduler.py") in process.stderr
+
+
+@pytest.mark.parametrize("library", ["typer", "rich"])
+def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it(run_python, library):
+    process = run_python("-c", f"import sys; sys.modules['{library}'] = None\nfrom paged.__main__ import main; main()")
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr == (
+        f"paged: paged.cli needs {library}, which is not installed; pip install 'paged[cli]' brings it.\n"
+    )

@@ -12,8 +12,8 @@ import paged
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 
-# What the memory layer, the scheduler and the command line must do without.
-HEAVY = ("torch", "transformers", "hypothesis", "matplotlib", "plotly")
+# What the memory layer, the scheduler and the test kit must do without.
+HEAVY = ("torch", "transformers", "hypothesis", "matplotlib", "plotly", "typer", "rich")
 
 
 def loaded_after(run_python: RunPython, program: str) -> set[str]:

@@ -1,6 +1,7 @@
 """One step ahead: the engine puts a step out before the one before it is ended, and says the same words."""
 
 import pytest
+import torch
 
 from paged import LLM, Engine, InvalidConfig, SamplingParams
 from paged.checkpoint import checkpoint_path
@@ -14,25 +15,31 @@ def model():
 
 
 def answers(model, **options):
+    """What each prompt gets, the logits that each token was chosen from, and the figures."""
     llm = LLM(model, max_sequences=4, max_tokens_per_step=48, block_size=4, **options)
     wishes = [
         SamplingParams(max_tokens=6 + 5 * number, temperature=0.7 * (number % 2)) for number in range(len(PROMPTS))
     ]
+    logits = {}
+
+    def note(id, place, row):
+        logits[id, place] = row.clone()
+
+    llm.engine.on_logits = note
     found = [(answer.token_ids, answer.finish_reason) for answer in llm.generate(PROMPTS, wishes)]
     assert llm.engine.check() == []
-    assert (llm.engine.manager.num_used, llm.engine.has_unfinished, llm.engine.scheduler.has_unfinished) == (
-        0,
-        False,
-        False,
-    )
-    return found, llm.engine.scheduler.stats()
+    assert (llm.engine.manager.num_used, llm.engine.has_unfinished) == (0, False)
+    assert not llm.engine.scheduler.has_unfinished
+    return found, logits, llm.engine.scheduler.stats()
 
 
 @pytest.mark.parametrize("memory", [{"num_blocks": 99}, {"num_blocks": 12}, {"num_blocks": 12, "host_blocks": 12}])
-def test_answers_are_the_same_with_ample_memory_and_without(model, memory):
-    plain, _ = answers(model, **memory)
-    ahead, stats = answers(model, steps_ahead=1, **memory)
+def test_tokens_and_logits_are_the_same_bit_for_bit_with_ample_memory_and_without(model, memory):
+    plain, logits, _ = answers(model, **memory)
+    ahead, logits_ahead, stats = answers(model, steps_ahead=1, **memory)
     assert ahead == plain
+    # One step ahead there are some more, after the last tokens.
+    assert all(torch.equal(row, logits_ahead[key]) for key, row in logits.items())
     assert memory["num_blocks"] == 99 or stats.preemptions > 0
 
 

@@ -1,0 +1,181 @@
+"""Drafts: guesses ride along with the token before them, are the first to go, and are never content."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import Drafts, PagedError, WrongDrafts, WrongTokens
+
+
+def started(scheduler, request_of, length=5, **options):
+    """Request "a", whose prompt is computed and whose first output, 70, is known."""
+    scheduler.add(request_of("a", length, **options))
+    scheduler.update(scheduler.schedule(), [70])
+    return scheduler
+
+
+def test_I13_drafts_wait_for_the_end_of_the_prompt(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 16, max_tokens_per_step=50)
+    scheduler.add(request_of("a", 80))
+    seen = []
+    for tokens in ([], [7], [1, 2, 3, 8]):
+        batch = scheduler.schedule(drafts={"a": [1, 2, 3]} if scheduler.status("a") == "running" else None)
+        seen.append((batch.num_tokens.tolist(), batch.num_drafts.tolist()))
+        scheduler.update(batch, tokens, [len(tokens)])
+    assert seen == [([50], [0]), ([30], [0]), ([4], [3])]
+    assert scheduler.stats().accepted_tokens == 3
+
+
+def test_a_batch_says_where_drafts_lie_and_what_they_are(make_scheduler, request_of):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    batch = scheduler.schedule(drafts={"a": [71, 72]})
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([70, 71, 72], [5, 6, 7])
+    assert (batch.num_tokens.tolist(), batch.num_drafts.tolist(), batch.seq_lens.tolist()) == ([3], [2], [8])
+    assert (batch.query_start_loc.tolist(), batch.samples.tolist()) == ([0, 3], [True])
+    table = scheduler.manager.table(int(batch.rows[0]))
+    assert batch.slot_mapping.tolist() == [int(table[1]) * 4 + offset for offset in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("tokens", "launched"), [([9], 6), ([71, 9], 7), ([71, 72, 9], 8)])
+def test_accepted_drafts_are_computed_and_the_slots_of_rejected_ones_are_written_again(
+    make_scheduler, request_of, tokens, launched
+):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    (output,) = scheduler.update(scheduler.schedule(drafts={"a": [71, 72]}), tokens, [len(tokens)])
+    assert output.token_ids == tokens
+    row, manager = scheduler.rows_of("a")[0], scheduler.manager
+    assert (int(manager.num_computed[row]), int(manager.num_tokens[row])) == (launched, launched + 1)
+    batch = scheduler.schedule()
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([9], [launched])
+    stats = scheduler.stats()
+    assert (stats.drafted_tokens, stats.accepted_tokens, stats.rejected_tokens) == (2, len(tokens) - 1, 3 - len(tokens))
+    assert scheduler.check() == []
+
+
+def test_a_block_that_held_rejected_drafts_alone_goes_back(make_scheduler, request_of):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]})
+    assert scheduler.manager.num_used == 3
+    scheduler.update(batch, [9])
+    assert (scheduler.manager.num_used, scheduler.check()) == (2, [])
+
+
+def test_drafts_are_the_first_to_go_when_the_budget_is_short(make_scheduler, request_of):
+    scheduler = started(make_scheduler(20, 4, max_tokens_per_step=6), request_of)
+    scheduler.add(request_of("b", 4))
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
+    assert (batch.num_tokens.tolist(), batch.num_drafts.tolist()) == ([2, 4], [1, 0])
+
+
+def test_nothing_is_preempted_or_evicted_from_its_row_for_drafts(make_scheduler, request_of):
+    scheduler = make_scheduler(4, 4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 6))
+    scheduler.update(scheduler.schedule(), [7, 8])
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3], "b": [1, 2, 3]})
+    # Each row's last block has one place left behind its next token.
+    assert (batch.num_drafts.tolist(), batch.preempted) == ([1, 1], ())
+
+
+def test_no_draft_lies_beyond_the_full_length(make_scheduler, request_of):
+    scheduler = started(make_scheduler(20, 4), request_of, max_tokens=4)
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]})
+    assert batch.num_drafts.tolist() == [2]
+    (output,) = scheduler.update(batch, [1, 2, 9], [3])
+    assert (output.token_ids, output.finish_reason) == ([1, 2, 9], "length")
+
+
+def test_tokens_after_a_stop_among_the_accepted_ones_are_not_delivered(make_scheduler, request_of):
+    scheduler = started(make_scheduler(20, 4), request_of, stop_token_ids=(2,))
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
+    (output,) = scheduler.update(batch, [1, 2, 3, 4], [4])
+    assert (output.token_ids, output.finish_reason) == ([1, 2], "stop")
+    assert (scheduler.manager.num_used, scheduler.check()) == (0, [])
+
+
+def test_drafts_are_no_content_before_they_are_accepted(make_scheduler, request_of):
+    scheduler = started(make_scheduler(8, 4), request_of, length=[0, 1, 2])
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4]})
+    prompt = [*range(3), 70, 1, 2, 3, 4, 5]
+    assert scheduler.manager.lookup(prompt).num_tokens == 4
+    scheduler.update(batch, [1, 2, 3, 4, 5], [5])
+    assert scheduler.manager.lookup(prompt).num_tokens == 8
+    assert scheduler.check() == []
+
+
+def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, request_of):
+    scheduler = started(make_scheduler(20, 4), request_of)
+    scheduler.add(request_of("b", 4))
+    first = scheduler.schedule(drafts={"a": [1, 2]})
+    second = scheduler.schedule()
+    assert (first.ids.tolist(), second.ids.tolist()) == (["a", "b"], ["b"])
+    scheduler.update(first, [1, 9, 8], [2, 1])
+    assert scheduler.schedule().ids.tolist() == ["a", "b"]
+
+
+def test_a_cancelled_batch_leaves_nothing_of_its_drafts(make_scheduler, request_of):
+    scheduler = started(make_scheduler(20, 4), request_of)
+    before = scheduler.manager.num_used
+    scheduler.cancel(scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]}))
+    assert (scheduler.manager.num_used, scheduler.check()) == (before, [])
+    assert scheduler.stats().drafted_tokens == 0
+
+
+def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 5))
+    first = scheduler.schedule()
+    scheduler.update(first, [7, 8, 9])
+    rows = first.rows[[2, 0]]
+    batch = scheduler.schedule(drafts=Drafts(rows, np.array([1, 2]), np.array([5, 3, 4], np.int32)))
+    assert batch.num_drafts.tolist() == [2, 0, 1]
+    assert batch.token_ids.tolist() == [7, 3, 4, 8, 9, 5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts", "message"),
+    [
+        ([1, 2, 3, 4], [4], "got 4 tokens; it had 2 drafts"),
+        ([1, 5, 9], [3], "got token 5 where its draft was 2"),
+    ],
+)
+def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_of, tokens, counts, message):
+    scheduler = started(make_scheduler(20, 4), request_of)
+    batch = scheduler.schedule(drafts={"a": [1, 2]})
+    before = scheduler.manager.snapshot()
+    with pytest.raises(WrongTokens, match=message):
+        scheduler.update(batch, tokens, counts)
+    assert scheduler.manager.snapshot() == before
+    scheduler.update(batch, [1, 2, 9], [3])
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        {"nobody": [1]},
+        {"waits": [1]},
+        {("a", 1): [1]},
+        {"a": [2000]},
+        {"a": [-1]},
+        {"a": [0.5]},
+        {"a": None},
+        [1, 2],
+        Drafts(np.array([63]), np.array([1]), np.array([1], np.int32)),
+        Drafts(np.array([0, 0]), np.array([1, 1]), np.array([1, 2], np.int32)),
+        Drafts(np.array([0]), np.array([2]), np.array([1], np.int32)),
+        Drafts(np.array([0]), np.array([-1]), np.array([], np.int32)),
+        Drafts(np.array([0.0]), np.array([1]), np.array([1], np.int32)),
+        Drafts(np.array([0]), np.array([1, 1]), np.array([1, 1], np.int32)),
+    ],
+    ids=repr,
+)
+def test_wrong_drafts_are_refused_and_change_nothing(make_scheduler, request_of, drafts):
+    scheduler = started(make_scheduler(20, 4, max_sequences=1, vocabulary_size=2000), request_of)
+    scheduler.add(request_of("waits", 4))
+    before, told = scheduler.manager.snapshot(), scheduler.stats()
+    with pytest.raises(WrongDrafts):
+        scheduler.schedule(drafts=drafts)
+    assert issubclass(WrongDrafts, PagedError)
+    assert (scheduler.manager.snapshot(), scheduler.stats()) == (before, told)

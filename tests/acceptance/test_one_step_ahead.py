@@ -1,0 +1,335 @@
+"""Steps scheduled before the update of those before them: each sentence of what order promises, by a program of a few calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import (
+    BatchError,
+    BatchOutOfOrder,
+    DuplicateRequest,
+    Policy,
+    RequestInFlight,
+    TooManyOutstanding,
+    WrongTokens,
+)
+
+NOTHING = np.empty(0, np.int64)
+SWAPS = Policy(name="swaps", take="tail", preemption="swap")
+PAUSES = Policy(name="pauses", take="tail", preemption="recompute")
+
+
+def told(outputs):
+    """What an update delivers, as (id, tokens, why it ended)."""
+    return [(output.id, output.token_ids, output.finish_reason) for output in outputs]
+
+
+@pytest.fixture
+def pair(make_scheduler, request_of):
+    """Two requests that run, and two batches that are out: both sample in each."""
+    scheduler = make_scheduler(20, 4)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 4, max_tokens=5, eos_token_id=9))
+    return scheduler, scheduler.schedule(), scheduler.schedule()
+
+
+def test_a_token_that_is_being_sampled_is_minus_one_and_its_batch_and_place_are_said(pair):
+    _scheduler, first, second = pair
+    assert (second.token_ids.tolist(), second.positions.tolist()) == ([-1, -1], [4, 4])
+    assert second.source_batches.tolist() == [first.number] * 2
+    assert second.source_places.tolist() == [0, 1]
+    assert first.source_batches.tolist() == [-1] * 8
+
+
+def test_a_token_that_has_been_told_is_in_token_ids(pair):
+    scheduler, first, _second = pair
+    scheduler.update(first, [5, 6])
+    third = scheduler.schedule()
+    assert third.source_batches.tolist() == [_second.number] * 2
+    scheduler.update(_second, [7, 8])
+    scheduler.cancel(third)
+    fourth = scheduler.schedule()
+    assert (fourth.token_ids.tolist(), fourth.source_batches.tolist()) == ([7, 8], [-1, -1])
+
+
+def test_a_chunk_may_end_in_a_token_that_nobody_knows_behind_known_ones(make_scheduler, request_of):
+    # "b" gives way while its first token is being sampled, and comes back when "a" has ended.
+    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160, max_outstanding=5)
+    scheduler.add(request_of("a", 64, max_tokens=5))
+    scheduler.add(request_of("b", 64, max_tokens=5))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    scheduler.abort("a")
+    third = scheduler.schedule()
+    assert (third.ids.tolist(), third.seq_lens.tolist(), third.samples.tolist()) == (["b"], [65], [True])
+    assert third.token_ids.tolist()[-1] == -1
+    assert (third.source_batches.tolist()[-1], third.source_places.tolist()[-1]) == (first.number, 1)
+    # What "b" computed is content of the first batch: it shares that, and computes the last block again.
+    assert set(third.source_batches.tolist()[:-1]) <= {-1}
+    assert told(scheduler.update(first, [7, 7])) == [("b", [7], None)]
+    assert told(scheduler.update(second, [7])) == []
+    assert told(scheduler.update(third, [8])) == [("b", [8], None)]
+
+
+def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
+    scheduler, first, second = pair
+    assert told(scheduler.update(first, [9, 6])) == [("a", [9], "stop"), ("b", [6], None)]
+    # Its blocks are free at once; its row still runs in the second batch, and needs a token there.
+    assert scheduler.manager.num_used == 2
+    assert told(scheduler.update(second, [5, 7])) == [("b", [7], None)]
+    assert scheduler.stats().voided_tokens == 1
+    assert scheduler.stats().output_tokens == 3
+
+
+def test_a_row_is_not_launched_past_its_full_length(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4, max_tokens=2))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert second.seq_lens.tolist() == [5]
+    # The second batch samples its last token.
+    assert scheduler.schedule().is_empty
+    assert told(scheduler.update(first, [7])) == [("a", [7], None)]
+    assert told(scheduler.update(second, [8])) == [("a", [8], "length")]
+    assert scheduler.stats().voided_tokens == 0
+
+
+def test_an_abort_in_flight_gives_blocks_back_at_once_and_the_next_batch_draws_them(make_scheduler, request_of):
+    scheduler = make_scheduler(2, 4, policy="vllm", prefix_caching=False)
+    scheduler.add(request_of("a", 6))
+    first = scheduler.schedule()
+    blocks = scheduler.manager.table(0).tolist()
+    assert scheduler.abort("a").finish_reason == "abort"
+    assert scheduler.manager.num_used == 0
+    scheduler.add(request_of("b", 6))
+    second = scheduler.schedule()
+    assert sorted(scheduler.manager.table(int(second.rows[0])).tolist()) == sorted(blocks)
+    assert told(scheduler.update(first, [7])) == []
+    assert told(scheduler.update(second, [8])) == [("b", [8], None)]
+
+
+def test_an_id_is_free_when_the_last_batch_with_a_share_of_it_has_ended(pair, request_of):
+    scheduler, first, second = pair
+    scheduler.abort("a")
+    for batch in (first, second):
+        with pytest.raises(DuplicateRequest):
+            scheduler.add(request_of("a", 4))
+        assert [id for id, _, _ in told(scheduler.update(batch, [7, 7]))] == ["b"]
+    scheduler.add(request_of("a", 4))
+
+
+def test_an_id_is_free_when_the_last_batch_with_a_share_of_it_was_cancelled(pair, request_of):
+    scheduler, first, second = pair
+    scheduler.abort("a")
+    scheduler.cancel(second)
+    with pytest.raises(DuplicateRequest):
+        scheduler.add(request_of("a", 4))
+    scheduler.cancel(first)
+    scheduler.add(request_of("a", 4))
+
+
+def test_a_row_that_is_swapped_in_flight_gets_its_token_and_goes_on(make_scheduler, make_engine, request_of):
+    def tokens(num_blocks, host_blocks, ahead):
+        scheduler = make_scheduler(num_blocks, 4, host_blocks=host_blocks, policy=SWAPS)
+        engine = make_engine(scheduler)
+        for name in ("a", "b"):
+            engine.add(request_of(name, [ord(name)] * 8, max_tokens=8))
+        out, kinds = [], []
+        for _ in range(100):
+            if not scheduler.has_unfinished:
+                break
+            batch = scheduler.schedule()
+            kinds += [kind for _, kind in batch.preempted]
+            out += [] if batch.is_empty else [batch]
+            if out and (batch.is_empty or len(out) > ahead):
+                engine.update(out[0], engine.forward(out.pop(0)))
+        return engine.outputs, kinds
+
+    plain, _ = tokens(20, 0, 0)
+    for ahead in (1, 2):
+        assert tokens(5, 8, ahead) == (plain, ["swap"])
+
+
+def test_two_batches_are_cancelled_latest_first_and_nothing_is_missing(pair):
+    scheduler, first, second = pair
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.cancel(first)
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    again = scheduler.schedule()
+    assert (again.ids.tolist(), again.seq_lens.tolist()) == (["a", "b"], [4, 4])
+    assert told(scheduler.update(again, [7, 8])) == [("a", [7], None), ("b", [8], None)]
+
+
+def test_table_changes_of_cancelled_batches_come_again_in_order(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 1)
+    scheduler.add(request_of("a", 2))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    again = scheduler.schedule()
+    tables = {}
+    for batch in (again,):
+        keys = zip(batch.table_rows.tolist(), batch.table_columns.tolist(), strict=True)
+        tables.update(zip(keys, batch.table_blocks.tolist(), strict=True))
+    row = int(again.rows[0])
+    assert [tables[row, column] for column in range(2)] == scheduler.manager.table(row).tolist()
+
+
+def test_the_changes_alone_make_the_tables_however_late_a_batch_runs(make_scheduler, make_engine, request_of):
+    prompts = [[(number * position) % 3 for position in range(4 + 2 * number)] for number in range(6)]
+
+    def outputs(num_blocks, ahead):
+        scheduler = make_scheduler(num_blocks, 4, host_blocks=6, max_tokens_per_step=12, max_sequences=4)
+        engine = make_engine(scheduler)
+        for number, prompt in enumerate(prompts):
+            engine.add(request_of(f"r{number}", prompt, max_tokens=8))
+        out = []
+        for _ in range(1000):
+            if not scheduler.has_unfinished:
+                return engine.outputs
+            batch = scheduler.schedule()
+            out += [] if batch.is_empty else [batch]
+            if out and (batch.is_empty or len(out) > ahead):
+                # The engine keeps tables of its own, and applies a batch's changes when it runs.
+                engine.update(out[0], engine.forward(out.pop(0)))
+        raise AssertionError("no end")
+
+    plain = outputs(60, 0)
+    for num_blocks in (7, 9, 60):
+        for ahead in (1, 2, 3):
+            assert outputs(num_blocks, ahead) == plain
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_prefix_hit_on_a_batch_that_is_out_goes_with_that_batch(make_scheduler, request_of, is_cancelled):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", range(9)))
+    first = scheduler.schedule()
+    scheduler.add(request_of("b", [*range(8), 80]))
+    second = scheduler.schedule()
+    assert second.num_tokens.tolist() == [1, 1]
+    assert scheduler.stats().shared_in_flight_tokens == 8
+    if not is_cancelled:
+        scheduler.update(first, [7])
+        assert told(scheduler.update(second, [7, 8])) == [("a", [7], None), ("b", [8], None)]
+        return
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    # One of them computes the prefix now, and the other shares it.
+    assert scheduler.schedule().num_tokens.tolist() == [9, 1]
+
+
+def test_what_the_batch_of_an_aborted_request_computes_still_serves_the_one_that_shares_it(
+    make_scheduler, make_engine, request_of
+):
+    scheduler = make_scheduler(20, 4)
+    engine = make_engine(scheduler)
+    engine.add(request_of("a", list(range(9))))
+    first = scheduler.schedule()
+    engine.add(request_of("b", [*range(8), 80], max_tokens=2))
+    second = scheduler.schedule()
+    scheduler.abort("a")
+    assert scheduler.manager.num_used == 3
+    for batch in (first, second):
+        engine.update(batch, engine.forward(batch))
+    assert len(engine.run()["b/0"]) == 2
+
+
+def test_no_token_makes_later_shares_void_that_rest_on_it(pair):
+    scheduler, first, second = pair
+    assert told(scheduler.update(first, [6], [0, 1])) == [("a", [], None), ("b", [6], None)]
+    with pytest.raises(RequestInFlight):
+        # A void share is a share.
+        scheduler.append("a", [5])
+    assert told(scheduler.update(second, [4, 7])) == [("b", [7], None)]
+    assert scheduler.stats().voided_tokens == 1
+    assert scheduler.schedule().ids.tolist() == ["b"]
+    with pytest.raises(BatchError):
+        scheduler.update(second, [4, 7])
+    scheduler.append("a", [5])
+    third = scheduler.schedule()
+    assert (third.ids.tolist(), third.token_ids.tolist()) == (["a", "b"], [5, -1])
+
+
+def test_no_token_makes_void_what_rests_on_it_in_a_row_that_was_given_back(make_scheduler, request_of):
+    scheduler = make_scheduler(4, 1, policy="vllm", prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 1, max_tokens=9))
+    batches = [scheduler.schedule() for _ in range(3)]
+    # Both have two blocks, and want a third.
+    assert [id for id, _ in batches[2].preempted] == ["b"]
+    assert told(scheduler.update(batches[0], [7], [1, 0])) == [("a", [7], None), ("b", [], None)]
+    assert told(scheduler.update(batches[1], [7, 8])) == [("a", [7], None)]
+    assert told(scheduler.update(batches[2], [7])) == [("a", [7], "length")]
+    assert scheduler.stats().voided_tokens == 1
+    assert scheduler.counts()["waiting"] == 1
+
+
+def test_a_paused_row_that_gets_no_token_computes_again_and_samples_nothing(make_scheduler, request_of):
+    scheduler = make_scheduler(3, 1, policy=PAUSES, prefix_caching=False)
+    scheduler.add(request_of("a", 1, max_tokens=4))
+    scheduler.add(request_of("b", 2, max_tokens=4))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    assert scheduler.status("b") == "paused"
+    scheduler.update(first, [7], [1, 0])
+    scheduler.update(second, [7])
+    scheduler.abort("a")
+    third = scheduler.schedule()
+    assert (third.ids.tolist(), third.seq_lens.tolist(), third.samples.tolist()) == (["b"], [2], [False])
+    scheduler.update(third, NOTHING)
+    assert scheduler.schedule().is_empty
+
+
+def test_several_tokens_where_a_later_batch_rests_on_one_are_refused(pair):
+    scheduler, first, second = pair
+    with pytest.raises(WrongTokens, match=f"row 0 got 2 tokens, and batch {second.number} rests on one"):
+        scheduler.update(first, [5, 6, 7], [2, 1])
+    assert told(scheduler.update(first, [5, 6], [1, 1])) == [("a", [5], None), ("b", [6], None)]
+
+
+def test_updates_come_oldest_first(pair):
+    scheduler, first, second = pair
+    with pytest.raises(BatchOutOfOrder):
+        scheduler.update(second, [7, 8])
+    scheduler.update(first, [7, 8])
+    scheduler.update(second, [7, 8])
+
+
+def test_more_batches_than_max_outstanding_are_refused_with_the_number(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4, max_outstanding=2)
+    scheduler.add(request_of("a", 4))
+    first, _second = scheduler.schedule(), scheduler.schedule()
+    with pytest.raises(TooManyOutstanding, match="2 batches are out, which is the limit"):
+        scheduler.schedule()
+    scheduler.update(first, [7])
+    assert scheduler.schedule().ids.tolist() == ["a"]
+
+
+def test_there_is_something_unfinished_while_a_batch_is_out(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4)
+    scheduler.add(request_of("a", 4))
+    batch = scheduler.schedule()
+    scheduler.abort("a")
+    assert scheduler.has_unfinished
+    scheduler.update(batch, [7])
+    assert not scheduler.has_unfinished
+
+
+def test_moves_that_did_not_run_are_refused_before_those_of_a_later_batch_that_did(make_scheduler, request_of):
+    scheduler = make_scheduler(7, 1, host_blocks=20, policy=SWAPS, prefix_caching=False, max_outstanding=8)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 1, max_tokens=9))
+    batches = []
+    while sum(len(batch.moves) > 0 for batch in batches) < 2:
+        batches.append(scheduler.schedule())
+        assert len(batches) < 8
+    while not len(batches[-1].moves):
+        scheduler.cancel(batches.pop())
+    scheduler.cancel(batches.pop(), moved=True)
+    while not len(batches[-1].moves):
+        scheduler.cancel(batches.pop())
+    with pytest.raises(BatchError, match="cancelled after its moves had run"):
+        scheduler.cancel(batches[-1])
+    scheduler.cancel(batches[-1], moved=True)
