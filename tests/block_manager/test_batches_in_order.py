@@ -75,3 +75,14 @@ def test_a_host_block_that_never_gets_full_takes_the_shares_of_earlier_batches_w
     place(manager, row)
     assert manager.confirm() == 1
     assert manager.num_computed[row] == 0
+
+
+def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confirmed_with_the_next_one():
+    manager = BlockManager(4, 1)
+    place(manager, manager.add([0]))
+    manager.next_batch()
+    sharer = manager.add([0, 1])
+    manager.next_batch()
+    place(manager, sharer)
+    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (3, False)
