@@ -186,7 +186,12 @@ class EventLog:
     def confirm(self) -> None:
         """A batch has ended: some nodes may be confirmed now, others are gone."""
         pending, self._pending = self._pending, []
+        # A node that left a tier and came back before it was confirmed stands here twice, and is told once.
+        of_run: dict[tuple[Run, str], tuple[int, int]] = {}
         for (run, first, stop), tier in pending:
+            least, most = of_run.get((run, tier), (first, stop))
+            of_run[run, tier] = min(first, least), max(stop, most)
+        for (run, tier), (first, stop) in of_run.items():
             if stretches := self._residing(run, first, stop, tier):
                 self.came(stretches, tier)
 

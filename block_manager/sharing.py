@@ -226,8 +226,10 @@ class Sharing:
             sharers.extend([Sharer(child, uid, column, False) for column in columns])
 
     def forget_sharers(self, batch: int) -> None:
-        """The batch has ended as computed: what its rows shared is confirmed."""
-        self._sharers.pop(batch, None)
+        """The batch has ended as computed: what its rows shared is confirmed, and what rows took while batches were composed that never
+        were put out."""
+        for number in [number for number in self._sharers if number <= batch]:
+            del self._sharers[number]
 
     def hand_down(self, batch: int) -> None:
         """The batch, the latest one, was cancelled: what its rows share still is of the batches before it."""

@@ -593,6 +593,7 @@ class TrustedCalls(Views):
         if tables.is_swapped[row] and stays % size and self._tiers.tail_is_node(row, stays // size):
             # A node that never becomes full is no place for a private tail.
             stays -= stays % size
+            self._flights.clip(row, stays)
         tables.fall_back(row, stays)
         if self._index is not None:
             self._index.fall_back(row)

@@ -264,11 +264,19 @@ class ManagerMachine(RigMachine):
 
     @where(lambda self: self.capabilities.host_tier and self.rig.flying_rows)
     @rule(
-        pick=picks, keep=st.sampled_from([0, 0, 1]), then=st.sampled_from(["cancel", "confirm", "swap_in", "nothing"])
+        pick=picks,
+        keep=st.sampled_from([0, 0, 1]),
+        then=st.sampled_from(["cancel", "confirm", "swap_in", "nothing"]),
+        more=st.just([]) | tails(),
     )
-    def swap_in_flight(self, pick: int, keep: int, then: str) -> None:
-        """A row goes to the host while batches compute it; they end, or it comes back before they do."""
+    def swap_in_flight(self, pick: int, keep: int, then: str, more: list[int]) -> None:
+        """A row goes to the host while batches compute it, maybe after one more; they end, or it comes back before they do."""
         row = chosen(self.rig.flying_rows, pick)
+        if more and self.rig.num_out < MAX_OUT:
+            self.rig.seal()
+            self.rig.append(row, more)
+            if self.rig.left(row):
+                self.rig.allocate([row], [self.rig.left(row)])
         self.rig.swap_out([row], min(keep, self.rig.blocks_to_keep(row)))
         if then == "swap_in" and self.rig.naive.rows[row].is_swapped:
             self.rig.swap_in([row])

@@ -21,7 +21,7 @@ from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.late_device import LateDevice
 from paged.testing.memory_world import MemoryWorld, manager_in
-from paged.testing.naive_model import NaiveManager, NoRoom
+from paged.testing.naive_model import NaiveManager, NoRoom, Row
 from paged.testing.naive_pool import Block, Node
 from paged.testing.protocol import capabilities_of
 from paged.testing.shadow_kv import ShadowKV
@@ -303,6 +303,7 @@ class ManagerRig:
         self.events["cancel of a clipped share"] += any(
             (row.shares[batch][1] < row.launched or row.shares[batch][0] >= row.shares[batch][1]) for row in rows
         )
+        self.events["host node that never gets full"] += any(self._gives_up_host_node(row, batch) for row in rows)
         self._fail_on(self.device.cancel(batch))
         lost = self.manager.cancel()
         sharers = self.naive.cancel()
@@ -545,6 +546,13 @@ class ManagerRig:
             return None
         self._fail_on([] if nodes else ["content that is not there could be kept"])
         return kept
+
+    def _gives_up_host_node(self, row: Row, batch: int) -> bool:
+        start, end = row.shares[batch]
+        column = start // self.world.block_size - len(row.table)
+        return (
+            bool(start % self.world.block_size) and start < end and any(b.node for b in row.tail[max(0, column) :][:1])
+        )
 
     def _loses_share(self, row: int, num_tokens: int) -> bool:
         """Whether a batch that has not ended computes tokens of the row from `num_tokens` on."""

@@ -46,3 +46,43 @@ def test_a_batch_that_is_cancelled_after_the_cache_was_reset_has_nothing_to_with
     assert manager.reset_cache()
     manager.cancel()
     assert (manager.num_free, manager.check()) == (1, [])
+
+
+def test_content_that_left_and_came_back_while_it_was_pending_is_told_once():
+    manager = BlockManager(2, 1, host_blocks=2)
+    manager.take_events()
+    row = manager.add([1])
+    place(manager, row)
+    manager.swap_out([row])
+    other = manager.add([2, 3], writes=False)
+    place(manager, other)
+    manager.free([other])
+    manager.swap_in([row])
+    manager.confirm()
+    assert [type(event).__name__ for event in manager.events_snapshot()] == []
+    assert sorted(event.tier for event in manager.take_events()) == ["device", "host"]
+
+
+def test_a_host_block_that_never_gets_full_takes_the_shares_of_earlier_batches_with_it():
+    manager = BlockManager(2, 2, host_blocks=1)
+    row = manager.add([0, 0])
+    place(manager, row, 1)
+    manager.next_batch()
+    place(manager, row)
+    manager.swap_out([row])
+    manager.cancel()
+    assert (manager.num_launched[row], manager.check()) == (0, [])
+    place(manager, row)
+    assert manager.confirm() == 1
+    assert manager.num_computed[row] == 0
+
+
+def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confirmed_with_the_next_one():
+    manager = BlockManager(4, 1)
+    place(manager, manager.add([0]))
+    manager.next_batch()
+    sharer = manager.add([0, 1])
+    manager.next_batch()
+    place(manager, sharer)
+    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (3, False)
