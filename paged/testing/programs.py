@@ -125,6 +125,9 @@ class RandomEngine:
 
         rig, chance = self.rig, self.chance
         number = rig.num_added if chance.random() < 0.9 or not rig.num_added else chance.randrange(rig.num_added)
+        id = f"r{number}"
+        if (taken := rig.taken_ids) and chance.random() < 0.5:
+            id = chance.choice(taken)
         longest = rig.world.longest
         length = chance.randint(1, max(1, int((longest - 1) * self.share))) if chance.random() < 0.96 else longest + 1
         pattern = chance.choice(PATTERNS)
@@ -137,7 +140,7 @@ class RandomEngine:
         max_tokens = chance.choice([1, 2, 4, max(1, longest // 3), max(1, longest // 2), longest])
         has_stops = chance.random() < 0.4
         return Request(
-            id=f"r{number}",
+            id=id,
             prompt=prompt,
             max_tokens=max_tokens,
             min_tokens=min(max_tokens, chance.choice([0, 0, 0, 2, 5])),

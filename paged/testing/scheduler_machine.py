@@ -54,7 +54,8 @@ class SchedulerMachine(RigMachine):
     @rule(wish=wishes(), again=st.sampled_from([False, False, False, True]))
     def add(self, wish: Wish, again: bool) -> None:
         number = max(0, self.rig.num_added - 1) if again else self.rig.num_added
-        self.rig.add(wish.request(f"r{number}", self.rig.world, self.capabilities))
+        taken = self.rig.taken_ids if again else []
+        self.rig.add(wish.request(taken[-1] if taken else f"r{number}", self.rig.world, self.capabilities))
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), more=tails())

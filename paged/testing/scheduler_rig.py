@@ -107,6 +107,11 @@ class SchedulerRig:
         """Whether a batch that is out computes or loads for this request: until it ends, the id is taken."""
         return self.in_flight(id) or any(id in flight.loading for flight in self.flights)
 
+    @property
+    def taken_ids(self) -> list[str]:
+        """Ids of requests that have ended, and that batches which are out still hold."""
+        return [id for id, book in self.books.items() if not book.is_live and self.is_held(id)]
+
     def known(self, id: str, sequence: int) -> tuple[object, list[int]]:
         """Namespace and all tokens of a sequence, from the books."""
         book = self.books[id]
