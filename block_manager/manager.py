@@ -166,9 +166,16 @@ class BlockManager(ContentCalls, Uncopyable):
     def confirm(self) -> int:
         """The oldest batch that is out has run: what it computed is confirmed, full blocks are nodes, duplicates are given back.
 
-        Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight.
+        Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight, or InvalidTokens for
+        a row whose tokens in this batch are still unknown: `append` tells them first.
         """
         flight = self._ending(0)
+        known = self._tables.num_tokens
+        for row, _, end in flight.shares(self._tables):
+            if min(end, int(self._tables.num_launched[row])) > known[row]:
+                raise InvalidTokens(
+                    f"row {row}: batch {flight.number} computes its tokens up to {end}, and {known[row]} are known; append the others first."
+                )
         self.settle(flight)
         return flight.number
 

@@ -483,7 +483,7 @@ class TrustedCalls(Views):
         self._growth.draw_promised()
         tables, moves = self._tables, self.take_moves()
         flight, changes = None, NO_CHANGES
-        if has_more or len(moves) or self._flights.composed.parts:
+        if has_more or len(moves) or self._flights.composed.is_used:
             # No engine runs an empty batch, so that one leaves the changes to the next.
             changes = self._growth.take_changes()
             self._growth.release_copied()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import InvalidTokens, token_array
+from paged.scheduler.admission import owed, watermark
 from paged.scheduler.errors import WrongDrafts
 from paged.scheduler.state import State, Step
 from paged.scheduler.status import Status
@@ -78,7 +79,8 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
     have = manager.num_table_blocks[rows]
     needs = np.maximum(-(-(ends + wanted) // size) - have, 0)
-    available = manager.num_available - state.blocks_owed_bounded()
+    # What admitted requests still need, and the watermark, come before drafts.
+    available = max(0, manager.num_available - owed(state, step) - watermark(state))
     if int(needs.sum()) > available:
         wanted = np.where(needs.cumsum() <= available, wanted, np.clip(have * size - ends, 0, wanted))
     total = int(wanted.sum())

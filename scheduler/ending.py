@@ -184,7 +184,7 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         drafted = ticket.draft_counts[places]
         accepted = np.minimum(np.maximum(given - 1, 0), drafted)
         stats.drafted_tokens += int(ticket.draft_counts.sum())
-        stats.accepted_tokens += int(accepted.sum())
+        stats.accepted_tokens += int(accepted.sum()) + _accepted_elsewhere(ticket, counts)
         has_drafts = drafted > 0
         manager.reject(rows[has_drafts], (ticket.ends[places] + accepted)[has_drafts])
     if ticket.flight is not None:
@@ -200,6 +200,14 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
     return Outputs(batch.ids[places], batch.sequences[places], packed, kept, codes, usage, others)
+
+
+def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
+    """Drafts that were right, of sequences that gave their rows back."""
+    drafted = ticket.draft_counts
+    assert drafted is not None, "the batch has drafts"
+    places = [place for place, heir in ticket.gone.items() if heir is not None]
+    return int(np.minimum(np.maximum(counts[places] - 1, 0), drafted[places]).sum()) if places else 0
 
 
 def _is_running(state: State, row: int) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paged import BlockManager, NothingInFlight
+from paged import BlockManager, InvalidTokens, NothingInFlight
 
 PROMPT = list(range(9))
 
@@ -76,3 +76,16 @@ def test_a_leader_that_is_freed_in_flight_leaves_what_it_computes_to_those_who_s
     manager.confirm()
     manager.confirm()
     assert (len(manager.cached_contents()), int(manager.num_computed[sharer]), manager.check()) == (3, 8, [])
+
+
+def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager):
+    manager = make_manager(4, 4)
+    row = manager.add([1, 2])
+    manager.allocate(row, 3, unknown=1)
+    before = manager.snapshot()
+    with pytest.raises(InvalidTokens, match="up to 3, and 2 are known"):
+        manager.confirm()
+    assert manager.snapshot() == before
+    manager.append(row, [7])
+    manager.confirm()
+    assert int(manager.num_computed[row]) == 3
