@@ -36,7 +36,7 @@ def a_fault(tmp_path):
     return write
 
 
-LINE = "    done = (totals >= columns.max_total[rows]).nonzero()[0]"
+LINE = "        done = (totals >= columns.max_total[rows]).nonzero()[0]"
 
 
 def test_there_are_at_least_25_faults_and_12_in_either_package():
