@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## watch a model answer a real service's requests on a memory far too small for them
 	@$(BIN)/paged demo
 
-test: $(STAMP) ## run every test
-	@$(BIN)/python -m pytest $(PYTEST)
+test: $(STAMP) ## run every test, on all cores
+	@$(BIN)/python -m pytest -n auto $(PYTEST)
 
 lint: $(STAMP) ## check format, habits, types and who imports whom
 	@$(BIN)/ruff format --check .
