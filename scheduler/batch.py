@@ -29,7 +29,8 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it. ends do not count drafts.
 
     gone: by place, rows that their sequence gave back while the batch was out. What is sampled there belongs to (request, sequence),
-    which lost its blocks; None where that has ended, or was told 0 tokens: such a share is void.
+    which lost its blocks; None where that has ended, or was told 0 tokens: such a share is void. computed_before: by place, tokens of
+    rows that lost blocks while the batch was out, that had been computed before it: what of its share lies below is waste.
     """
 
     owner: object
@@ -44,6 +45,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     draft_counts: NDArray[np.int64] | None
     draft_tokens: NDArray[np.int32] | None
     gone: dict[int, Heir | None]
+    computed_before: dict[int, int]
 
     def place_of(self, row: int) -> int:
         """The place of a row that its sequence still holds; -1 where it has none."""

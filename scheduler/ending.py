@@ -224,6 +224,24 @@ def _hush(state: State, rows: Rows) -> None:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
             request.is_quiet = replaced(request.is_quiet, sequence, True)
             state.silent.add(row)
+        request = state.columns.owner[row]
+        if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
+            _park(state, request)
+
+
+def _park(state: State, request: RequestState) -> None:
+    """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
+    if request.transfers:
+        return
+    state.remember_high_water(request)
+    state.away.remove(request)
+    if request.is_bounded:
+        request.is_bounded = False
+        state.bounded.remove(request)
+    drop_rows(state, request)
+    request.is_quiet = (True,)
+    request.status = Status.WAITING
+    state.parked[request.id] = request
 
 
 def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
@@ -439,19 +457,27 @@ def _account(state: State, batch: Batch) -> None:
     for place, heir in ticket.gone.items():
         if heir is None:
             stats.voided_tokens += int(batch.num_tokens[place])
-    if not state.recovering:
-        return
+    for place, high in ticket.computed_before.items():
+        row = int(ticket.rows[place])
+        heir = ticket.gone.get(place, (state.columns.owner[row], 0))
+        if heir is not None:
+            _count_recomputed(state, batch, place, high, heir[0])
     for row, high in list(state.recovering.items()):
         place = ticket.place_of(row)
-        if place < 0:
-            continue
-        stop = int(ticket.ends[place])
-        start = stop - int(batch.num_tokens[place])
-        again = max(0, min(high, stop) - start)
-        stats.recomputed_tokens += again
-        state.columns.owner[row].recomputed_tokens += again
-        if stop >= high:
-            del state.recovering[row]
+        if place >= 0 and place not in ticket.computed_before:
+            _count_recomputed(state, batch, place, high, state.columns.owner[row])
+            if ticket.ends[place] >= high:
+                del state.recovering[row]
+
+
+def _count_recomputed(state: State, batch: Batch, place: int, high: int, request: RequestState) -> None:
+    """Of the row at this place so many tokens had been computed before."""
+    ticket = batch.ticket
+    stop = int(ticket.ends[place])
+    num_drafts = 0 if ticket.draft_counts is None else int(ticket.draft_counts[place])
+    again = max(0, min(high, stop) - (stop + num_drafts - int(batch.num_tokens[place])))
+    state.stats.recomputed_tokens += again
+    request.recomputed_tokens += again
 
 
 def _ask_again(state: State, request: RequestState) -> None:

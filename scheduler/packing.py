@@ -163,6 +163,7 @@ class Packer:
                 None if step.draft_counts is None else num_drafts,
                 step.draft_tokens,
                 {},
+                {},
             ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),

@@ -325,6 +325,10 @@ class State:
         for sequence, row in enumerate(state.rows):
             if row >= 0:
                 launched = int(self.manager.num_launched[row])
+                before = self.recovering.get(row, 0)
+                for batch in self.outstanding:
+                    if (place := batch.ticket.place_of(row)) >= 0:
+                        batch.ticket.computed_before.setdefault(place, before)
                 state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))
                 self.recovering[row] = state.high_water[sequence]
 
