@@ -41,6 +41,7 @@ from paged.scheduler.explain import Explanation, explain
 from paged.scheduler.interleaving import compose_apart
 from paged.scheduler.packing import Packer
 from paged.scheduler.policies import Costs, Policy, policy_named
+from paged.scheduler.preemption import report_parked
 from paged.scheduler.progress import force_progress, reject_overgrown
 from paged.scheduler.regions import Regions
 from paged.scheduler.request import (
@@ -251,6 +252,8 @@ class Scheduler(Uncopyable):
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
         state.awaited = None
+        if state.parked_late:
+            report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
         if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
             if state.composes_apart:

@@ -242,6 +242,7 @@ def _park(state: State, request: RequestState) -> None:
     request.is_quiet = (True,)
     request.status = Status.WAITING
     state.parked[request.id] = request
+    state.parked_late.append(request)
 
 
 def _void_unknown(state: State, request: RequestState, sequence: int) -> None:

@@ -182,6 +182,15 @@ def drop_rows(state: State, victim: RequestState) -> None:
             state.close_row(victim, sequence, has_ended=False)
 
 
+def report_parked(state: State, step: Step) -> None:
+    """Requests that lost their blocks since the last batch, and had lost none before, count as preempted."""
+    for request in state.parked_late:
+        if state.requests.get(request.id) is request and not request.has_given:
+            request.has_given, request.gave_at = True, state.stats.steps
+            _count(state, step, request, "recompute")
+    state.parked_late.clear()
+
+
 def _count(state: State, step: Step, victim: RequestState, kind: str) -> None:
     victim.preemptions += 1
     stats = state.stats

@@ -127,6 +127,8 @@ class State:
         self.outstanding: list[Batch] = []
         # While a step is made with batches out: the samples that rows wait for.
         self.awaited: Awaited | None = None
+        # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
+        self.parked_late: list[RequestState] = []
         # Ids of requests that have ended, with the batches that are out and hold shares of them.
         self.busy_ids: dict[str, set[int]] = {}
         # Blocks into which a batch that is out loads for a request that was aborted: (batch, blocks).

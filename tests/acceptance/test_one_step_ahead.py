@@ -266,7 +266,7 @@ def test_no_token_makes_void_what_rests_on_it_in_a_row_that_was_given_back(make_
     assert scheduler.counts()["waiting"] == 1
 
 
-def test_a_paused_row_that_gets_no_token_computes_again_and_samples_nothing(make_scheduler, request_of):
+def test_a_paused_request_that_gets_no_token_stays_out_until_the_caller_appends(make_scheduler, request_of):
     scheduler = make_scheduler(3, 1, policy=PAUSES, prefix_caching=False)
     scheduler.add(request_of("a", 1, max_tokens=4))
     scheduler.add(request_of("b", 2, max_tokens=4))
@@ -274,12 +274,13 @@ def test_a_paused_row_that_gets_no_token_computes_again_and_samples_nothing(make
     assert [id for id, _ in second.preempted] == ["b"]
     assert scheduler.status("b") == "paused"
     scheduler.update(first, [7], [1, 0])
+    assert (scheduler.status("b"), scheduler.rows_of("b")) == ("waiting", [])
     scheduler.update(second, [7])
     scheduler.abort("a")
-    third = scheduler.schedule()
-    assert (third.ids.tolist(), third.seq_lens.tolist(), third.samples.tolist()) == (["b"], [2], [False])
-    scheduler.update(third, NOTHING)
     assert scheduler.schedule().is_empty
+    scheduler.append("b", [5])
+    third = scheduler.schedule()
+    assert (third.ids.tolist(), third.seq_lens.tolist(), third.samples.tolist()) == (["b"], [3], [True])
 
 
 def test_several_tokens_where_a_later_batch_rests_on_one_are_refused(pair):
