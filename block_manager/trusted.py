@@ -511,6 +511,11 @@ class TrustedCalls(Views):
         composed = self._flights.composed
         return bool(composed.parts) and composed.share_of(row, int(self._tables.uid[row])) is not None
 
+    def has_share(self, flight: Flight, row: int) -> bool:
+        """Whether the batch computes tokens of the row that it still holds."""
+        share = flight.share_of(row, int(self._tables.uid[row]))
+        return share is not None and not share.is_empty
+
     @property
     def may_copy(self) -> bool:
         """Whether a row that is placed may have to copy a partial block that others share."""

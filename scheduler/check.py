@@ -85,7 +85,9 @@ def _rows(state: State) -> list[str]:
 def _in_flight(state: State) -> list[str]:
     found: list[str] = []
     manager, limits = state.manager, state.limits
-    in_batches = {row for batch in state.outstanding for row in batch.ticket.rows.tolist() if _holds(batch, row)}
+    in_batches = {
+        row for batch in state.outstanding for row in batch.ticket.rows.tolist() if _computes(state, batch, row)
+    }
     in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
@@ -110,5 +112,7 @@ def _in_flight(state: State) -> list[str]:
     return found
 
 
-def _holds(batch: Batch, row: int) -> bool:
-    return batch.ticket.place_of(row) >= 0
+def _computes(state: State, batch: Batch, row: int) -> bool:
+    # A share whose sample is void may still compute tokens that the row knows: blocks were taken from it, and it runs again.
+    ticket = batch.ticket
+    return ticket.place_of(row) >= 0 or (ticket.flight is not None and state.manager.has_share(ticket.flight, row))
