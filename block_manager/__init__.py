@@ -23,7 +23,7 @@ from paged.block_manager.errors import (
 )
 from paged.block_manager.events import Cleared, Event, Removed, Stored
 from paged.block_manager.flights import Flight
-from paged.block_manager.growing import GrowingView
+from paged.block_manager.growing import GrowingView, rising, rising_from
 from paged.block_manager.growth import NO_CHANGES, TableChanges
 from paged.block_manager.manager import Admission, BlockManager
 from paged.block_manager.moves import NO_MOVES, Moves, joined
@@ -71,6 +71,8 @@ __all__ = [
     "is_real",
     "joined",
     "level_checked",
+    "rising",
+    "rising_from",
     "root_prefix",
     "token_array",
 ]

@@ -1,4 +1,4 @@
-"""Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on.
+"""Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on, and packed runs of rising numbers.
 
 A step needs such arrays again and again, a little longer now and then. Knows how to make a longer one. Does not know what for.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -18,9 +19,30 @@ class GrowingView:
         self._make = make
         self._array = make(0)
 
+    def holds(self, view: NDArray[Any]) -> bool:
+        """Whether the array is a beginning of it."""
+        return view.base is self._array
+
     def first(self, count: int) -> NDArray[Any]:
         """The first `count` entries: a read-only view that costs nothing."""
         if count > len(self._array):
             self._array = self._make(2 * count)
             self._array.flags.writeable = False
         return self._array[:count]
+
+
+_RISING = GrowingView(np.arange)
+
+
+def rising(count: int) -> NDArray[np.int64]:
+    """int64 [count] of 0, 1, 2 and so on, a read-only view that the whole process shares."""
+    return _RISING.first(count)
+
+
+def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [counts.sum()], packed: firsts[i], firsts[i] + 1 and so on, counts[i] of them."""
+    before = counts.cumsum()
+    before -= counts
+    found: NDArray[np.int64] = (firsts - before).repeat(counts)
+    found += rising(len(found))
+    return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paged.block_manager.errors import OutOfBlocks
 from paged.block_manager.free_list import Blocks
-from paged.block_manager.growing import GrowingView
+from paged.block_manager.growing import rising, rising_from
 from paged.block_manager.moves import Moves, pairs_of
 from paged.block_manager.pool import Pool
 from paged.block_manager.tables import Rows, Tables
@@ -41,7 +41,6 @@ class Growth:
         self._num_changes = 0
         # Instead of these, where one draw is all that has changed.
         self._drawn: TableChanges | None = None
-        self._rising = GrowingView(np.arange)
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
         # Blocks that tables are to get in one draw: each (rows, their columns, how many rows), or (row, first column, how many
@@ -63,7 +62,7 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._is_watched:
-            self._note(row, self._rising.first(stop)[column:], blocks)
+            self._note(row, rising(stop)[column:], blocks)
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
@@ -76,7 +75,7 @@ class Growth:
         self._device.require(total)
         tables.ensure_columns(int(wanted.max()))
         stops = counts.cumsum()
-        columns = np.arange(total) - np.repeat(stops - wanted, counts)
+        columns = rising_from(have, counts)
         entry_rows = np.repeat(rows, counts)
         blocks = self._device.draw(total)
         tables.blocks[0, entry_rows, columns] = blocks
@@ -149,7 +148,7 @@ class Growth:
         for row, column, count in promised:
             first, stop = stop, stop + count
             rows[first:stop] = row
-            columns[first:stop] = self._rising.first(column + count)[column:] if isinstance(row, int) else column
+            columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
         return rows, columns
 
     def _put(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
@@ -166,7 +165,7 @@ class Growth:
         tables = self._tables
         stop = int(tables.num_blocks[row])
         if self._is_watched:
-            self._note(row, self._rising.first(stop)[first:], tables.blocks[0, row, first:stop])
+            self._note(row, rising(stop)[first:], tables.blocks[0, row, first:stop])
 
     def give_back(self, row: int, keep: int) -> None:
         """The row's blocks from column `keep` on go back to the pool, tail first."""

@@ -18,6 +18,7 @@ from paged.block_manager.errors import InvalidConfig
 from paged.block_manager.events import EventLog
 from paged.block_manager.flights import Flight, Flights, Share
 from paged.block_manager.free_list import Blocks
+from paged.block_manager.growing import rising_from
 from paged.block_manager.growth import NO_CHANGES, Growth, TableChanges
 from paged.block_manager.moves import NO_MOVES, Moves
 from paged.block_manager.offload import Offload
@@ -37,8 +38,8 @@ class Composed(NamedTuple):
     number        counts batches
     flight        what memory knows of it; None: there was nothing to put out, and what changed is told with the next one
     moves         copies of content between the tiers that it brings along
-    slots, last_tokens
-                  of each decode, int64 [n] and int32 [n]: the slot of its next position, and the last token that it knows
+    slots         int64: of each decode the slots of its next positions, packed
+    last_tokens   int32 [n]: the last token that each decode knows
     block_tables, tokens
                   int32 [rows, columns] and int32 [rows, stride], the live columns
     changes       of block tables since the last batch
@@ -266,11 +267,14 @@ class TrustedCalls(Views):
         self._longest = max(self._longest, int(totals.max()))
         tables.ensure_tokens(self._longest + 1)
         stops = counts.cumsum()
-        positions = np.arange(len(tokens)) + np.repeat(known - (stops - counts), counts)
-        tables.tokens[np.repeat(rows, counts), positions] = tokens
+        # One index for both dimensions costs half of two.
+        tables.tokens.reshape(-1)[rising_from(rows * tables.tokens.shape[1] + known, counts)] = tokens
         tables.num_tokens[rows] = totals
-        has_new = counts > 0
-        tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
+        if int(counts.min()) > 0:
+            tables.last_token[rows] = tokens[stops - 1]
+        else:
+            has_new = counts > 0
+            tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
         return totals
 
     def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
@@ -434,15 +438,13 @@ class TrustedCalls(Views):
             self._begin_pending(self._index, row, end)
         return NO_MOVES
 
-    def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. The
-        caller has seen that the blocks are there."""
-        tables = self._tables
-        have, wanted = tables.num_blocks[rows], -(-ends // self.block_size)
-        short = (wanted > have).nonzero()[0]
-        if len(short):
-            self._growth.draw(rows[short], have[short], wanted[short])
-        tables.num_launched[rows] = ends
+    def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
+        """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
+        the blocks that they `have`, those promised to them among them, `needs` more are promised to each."""
+        for nth in range(int(needs.max())):
+            lacking = (needs > nth).nonzero()[0]
+            self._growth.promise_one_each(rows[lacking], have[lacking] + nth)
+        self._tables.num_launched[rows] = ends
         self._flights.composed.lengthen(rows, ends)
 
     def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
@@ -456,8 +458,11 @@ class TrustedCalls(Views):
             rows, ends = rows[~is_swapped], ends[~is_swapped]
         launched = np.minimum(tables.num_launched[rows], ends)
         tables.num_launched[rows] = launched
-        keep = np.maximum(-(-launched // self.block_size), tables.reserved[rows])
-        excess = tables.num_blocks[rows] - keep
+        places = (launched <= (tables.num_blocks[rows] - 1) * self.block_size).nonzero()[0]
+        if not len(places):
+            return
+        rows, launched = rows[places], launched[places]
+        excess = tables.num_blocks[rows] - np.maximum(-(-launched // self.block_size), tables.reserved[rows])
         places = (excess > 0).nonzero()[0]
         while len(places):
             longer = rows[places]
@@ -477,9 +482,12 @@ class TrustedCalls(Views):
         if self._offload is not None:
             self._offload.is_open = may_copy
 
-    def commit(self, decodes: Rows, starts: NDArray[np.int64], *, has_more: bool) -> Composed:
+    def commit(
+        self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, *, has_more: bool
+    ) -> Composed:
         """Put the batch out: draw what was promised, and say all that an engine needs of memory. `decodes` are the rows that
-        `place_decodes` placed, with `starts` tokens launched before; `has_more`: the batch is one though no row may be in it."""
+        `place_decodes` placed, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None: one each); `has_more`: the
+        batch is one though no row may be in it."""
         self._growth.draw_promised()
         tables, moves = self._tables, self.take_moves()
         flight, changes = None, NO_CHANGES
@@ -492,7 +500,7 @@ class TrustedCalls(Views):
             self._batch,
             flight,
             moves,
-            self._last_slots(decodes, starts),
+            self._last_slots(decodes, positions) if counts is None else self._slots(decodes, positions, counts),
             tables.last_token[decodes],
             tables.read_only_blocks,
             tables.tokens,
@@ -535,6 +543,23 @@ class TrustedCalls(Views):
         columns = positions // self.block_size
         blocks = tables.blocks[0, rows, columns]
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
+        return slots
+
+    def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [counts.sum()]: the slots of `counts[i]` positions of `rows[i]`, which rise, packed."""
+        tables, size = self._tables, self.block_size
+        slots: NDArray[np.int64] = tables.slot_base[rows].repeat(counts)
+        slots += positions
+        # That holds in a row's last block, where most of them are.
+        first = counts.cumsum() - counts
+        others = (positions[first] < (tables.num_blocks[rows] - 1) * size).nonzero()[0]
+        if len(others):
+            counts = counts[others]
+            places = rising_from(first[others], counts)
+            positions = positions[places]
+            columns = positions // size
+            blocks = tables.blocks[0, rows[others].repeat(counts), columns]
+            slots[places] = (blocks - columns) * np.int64(size) + positions
         return slots
 
     def settle(self, flight: Flight) -> None:

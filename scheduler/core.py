@@ -266,7 +266,6 @@ class Scheduler(Uncopyable):
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
-            manager.draw_promised()
             place_drafts(state, step, proposed)
         if state.carried:
             self._take_carried(step)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import InvalidTokens, token_array
+from paged.block_manager import InvalidTokens, rising_from, token_array
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.errors import WrongDrafts
 from paged.scheduler.state import State, Step
@@ -65,31 +65,35 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     if not len(rows) or state.first_tokens or step.budget <= 0:
         return
     size = manager.block_size
-    index = _places_in(drafts.rows, rows, len(manager.num_tokens))
-    wanted = drafts.counts[index] if index.base is None and len(drafts.rows) == len(rows) and index[0] >= 0 else None
-    if wanted is None or (index < 0).any():
-        wanted = np.where(index >= 0, drafts.counts[index], 0)
+    proposed, first = drafts.counts, drafts.counts.cumsum() - drafts.counts
+    if drafts.rows.tobytes() != rows.tobytes():
+        index = _places_in(drafts.rows, rows, len(manager.num_tokens))
+        proposed, first = np.where(index >= 0, proposed[index], 0), first[index]
     ends = step.decode_ends
     # With the token after them they make the row as long as it may be, and no longer.
-    wanted = np.minimum(wanted, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
+    wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
     if state.silent:
         wanted = np.where(np.isin(rows, list(state.silent)), 0, wanted)
     total = int(wanted.sum())
     if total > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
-    have = manager.num_table_blocks[rows]
-    needs = np.maximum(-(-(ends + wanted) // size) - have, 0)
+    # Their blocks are drawn, or promised to the decodes.
+    have = np.maximum(manager.num_table_blocks[rows], (ends + size - 1) // size)
+    room = have * size - ends
+    needs = np.maximum(wanted - room + size - 1, 0) // size
     # What admitted requests still need, and the watermark, come before drafts.
-    available = max(0, manager.num_available - owed(state, step) - watermark(state))
+    available = max(0, manager.num_unpromised - owed(state, step) - watermark(state))
     if int(needs.sum()) > available:
-        wanted = np.where(needs.cumsum() <= available, wanted, np.clip(have * size - ends, 0, wanted))
+        wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
+        needs = np.maximum(wanted - room + size - 1, 0) // size
     total = int(wanted.sum())
     if not total:
         return
-    manager.lengthen(rows, ends + wanted)
+    manager.lengthen(rows, ends + wanted, have, needs)
     step.budget -= total
-    step.draft_counts = wanted
-    step.draft_tokens = _gathered(drafts, index, wanted)
+    step.draft_counts, step.draft_tokens = wanted, drafts.token_ids
+    if total < len(drafts.token_ids) or proposed is not drafts.counts:
+        step.draft_tokens = drafts.token_ids[rising_from(first, wanted)]
 
 
 def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:
@@ -97,16 +101,6 @@ def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:
     place = np.full(num_rows, -1, np.int64)
     place[given] = np.arange(len(given))
     return place[rows]
-
-
-def _gathered(drafts: Drafts, index: Counts, counts: Counts) -> NDArray[np.int32]:
-    """The first `counts[i]` drafts of the rows at `index`, packed."""
-    if np.array_equal(counts, drafts.counts) and np.array_equal(index, np.arange(len(index))):
-        return drafts.token_ids
-    first = drafts.counts.cumsum() - drafts.counts
-    within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
-    gathered: NDArray[np.int32] = drafts.token_ids[np.repeat(first[index], counts) + within]
-    return gathered
 
 
 def _by_rows(state: State, drafts: Mapping[Any, Any]) -> Drafts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import InvalidTokens, TableChanges, token_array
+from paged.block_manager import InvalidTokens, TableChanges, rising_from, token_array
 from paged.scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
 from paged.scheduler.composition import ones
 from paged.scheduler.errors import WrongTokens
@@ -71,7 +71,7 @@ def validated_tokens(
             f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
         )
     array = array.astype(np.int64)
-    if array[~samples].any():
+    if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
     if state.outstanding and (array > 1).any():
@@ -88,8 +88,8 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
-    many = (counts > drafted + 1) & (drafted > 0)
-    if many.any():
+    is_longer = counts > drafted + 1
+    if is_longer.any() and (many := is_longer & (drafted > 0)).any():
         place = int(many.nonzero()[0][0])
         raise WrongTokens(
             f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
@@ -97,19 +97,14 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
         )
     if int(counts.sum()) != len(tokens):
         return
-    accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
-    if not accepted.any():
-        return
-    # Of a row with drafts all tokens but the last were drafts; of its drafts the first ones were accepted.
-    is_draft = np.repeat(drafted > 0, counts)
-    is_draft[counts.cumsum()[(drafted > 0) & (counts > 0)] - 1] = False
-    within = np.arange(len(draft_tokens)) - np.repeat(drafted.cumsum() - drafted, drafted)
-    ours, theirs = tokens[is_draft], draft_tokens[within < np.repeat(accepted, drafted)]
-    wrong = (ours != theirs).nonzero()[0]
-    if len(wrong):
-        place = int(np.repeat(np.arange(len(counts)), accepted)[wrong[0]])
+    # Of a row with drafts all tokens but the last were drafts, its first ones.
+    expected = draft_tokens.take(rising_from(drafted.cumsum() - drafted, counts), mode="clip")
+    is_wrong = tokens != expected
+    is_wrong[counts.cumsum()[counts > 0] - 1] = False
+    if is_wrong.any() and (is_wrong := is_wrong & (drafted > 0).repeat(counts)).any():
+        at = int(is_wrong.nonzero()[0][0])
         raise WrongTokens(
-            f"batch {batch.number}: row {ticket.rows[place]} got token {ours[wrong[0]]} where its draft was {theirs[wrong[0]]}: what was "
+            f"batch {batch.number}: row {ticket.rows.repeat(counts)[at]} got token {tokens[at]} where its draft was {expected[at]}: what was "
             "accepted is what was computed."
         )
 
@@ -170,36 +165,54 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     """`update` where rows got none or several tokens, or had drafts."""
     manager, ticket, stats = state.manager, batch.ticket, state.stats
     state.columns.advance_unevenly()
-    late = _sampled_elsewhere(ticket, tokens, counts)
-    places = ticket.places_sampled()
-    rows, given = ticket.rows[places], counts[places]
-    first = (counts.cumsum() - counts)[places]
+    late: list[tuple[Heir, list[int]]] = []
+    rows, given, ends, drafted = ticket.rows, counts, ticket.ends, ticket.draft_counts
+    ids, sequences, first = batch.ids, batch.sequences, counts.cumsum() - counts
+    if ticket.gone or not ticket.all_sample:
+        late = _sampled_elsewhere(ticket, tokens, counts)
+        picked = ticket.places_sampled()
+        rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
+        given, first, drafted = given[picked], first[picked], None if drafted is None else drafted[picked]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
     packed = tokens
     if int(kept.sum()) != len(tokens):
-        within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
-        packed = tokens[np.repeat(first, kept) + within]
-    manager.extend_by(rows, packed, kept)
-    if ticket.draft_counts is not None:
-        drafted = ticket.draft_counts[places]
+        packed = tokens[rising_from(first, kept)]
+    totals = manager.extend_by(rows, packed, kept)
+    if drafted is not None:
+        assert ticket.draft_counts is not None, "some are given"
         accepted = np.minimum(np.maximum(given - 1, 0), drafted)
         stats.drafted_tokens += int(ticket.draft_counts.sum())
         stats.accepted_tokens += int(accepted.sum()) + _accepted_elsewhere(ticket, counts)
+        ends = ends + accepted
         has_drafts = drafted > 0
-        manager.reject(rows[has_drafts], (ticket.ends[places] + accepted)[has_drafts])
+        if has_drafts.all():
+            manager.reject(rows, ends)
+        else:
+            manager.reject(rows[has_drafts], ends[has_drafts])
     if ticket.flight is not None:
         manager.settle(ticket.flight)
     stats.output_tokens += len(packed)
     done = codes.nonzero()[0]
     goes_on = codes == 0
+    if (
+        not (state.outstanding or len(done))
+        and ticket.covers_running
+        and rows is ticket.rows
+        and (totals == ends + 1).all()
+    ):
+        # As after an ordinary update: each has one token to go.
+        state.steady = (rows, ends, totals)
     if state.outstanding:
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
-    _hush(state, rows[(given == 0) & goes_on])
-    state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-    usage = _end_rows(state, rows, codes, done)
+    if len(given) and not int(given.min()):
+        _hush(state, rows[(given == 0) & goes_on])
+    usage = {}
+    if len(done):
+        state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
+        usage = _end_rows(state, rows, codes, done)
     others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
-    return Outputs(batch.ids[places], batch.sequences[places], packed, kept, codes, usage, others)
+    return Outputs(ids, sequences, packed, kept, codes, usage, others)
 
 
 def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import NO_MOVES, GrowingView, joined
+from paged.block_manager import NO_MOVES, GrowingView, joined, rising, rising_from
 from paged.scheduler.awaited import sources_of
 from paged.scheduler.batch import Batch, Ticket
 from paged.scheduler.composition import ones
@@ -14,7 +14,6 @@ from paged.scheduler.state import State, Step
 
 _NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 _NO_LOADS.flags.writeable = False
-_RISING = GrowingView(np.arange)
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
 _NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
@@ -44,26 +43,27 @@ class Packer:
         starts, seq_lens = step.decode_starts, step.decode_ends
         num_decodes = len(decodes)
         has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
-        composed = manager.commit(decodes, starts, has_more=has_more)
+        decode_counts = None if step.draft_counts is None else step.draft_counts + 1
+        if decode_counts is not None:
+            starts = rising_from(starts, decode_counts)
+        composed = manager.commit(decodes, starts, decode_counts, has_more=has_more)
         tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
         if len(composed.moves):
             step.moves.append(composed.moves)
         batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
         if state.outstanding and num_decodes:
             last_tokens, batches, places = self._await(state, step, last_tokens)
-        decode_counts: Counts | None = None
-        if step.draft_counts is not None:
-            decode_counts = step.draft_counts + 1
-            starts, last_tokens, slots, batches, places = self._with_drafts(
-                step, decode_counts, last_tokens, batches, places, tables, size
-            )
+        if decode_counts is not None:
+            begins = decode_counts.cumsum() - decode_counts
+            last_tokens = self._before_drafts(last_tokens, begins, step.draft_tokens)
+            batches, places = self._spread(batches, begins, len(starts)), self._spread(places, begins, len(starts))
         num_decode_tokens = len(last_tokens)
         if step.chunks:
             tokens = composed.tokens
             num_rows = num_decodes + len(step.chunks)
             num_tokens = num_decode_tokens + sum([chunk[2] for chunk in step.chunks])
             rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            counts, start_loc = ones(num_rows).copy(), _RISING.first(num_rows + 1).copy()
+            counts, start_loc = ones(num_rows).copy(), rising(num_rows + 1).copy()
             if decode_counts is not None:
                 counts[:num_decodes] = decode_counts
                 np.cumsum(decode_counts, out=start_loc[1 : num_decodes + 1])
@@ -75,7 +75,7 @@ class Packer:
             slot_mapping[:num_decode_tokens] = slots
             chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
             start, partial = num_decode_tokens, []
-            rising = _RISING.first(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
+            numbers = rising(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
             for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
                 end, stop, skipped = first + count, start + count, first % size
                 rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
@@ -83,7 +83,7 @@ class Packer:
                 if known < end:
                     self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
                 token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
-                positions[start:stop] = rising[first:end]
+                positions[start:stop] = numbers[first:end]
                 slot_mapping[start:stop] = chunk_slots[place + skipped : place + skipped + count]
                 place += -(-(skipped + count) // size) * size
                 start = stop
@@ -96,9 +96,10 @@ class Packer:
                 samples[partial] = False
                 samples.flags.writeable = False
         else:
-            counts, start_loc, samples = ones(num_decodes), _RISING.first(num_decodes + 1), _ALL_TRUE.first(num_decodes)
+            counts, start_loc, samples = ones(num_decodes), rising(num_decodes + 1), _ALL_TRUE.first(num_decodes)
             if decode_counts is not None:
-                counts, start_loc = decode_counts, np.concatenate([[0], decode_counts.cumsum()])
+                counts, start_loc = decode_counts, np.zeros(num_decodes + 1, np.int64)
+                np.cumsum(counts, out=start_loc[1:])
             token_ids, positions, slot_mapping, num_samples = last_tokens, starts.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
@@ -170,40 +171,31 @@ class Packer:
             admitted=tuple(step.admitted),
         )
 
-    def _with_drafts(
-        self,
-        step: Step,
-        counts: Counts,
-        tokens: NDArray[np.int32],
-        batches: Counts,
-        places: Counts,
-        tables: NDArray[np.int32],
-        size: int,
-    ) -> tuple[Counts, NDArray[np.int32], Counts, Counts, Counts]:
-        """Positions, tokens, slots, and where values come from, of decodes with `counts` tokens each: the last one of each row, and its
-        drafts behind it."""
-        stops = counts.cumsum()
-        first = stops - counts
-        total = int(stops[-1])
-        positions = np.arange(total) + np.repeat(step.decode_starts - first, counts)
-        is_draft = np.ones(total, np.bool_)
-        is_draft[first] = False
-        token_ids = np.empty(total, np.int32)
-        token_ids[first] = tokens
-        assert step.draft_tokens is not None, "there are drafts"
-        token_ids[is_draft] = step.draft_tokens
-        columns = positions // size
-        blocks = tables[np.repeat(step.decodes, counts), columns]
-        slots = (blocks - columns) * np.int64(size) + positions
-        spread = np.full((2, total), -1, np.int64)
-        spread[:, first] = batches, places
-        return positions, token_ids, slots, spread[0], spread[1]
+    def _before_drafts(
+        self, tokens: NDArray[np.int32], begins: Counts, drafts: NDArray[np.int32] | None
+    ) -> NDArray[np.int32]:
+        """Each row's last token, where the row begins, and its drafts behind it."""
+        assert drafts is not None, "there are drafts"
+        packed = np.empty(len(begins) + len(drafts), np.int32)
+        is_draft = np.empty(len(packed), np.bool_)
+        is_draft.fill(True)
+        is_draft[begins], packed[begins] = False, tokens
+        packed[is_draft.nonzero()[0]] = drafts
+        return packed
+
+    def _spread(self, sources: Counts, begins: Counts, total: int) -> Counts:
+        """Where each row's last token comes from, where the row begins; drafts come from nowhere."""
+        if _NOWHERE.holds(sources):
+            return _NOWHERE.first(total)
+        spread = np.full(total, -1, np.int64)
+        spread[begins] = sources
+        return spread
 
     def _await(self, state: State, step: Step, tokens: NDArray[np.int32]) -> tuple[NDArray[np.int32], Counts, Counts]:
         """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
         count = len(tokens)
         if step.decodes_after >= 0:
-            return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), _RISING.first(count)
+            return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
         state.await_samples()
         awaited = state.awaited
         assert awaited is not None, "a batch is out"
@@ -236,5 +228,5 @@ class Packer:
         # Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
         starts = np.concatenate(parts).astype(np.int64)
         starts *= size
-        slots: NDArray[np.int64] = starts[:, None] + _RISING.first(size)
+        slots: NDArray[np.int64] = starts[:, None] + rising(size)
         return slots.reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.block_manager import rising_from
 from paged.scheduler.rows import RowColumns, Rows
 from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
 
@@ -44,15 +45,12 @@ def kept_counts(
     kept = np.minimum(counts, np.maximum(room, 0))
     codes[(counts >= room) & (counts > 0)] = LENGTH
     if columns.num_with_stops:
-        owners = np.repeat(np.arange(len(rows)), kept)
-        within = np.arange(len(owners)) - np.repeat(kept.cumsum() - kept, kept)
-        of_rows = rows[owners]
-        is_stop = columns.is_stop(of_rows, tokens[first[owners] + within])
-        is_stop &= known[owners] + within + 1 >= columns.min_total[of_rows]
+        owners, places = np.arange(len(rows)).repeat(kept), rising_from(first, kept)
+        of_rows, nth = rows[owners], places - first[owners] + 1
+        is_stop = columns.is_stop(of_rows, tokens[places]) & (known[owners] + nth >= columns.min_total[of_rows])
         # The first one of a row counts: written last.
-        for place in is_stop.nonzero()[0][::-1].tolist():
-            kept[owners[place]] = within[place] + 1
-            codes[owners[place]] = STOP
+        ends = is_stop.nonzero()[0][::-1]
+        kept[owners[ends]], codes[owners[ends]] = nth[ends], STOP
     return kept, codes
 
 
