@@ -324,11 +324,10 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        held_host = self._held_host.copy()
+        held, held_host = self._device.kept.copy(), self._host.kept.copy()
+        held.update(self._growth.copied())
         if self._offload is not None:
             held_host.update(self._offload.held().tolist())
-        held = self._held.copy()
-        held.update(self._growth.copied())
         found = violations_of(
             self._tables, self._flights, self._device, self._host, self._index, self._tiers, held, held_host
         )

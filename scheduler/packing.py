@@ -44,7 +44,7 @@ class Packer:
         starts, seq_lens = step.decode_starts, step.decode_ends
         num_decodes = len(decodes)
         has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
-        composed = manager.commit(decodes, starts, has_more=has_more)
+        composed = manager.commit(decodes, starts, state.now, has_more=has_more)
         tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
         if len(composed.moves):
             step.moves.append(composed.moves)
