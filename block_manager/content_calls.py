@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import inspection
-from paged.block_manager.arguments import logical_time
+from paged.block_manager.arguments import checked_level, logical_time, token_array
 from paged.block_manager.content_key import root_prefix
 from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent
 from paged.block_manager.events import Event, EventLog
 from paged.block_manager.free_list import Blocks
-from paged.block_manager.retention import Pin, level_checked
+from paged.block_manager.retention import Pin
 from paged.block_manager.runs import Run
 from paged.block_manager.sharing import first_of
-from paged.block_manager.tables import token_array
 from paged.block_manager.trusted import TrustedCalls
 
 
@@ -73,7 +72,7 @@ class ContentCalls(TrustedCalls):
         It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
         on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
         """
-        level = level_checked(priority)
+        level = checked_level(priority)
         segments = self._cached_prefix(tokens, namespace)
         self.retentions.retain(segments, level, until)
         return sum(count for _, _, count in segments) * self.block_size

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.block_manager import inspection
-from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
+from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
 from paged.block_manager.check import violations_of
 from paged.block_manager.content_calls import ContentCalls
 from paged.block_manager.content_key import root_prefix
@@ -31,7 +31,7 @@ from paged.block_manager.flights import Flight
 from paged.block_manager.moves import Moves, joined
 from paged.block_manager.sharing import truncate_table
 from paged.block_manager.stats import MemoryStats
-from paged.block_manager.tables import Rows, token_array
+from paged.block_manager.tables import Rows
 
 RowsLike = int | Sequence[int] | Rows
 

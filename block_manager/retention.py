@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import is_integer, logical_time
+from paged.block_manager.arguments import logical_time
 from paged.block_manager.errors import InvalidConfig, UnknownPin
 from paged.block_manager.free_list import Blocks
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
 from paged.block_manager.runs import Run
 
-HIGHEST_LEVEL = 3
 Segment = tuple[Run, int, int]
 
 
@@ -165,10 +163,3 @@ def _upwards(run: Run | None, at: int) -> list[tuple[Run, int]]:
         found.append((run, at))
         at, run = run.at, run.parent
     return found
-
-
-def level_checked(priority: Any) -> int:
-    """A priority as a level. Raises InvalidConfig."""
-    if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
-        raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
-    return int(priority)

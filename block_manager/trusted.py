@@ -710,9 +710,9 @@ class TrustedCalls(Views):
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
 
-    def put_back_changes(self, changes: TableChanges) -> None:
+    def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
-        self._growth.put_back_changes(changes)
+        self._growth.put_back_changes(TableChanges(rows, columns, blocks))
 
     def hit_figures(self) -> HitFigures:
         """The lookups' figures, at no cost."""

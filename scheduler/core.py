@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
+from paged.block_manager import BlockManager, InvalidConfig
+from paged.block_manager.arguments import checked_flag, is_integer, token_array
+from paged.block_manager.copying import Uncopyable
 from paged.scheduler import ending
 from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.admission import let_in

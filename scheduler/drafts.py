@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import InvalidTokens, token_array
+from paged.block_manager import InvalidTokens
+from paged.block_manager.arguments import token_array
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.errors import WrongDrafts
 from paged.scheduler.state import State, Step

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import GrowingView
+from paged.block_manager.growing import GrowingView
 from paged.scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:

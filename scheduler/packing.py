@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import NO_MOVES, GrowingView, joined
+from paged.block_manager.growing import GrowingView
+from paged.block_manager.moves import NO_MOVES, joined
 from paged.scheduler.awaited import sources_of
 from paged.scheduler.batch import Batch, Ticket
 from paged.scheduler.composition import ones
