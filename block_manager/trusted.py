@@ -133,7 +133,7 @@ class TrustedCalls(Views):
             self._query_tokens += num_tokens
             key = root + tokens[:size].tobytes()
             if key not in index.runs and num_tokens >= size and most >= size:
-                index.open_path_with_run(row, root, key)
+                index.open_run(row, index.open_path(row, root), key)
             else:
                 index.open_path(row, root)
                 if key in index.runs:

@@ -166,7 +166,7 @@ def wait_for_batches_out_of_order(manager):
     manager.allocate([CHILD], [1])
     run = runs_of(manager)[3]
     run.pending = [(manager.batch, 0)] * 2
-    manager._index._pending[manager.batch] = [run]
+    manager._index.pending[manager.batch] = [run]
 
 
 def change_the_key_of_a_run(manager):
