@@ -52,13 +52,14 @@ class OurPool:
 
     def __init__(self, num_blocks: int) -> None:
         from paged.block_manager.content_key import root_prefix
+        from paged.block_manager.flights import Flights
         from paged.block_manager.pool import Pool
         from paged.block_manager.prefix_index import PrefixIndex
         from paged.block_manager.tables import Tables
 
         self.tables = Tables(BLOCK_SIZE, num_rows=ROWS_AT_ONCE)
         self.pool = Pool(num_blocks, "device")
-        self.index = PrefixIndex(self.tables, self.pool, Pool(0, "host"))
+        self.index = PrefixIndex(self.tables, Flights(self.tables), self.pool, Pool(0, "host"))
         self.root = root_prefix(None)
         self.next_token = 0
 
@@ -98,7 +99,7 @@ class OurPool:
         row = self.tables.open(tokens)
         self.tables.blocks[0, row, : len(blocks)] = blocks
         self.tables.num_blocks[row] = len(blocks)
-        self.tables.num_computed[row] = num_tokens
+        self.tables.set_progress(row, num_tokens)
         return row
 
 

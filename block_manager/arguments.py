@@ -1,19 +1,29 @@
-"""What enters the memory layer becomes a plain int, bool, float or int64 array here, once, so that nothing wraps later.
+"""What callers pass becomes a plain int, bool, float or array of integers here, once, so that nothing wraps later.
 
-Knows kinds and ranges of numbers. Does not know rows, blocks or what a number is for.
+Knows kinds and ranges of numbers, and what a token id is. Does not know rows, blocks or what a number is for. The other rooms
+check by it, too.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from array import array as buffer
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.errors import InvalidConfig
+from paged.block_manager.errors import InvalidConfig, InvalidTokens
 
+Tokens = NDArray[np.int32]
+
+HIGHEST_LEVEL = 3
 _HIGHEST = np.iinfo(np.int64).max
+_HIGHEST_TOKEN = np.iinfo(np.int32).max
+_INT32 = np.dtype(np.int32)
+_FEW = 1024
+_HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -49,6 +59,13 @@ def checked_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def checked_level(priority: Any) -> int:
+    """A priority of content as an int from 1 to HIGHEST_LEVEL. Raises InvalidConfig."""
+    if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
+        raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
+    return int(priority)
+
+
 def logical_time(name: str, value: Any) -> float:
     """`value` as a float. Raises InvalidConfig for what is no number, for NaN, and for an integer that no float holds."""
     if not is_real(value):
@@ -73,3 +90,52 @@ def int64_array(values: Any) -> NDArray[np.int64] | None:
     if array.dtype == np.uint64 and array.size and array.max() > _HIGHEST:
         return None
     return array.astype(np.int64)
+
+
+def token_array(tokens: Any) -> Tokens:
+    """Token ids as int32 [n]: an array that is int32 already as it is, of anything else a copy.
+
+    Raises InvalidTokens for anything that is not a flat sequence of integers from 0 to 2^31 - 1.
+    """
+    if type(tokens) is np.ndarray and tokens.dtype == _INT32 and tokens.ndim == 1:
+        if not len(tokens) or not _has_negative(tokens):
+            return tokens
+    elif type(tokens) is list and tokens and type(tokens[0]) is int:
+        try:
+            # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
+            array = np.frombuffer(buffer("I", tokens), np.int32)
+        except (OverflowError, TypeError, ValueError):
+            pass
+        else:
+            # What is over 2^31 - 1 reads as negative now.
+            if not _has_negative(array):
+                return array
+    return _converted(tokens)
+
+
+def _converted(tokens: Any) -> Tokens:
+    if isinstance(tokens, np.ma.MaskedArray):
+        raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
+    try:
+        # Checked for bool and float by the copy itself: numpy says which type it found.
+        array = np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidTokens(f"token ids have to be a flat sequence of integers: {error}.") from None
+    if array.dtype.kind not in "iu" and (array.size or isinstance(tokens, np.ndarray)):
+        kind = f"an array of {array.dtype}" if isinstance(tokens, np.ndarray) else array.dtype
+        raise InvalidTokens(f"token ids have to be integers; got {kind}.")
+    if array.size and array.max() > _HIGHEST_TOKEN:
+        raise InvalidTokens(f"token id {array.max()} is larger than int32 holds.")
+    if array.size and array.min() < 0:
+        raise InvalidTokens(f"token id {array.min()} is negative.")
+    if array.ndim != 1:
+        raise InvalidTokens(f"token ids have to be one flat sequence; got {array.ndim} dimensions.")
+    return array.astype(np.int32)
+
+
+def _has_negative(tokens: Tokens) -> bool:
+    """Whether any of these token ids, int32 [n], n ≥ 1, is negative."""
+    if len(tokens) > _FEW:
+        return bool(tokens.min() < 0)
+    # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
+    return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()

@@ -151,7 +151,7 @@ def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
         batches, firsts = [batch for batch, _ in run.pending], [first for _, first in run.pending]
         if not numbers.issuperset(batches):
             found.append(f"4: nodes of run {run.id} wait for batches {batches}; {sorted(numbers)} are out.")
-        elif not all(index.is_noted(run, batch) for batch in batches):
+        elif not all(run in index.pending.get(batch, ()) for batch in batches):
             found.append(f"4: no end of batches {batches} confirms the nodes of run {run.id}.")
         if batches != sorted(set(batches)) or firsts != sorted(set(firsts)):
             found.append(f"4: the pending nodes of run {run.id} do not rise: {run.pending}.")
@@ -270,7 +270,7 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
             found.append(f"4: row {row} extends a run that cannot be found.")
         column, tail = 0, tiers.tails.get(row, np.empty(0, np.int64)).tolist()
         for run, offset, count in path.segments(0):
-            theirs = index.run_tokens(run, offset + count)[offset * 4 * size :]
+            theirs = index.run_tokens(run, offset, offset + count)
             if theirs != tables.tokens[row, column * size : (column + count) * size].tobytes():
                 found.append(f"4: row {row} stands on nodes of run {run.id} with other tokens than its own.")
             on_device = max(0, min(count, int(tables.num_blocks[row]) - column))

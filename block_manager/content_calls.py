@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import inspection
+from paged.block_manager.arguments import checked_level, logical_time, token_array
 from paged.block_manager.content_key import root_prefix
-from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent, UnknownPin
+from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent
 from paged.block_manager.events import Event, EventLog
 from paged.block_manager.free_list import Blocks
-from paged.block_manager.retention import Pin, level_checked
+from paged.block_manager.retention import Pin
 from paged.block_manager.runs import Run
 from paged.block_manager.sharing import first_of
-from paged.block_manager.tables import token_array
 from paged.block_manager.trusted import TrustedCalls
 
 
@@ -60,13 +60,11 @@ class ContentCalls(TrustedCalls):
         Raises InvalidTokens, InvalidNamespace, InvalidConfig (until), or UnknownContent where nothing of it is cached.
         """
         segments = self._cached_prefix(tokens, namespace)
-        return self._retention().pin(segments, until)
+        return self.retentions.pin(segments, until)
 
     def unpin(self, pin: Pin) -> None:
         """The pin holds no more. Raises UnknownPin if it did not."""
-        if self._retentions is None:
-            raise UnknownPin(pin)
-        self._retentions.unpin(pin)
+        self.retentions.unpin(pin)
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """The cached prefix of these tokens is evicted after all content of lower priority; what is not retained has 0, the highest is 3.
@@ -74,10 +72,17 @@ class ContentCalls(TrustedCalls):
         It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
         on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
         """
-        level = level_checked(priority)
+        level = checked_level(priority)
         segments = self._cached_prefix(tokens, namespace)
-        self._retention().retain(segments, level, until)
+        self.retentions.retain(segments, level, until)
         return sum(count for _, _, count in segments) * self.block_size
+
+    def expire(self, now: float) -> None:
+        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+
+        Raises InvalidConfig for what is no number, and for NaN.
+        """
+        self.retentions.expire(logical_time("now", now))
 
     def reset_cache(self) -> bool:
         """Forget all content. False, and nothing changed, while any block of either tier is used."""
@@ -85,8 +90,7 @@ class ContentCalls(TrustedCalls):
             return False
         if self._index is not None:
             self._index.clear()
-        if self._retentions is not None:
-            self._retentions.clear()
+        self.retentions.clear()
         if self._events is not None:
             self._events.clear()
         return True

@@ -131,7 +131,7 @@ class Events(Sequence[Event]):
         top = run
         while top.parent is not None:
             top = top.parent
-        tokens = np.frombuffer(index.run_tokens(run, stop, start), np.int32)
+        tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
         return Stored(tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
 

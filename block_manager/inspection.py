@@ -32,7 +32,7 @@ def contents(index: PrefixIndex, block_size: int, tier: str) -> set[tuple[bytes,
     for run in sorted(index.runs.values(), key=lambda run: run.id):
         prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
         length = index.confirmed_length(run)
-        data = index.run_tokens(run, length)
+        data = index.run_tokens(run, 0, length)
         for at in range(length):
             assert prefix is not None, "a parent has a lower id than its child"
             prefix = (*prefix, data[at * size : (at + 1) * size])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.block_manager import inspection
-from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer
+from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
 from paged.block_manager.check import violations_of
 from paged.block_manager.content_calls import ContentCalls
 from paged.block_manager.content_key import root_prefix
@@ -31,7 +31,7 @@ from paged.block_manager.flights import Flight
 from paged.block_manager.moves import Moves, joined
 from paged.block_manager.sharing import truncate_table
 from paged.block_manager.stats import MemoryStats
-from paged.block_manager.tables import Rows, token_array
+from paged.block_manager.tables import Rows
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -324,11 +324,10 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        held_host = self._held_host.copy()
+        held, held_host = self._device.kept.copy(), self._host.kept.copy()
+        held.update(self._growth.copied())
         if self._offload is not None:
             held_host.update(self._offload.held().tolist())
-        held = self._held.copy()
-        held.update(self._growth.copied())
         found = violations_of(
             self._tables, self._flights, self._device, self._host, self._index, self._tiers, held, held_host
         )

@@ -5,6 +5,7 @@ Knows block ids, reference counts and, for a block with content, the run of its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ class Pool:
         self.free_list = FreeList(self.state)
         # Blocks evicted so far, and the sum of the steps that each had been unused for.
         self.num_evicted = self.idle_steps = 0
+        # References beyond the tables, by block: of transfers that have not ended, and of pins.
+        self.kept: Counter[int] = Counter()
         # Called with evicted blocks, oldest first, and with the same in parts, before they are handed out: their nodes lose this residence.
         self.forget: Callable[[Blocks, list[Taken]], None] | None = None
 
@@ -200,6 +203,16 @@ class Pool:
         self.level[blocks] = levels
         if len(cached):
             self.release(cached[::-1].copy())
+
+    def keep(self, blocks: Blocks) -> None:
+        """`hold` beyond the tables, which the checker is told of."""
+        self.hold(blocks)
+        self.kept.update(blocks.tolist())
+
+    def let_go(self, blocks: Blocks) -> None:
+        """Give back what `keep` took, last block first."""
+        self.kept.subtract(blocks.tolist())
+        self.release(blocks[::-1].astype(np.int64))
 
     def release_one(self, block: int) -> None:
         """`release` of one block."""

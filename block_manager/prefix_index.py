@@ -43,6 +43,14 @@ def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
     return root if run is None else node_prefix(run.id, at)
 
 
+def _num_on_host(run: Run, first: int) -> int:
+    """Confirmed nodes of the run, from `first` on, that are on the host without a gap; of an open run none counts."""
+    if run.host is None:
+        return 0
+    is_there = run.host[first : run.confirmed_length] >= 0
+    return len(is_there) if is_there.all() else int(is_there.argmin())
+
+
 class PrefixIndex:
     """Finds, publishes, withdraws and forgets content."""
 
@@ -55,7 +63,7 @@ class PrefixIndex:
         self.runs: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
         # Closed runs with pending nodes, by the batch that computes them.
-        self._pending: dict[int, list[Run]] = {}
+        self.pending: dict[int, list[Run]] = {}
         # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
         self.is_lazy = np.zeros(tables.num_rows, np.bool_)
         # Paths that are not: while there are none, a step need not even ask.
@@ -93,15 +101,6 @@ class PrefixIndex:
         count = min(self._pending_length(parent.open), full - parent.published)
         if count > 0:
             path.run, path.at, path.published = parent.open, count - 1, parent.published + count
-
-    def open_path_with_run(self, row: int, root: bytes, key: bytes) -> None:
-        """`open_path` for a row that computes a first full block which is not cached, found under `key` (root and tokens) from now on."""
-        path = self.paths[row] = Path(root)
-        path.open = self.runs[key] = Run(self._next_run, key, None, -1, row, self.batch)
-        self._next_run += 1
-        self.is_lazy[row] = True
-        if self.log is not None:
-            self.log.opened(path.open, 0)
 
     def _ensure_rows(self, num_rows: int) -> None:
         """Make room for `num_rows` rows; there may be more already, where the tables then found no memory for themselves."""
@@ -143,10 +142,10 @@ class PrefixIndex:
     def last_node(self, row: int) -> tuple[Run, int] | None:
         """The row's last confirmed node as (run, offset); None if it has none."""
         path = self.paths[row]
-        if path.open is not None and (length := self._confirmed_length(path.open)) > 0:
+        if path.open is not None and (length := self.confirmed_length(path.open)) > 0:
             return path.open, length - 1
         run, at = path.run, path.at
-        while run is not None and (length := self._confirmed_length(run)) <= at:
+        while run is not None and (length := self.confirmed_length(run)) <= at:
             # Above a pending node all may be pending, up to where a confirmed one stands.
             run, at = (run, length - 1) if length else (run.parent, run.at)
         return None if run is None else (run, at)
@@ -162,62 +161,60 @@ class PrefixIndex:
         Finds what resides on the device, confirmed or pending: what a batch that is out computes is there for all later ones. Changes
         nothing.
         """
-        run, at = (path.run, path.at) if path is not None else (None, -1)
-        first = path.published if path is not None else 0
-        size, runs = self.block_bytes, self.runs
-        segments: list[tuple[Run, int, int]] = []
-        block, first_pending = 0, -1
-        while block < limit:
-            if run is not None:
-                visible, confirmed = self._visible(run)
-                count = min(visible - at - 1, limit - block)
-                if count > 0:
-                    same = self._common(run, at + 1, data, block, count)
-                    if same:
-                        segments.append((run, at + 1, same))
-                        if at + 1 + same > confirmed and first_pending < 0:
-                            first_pending = first + block + max(0, confirmed - at - 1)
-                        block += same
-                        at += same
-                        if block == limit:
-                            break
-                prefix = node_prefix(run.id, at)
-            else:
-                prefix = root
-            child = runs.get(prefix + data[block * size : (block + 1) * size])
-            if child is None or self._visible(child)[0] == 0:
-                break
-            run, at = child, -1
-        return Match(segments, block, first_pending)
+        run, at, first = (None, -1, 0) if path is None else (path.run, path.at, path.published)
+        segments = self._walk(root, run, at, data, 0, limit, self._num_on_device)
+        num_blocks, first_pending = 0, -1
+        for run, offset, count in segments:
+            if first_pending < 0 and offset + count > (confirmed := self.confirmed_length(run)):
+                first_pending = first + num_blocks + max(0, confirmed - offset)
+            num_blocks += count
+        return Match(segments, num_blocks, first_pending)
 
     def match_on_host(
         self, path: Path | None, root: bytes, data: bytes, limit: int, match: Match
     ) -> list[tuple[Run, int, int]]:
         """What continues a match, of which nothing is pending, and has a host block only: segments (run, offset, count)."""
+        run, at = (None, -1) if path is None else (path.run, path.at)
         if match.segments:
-            run: Run | None = match.segments[-1][0]
-            at = match.segments[-1][1] + match.segments[-1][2] - 1
-        else:
-            run, at = (path.run, path.at) if path is not None else (None, -1)
-        size, block = self.block_bytes, match.num_blocks
+            run, offset, count = match.segments[-1]
+            at = offset + count - 1
+        return self._walk(root, run, at, data, match.num_blocks, limit, _num_on_host)
+
+    def _walk(
+        self,
+        root: bytes,
+        run: Run | None,
+        at: int,
+        data: bytes,
+        block: int,
+        limit: int,
+        num_usable: Callable[[Run, int], int],
+    ) -> list[tuple[Run, int, int]]:
+        """Segments (run, offset, count) of the nodes that come after (`run`, `at`) with the tokens of `data` from `block` to `limit` - 1.
+
+        `num_usable` says how many nodes of a run, from one of them on, may be among them.
+        """
+        size = self.block_bytes
         segments: list[tuple[Run, int, int]] = []
         while block < limit:
-            if run is not None and run.num_host and run.host is not None:
-                is_there = run.host[at + 1 : min(run.confirmed_length, at + 1 + limit - block)] >= 0
-                count = len(is_there) if is_there.all() else int(is_there.argmin())
-                same = self._common(run, at + 1, data, block, count) if count else 0
+            if run is not None:
+                count = min(num_usable(run, at + 1), limit - block)
+                same = self._common(run, at + 1, data, block, count) if count > 0 else 0
                 if same:
                     segments.append((run, at + 1, same))
                     block += same
                     at += same
                     if block == limit:
                         break
-            prefix = _prefix_after(root, run, at)
-            child = self.runs.get(prefix + data[block * size : (block + 1) * size])
-            if child is None or child.row >= 0 or child.host_block(0) < 0 or not child.confirmed_length:
+            child = self.runs.get(_prefix_after(root, run, at) + data[block * size : (block + 1) * size])
+            if child is None or num_usable(child, 0) <= 0:
                 break
             run, at = child, -1
         return segments
+
+    def _num_on_device(self, run: Run, first: int) -> int:
+        """Nodes of the run, from `first` on, that a lookup may use."""
+        return (run.num_device if run.row < 0 else self._pending_length(run)) - first
 
     def has_first(self, root: bytes, block: bytes) -> bool:
         """Whether some run begins at this root with this block."""
@@ -227,10 +224,6 @@ class PrefixIndex:
         """The device blocks of a match in order, int64 [num_blocks]."""
         parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def follow(self, row: int, match: Match) -> None:
-        """The row took the blocks of a match: its path, which is closed, now ends there."""
-        self.step_on(row, match.segments[-1], match.num_blocks)
 
     def step_on(self, row: int, last: tuple[Run, int, int], num_blocks: int) -> None:
         """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are (run, offset, count)."""
@@ -271,8 +264,9 @@ class PrefixIndex:
         for run, at in self.nodes_of_forks(row):
             path.run, path.at, path.published = run, at, path.published + 1
         block = self._tables.block_bytes(row, path.published)
-        if self.fills_next(row, end) and self._child(path, block, self._total_length) is None:
-            self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
+        node = path.root, path.run, path.at
+        if self.fills_next(row, end) and self._after(*node, block, self._total_length) is None:
+            self.open_run(row, path, _prefix_after(*node) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
         """Make nodes of the row's confirmed full blocks, one by one where they have to be looked up.
@@ -295,19 +289,19 @@ class PrefixIndex:
         while path.published < full:
             column = path.published
             block = self._tables.block_bytes(row, column)
-            found = self._child(path, block, self._pending_length)
+            found = self._after(path.root, path.run, path.at, block, self._pending_length)
             if found is None:
-                self._open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
+                self.open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
                 break
             run, at = found
-            if self._confirmed_length(run) <= at:
+            if self.confirmed_length(run) <= at:
                 # Pending in a later batch. What is confirmed goes first, unless a row or a run stands on the pending one already:
                 # then this row looks again when its next block is full.
                 if not self._give_way(run, at):
                     break
                 continue
             if run.row < 0 and at >= run.num_device:
-                self.reside(run, at, int(self._tables.blocks[0, row, column]))
+                self.reside(run, at, self._tables.blocks[0, row, column : column + 1].astype(np.int64))
             elif self._segment_blocks(run, at, 1)[0] != self._tables.blocks[0, row, column]:
                 switches.append((column, run, at))
             path.run, path.at, path.published = run, at, column + 1
@@ -322,7 +316,7 @@ class PrefixIndex:
             return found
         run, at = path.run, path.at
         for column in range(path.published, min(tables.full_blocks(row), int(tables.num_blocks[row]))):
-            child = self._after(path.root, run, at, tables.block_bytes(row, column), self._confirmed_length)
+            child = self._after(path.root, run, at, tables.block_bytes(row, column), self.confirmed_length)
             if child is None or self.device_block(*child) != tables.blocks[0, row, column]:
                 break
             found.append(child)
@@ -372,17 +366,17 @@ class PrefixIndex:
 
     def confirm(self, batch: int) -> None:
         """The batch ran: what it computed of closed runs is confirmed."""
-        for run in self._pending.pop(batch, ()):
-            run.pending = [entry for entry in run.pending if entry[0] != batch]
+        for run in self.pending.pop(batch, ()):
+            run.forget_batch(batch)
         if self.log is not None:
             self.log.confirm()
 
     def withdraw(self, batch: int) -> None:
         """The batch did not run: what it was to compute of closed runs is no content. No row stands on it."""
         # A child's id is higher than its parent's.
-        for run in sorted(self._pending.pop(batch, ()), key=lambda run: -run.id):
-            length = min([first for number, first in run.pending if number == batch], default=run.length)
-            run.pending = [entry for entry in run.pending if entry[0] != batch]
+        for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
+            length = run.first_of(batch)
+            run.forget_batch(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -399,8 +393,8 @@ class PrefixIndex:
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """Of each run, the first node that the batch computes: none of them is content if it does not run."""
         lost: dict[Run, int] = {}
-        for run in self._pending.get(flight.number, ()):
-            lost[run] = min([first for number, first in run.pending if number == flight.number], default=run.length)
+        for run in self.pending.get(flight.number, ()):
+            lost[run] = run.first_of(flight.number)
         for row, start, _ in flight.shares(self._tables):
             path = self.paths[row]
             if path.open is not None:
@@ -448,19 +442,12 @@ class PrefixIndex:
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
                 run.pending.append((batch, max(first, 0)))
-                self._pending.setdefault(batch, []).append(run)
+                self.pending.setdefault(batch, []).append(run)
                 first = stop
 
-    def is_noted(self, run: Run, batch: int) -> bool:
-        """Whether the end of the batch confirms or withdraws nodes of the run; for the checker."""
-        return run in self._pending.get(batch, ())
-
-    def reside(self, run: Run, at: int, block: int) -> None:
-        """Node (`run`, `at`), the first one of a closed run that is not on the device, resides in `block` from now on."""
-        self.reside_all(run, at, np.array([block]))
-
-    def reside_all(self, run: Run, at: int, blocks: Blocks) -> None:
-        """`reside` for the nodes from `at` on, in as many used blocks, int64 [n]."""
+    def reside(self, run: Run, at: int, blocks: Blocks) -> None:
+        """Nodes of a closed run from `at` on, the first one that is not on the device, reside in these used blocks, int64 [n], from now
+        on."""
         assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
         run.num_device = stop = at + len(blocks)
         run.blocks[0, at:stop] = blocks
@@ -481,7 +468,7 @@ class PrefixIndex:
         self._device.forget_all()
         self.host.clear()
         self.runs.clear()
-        self._pending.clear()
+        self.pending.clear()
         for path in self.paths.values():
             path.run, path.at, path.published = None, -1, 0
 
@@ -492,7 +479,7 @@ class PrefixIndex:
         known = len(run.digests)
         if known < stop:
             digest = run.digests[-1] if known else self._digest_before(run)
-            extend_chain(run.digests, digest, self._run_bytes(run, known, stop - known), self.block_bytes)
+            extend_chain(run.digests, digest, self.run_tokens(run, known, stop), self.block_bytes)
         return run.digests[start:stop]
 
     def _digest_before(self, run: Run) -> bytes:
@@ -500,15 +487,8 @@ class PrefixIndex:
             return namespace_digest(run.key[: -self.block_bytes])
         return self.digests(run.parent, run.at + 1, run.at)[0]
 
-    def run_tokens(self, run: Run, stop: int, start: int = 0) -> bytes:
-        """The token ids of a run's nodes from `start` to `stop` - 1, as bytes."""
-        return self._run_bytes(run, start, stop - start)
-
     def confirmed_length(self, run: Run) -> int:
         """Nodes of the run that are computed and confirmed."""
-        return self._confirmed_length(run)
-
-    def _confirmed_length(self, run: Run) -> int:
         if run.row < 0:
             return run.confirmed_length
         path = self.paths[run.row]
@@ -528,21 +508,11 @@ class PrefixIndex:
             return total
         return min(total, self.paths[run.row].guard)
 
-    def _visible(self, run: Run) -> tuple[int, int]:
-        """(nodes that a lookup may use, of them confirmed)."""
-        if run.row < 0:
-            return run.num_device, min(run.num_device, run.confirmed_length)
-        return self._pending_length(run), self._confirmed_length(run)
-
-    def _child(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> tuple[Run, int] | None:
-        """The node after the path's last one with these tokens."""
-        return self._after(path.root, path.run, path.at, block, length_of)
-
     def _after(
         self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
     ) -> tuple[Run, int] | None:
         """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
-        if run is not None and at + 1 < length_of(run) and self._run_bytes(run, at + 1, 1) == block:
+        if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
             return run, at + 1
         child = self.runs.get(_prefix_after(root, run, at) + block)
         return None if child is None else (child, 0)
@@ -558,7 +528,8 @@ class PrefixIndex:
         path.guard = -1
         self._set_lazy(row, True)
 
-    def _open_run(self, row: int, path: Path, key: bytes) -> None:
+    def open_run(self, row: int, path: Path, key: bytes) -> None:
+        """The row, whose path is closed, computes a full block that is not cached, found under `key` from now on."""
         parent, at = path.run, path.at
         run = Run(self._next_run, key, parent, at, row, self.batch)
         self._next_run += 1
@@ -672,17 +643,18 @@ class PrefixIndex:
         start = self.paths[run.row].published + offset
         return self._tables.blocks[0, run.row, start : start + count].astype(np.int64)
 
-    def _run_bytes(self, run: Run, offset: int, count: int) -> bytes:
+    def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
+        """The token ids of a run's nodes from `first` to `stop` - 1, as bytes."""
         size = self.block_bytes
         if run.row < 0:
-            return run.tokens[offset * size : (offset + count) * size]
-        start = (self.paths[run.row].published + offset) * self._block_size
-        return self._tables.tokens[run.row, start : start + count * self._block_size].tobytes()
+            return run.tokens[first * size : stop * size]
+        column, size = self.paths[run.row].published, self._block_size
+        return self._tables.tokens[run.row, (column + first) * size : (column + stop) * size].tobytes()
 
     def _common(self, run: Run, offset: int, data: bytes, block: int, count: int) -> int:
         """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
         size = self.block_bytes
-        mine = self._run_bytes(run, offset, count)
+        mine = self.run_tokens(run, offset, offset + count)
         if data.startswith(mine, block * size):
             return count
         theirs = data[block * size : (block + count) * size]

@@ -8,23 +8,19 @@ Does not know requests, clocks, or whose content it is.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import is_integer, logical_time
+from paged.block_manager.arguments import logical_time
 from paged.block_manager.errors import InvalidConfig, UnknownPin
 from paged.block_manager.free_list import Blocks
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
 from paged.block_manager.runs import Run
 
-HIGHEST_LEVEL = 3
 Segment = tuple[Run, int, int]
-Hold = Callable[[Blocks], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +31,20 @@ class Pin:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Holder:
-    """How a tier's blocks are held beyond the tables, and given back; both note it for the checker."""
-
-    hold: Hold
-    release: Hold
-
-
 class Retentions:
     """Pins and levels of content, and when they end."""
 
-    def __init__(
-        self, index: PrefixIndex, block_size: int, pools: tuple[Pool, Pool], holders: tuple[Holder, Holder]
-    ) -> None:
-        """`pools` and `holders`: of the device, then of the host."""
+    def __init__(self, index: PrefixIndex | None, block_size: int, device: Pool, host: Pool) -> None:
+        """Without an index there is no content, and nothing is ever kept."""
         self._index = index
-        index.closed = self.apply_to
-        self._device, self._host = pools
-        self._holders = holders
+        if index is not None:
+            index.closed = self.apply_to
+        self._device, self._host = device, host
         self._block_size = block_size
-        self._now = -np.inf
+        # The latest logical time that was told.
+        self.now = -np.inf
+        # The first logical time at which anything ends: before it, `expire` need not be called.
+        self.next_end = np.inf
         self._next = 1
         self._pins: dict[int, tuple[Blocks, Blocks]] = {}
         # The runs of each retention that ends, by number, last one first; (when, number) in order, of pins, too.
@@ -69,6 +58,7 @@ class Retentions:
 
     def pin(self, segments: list[Segment], until: float | None) -> Pin:
         """Hold each node of a prefix where it resides: on the device, and where it does not, on the host."""
+        assert self._index is not None, "there is content to keep"
         number = self._numbered(until)
         on_device: list[int] = []
         on_host: list[int] = []
@@ -77,8 +67,8 @@ class Retentions:
                 block = self._index.device_block(run, at)
                 (on_device if block >= 0 else on_host).append(block if block >= 0 else run.host_block(at))
         held = np.array(on_device, np.int64), np.array(on_host, np.int64)
-        for holder, blocks in zip(self._holders, held, strict=True):
-            holder.hold(blocks)
+        for pool, blocks in zip((self._device, self._host), held, strict=True):
+            pool.keep(blocks)
         self._pins[number] = held
         return Pin(number, (len(on_device) + len(on_host)) * self._block_size)
 
@@ -103,14 +93,10 @@ class Retentions:
         for each, last in way:
             self.apply_to(each, renewed=(last, level))
 
-    def has_passed(self, until: float) -> bool:
-        """Whether what ends at the logical time `until` has ended by now."""
-        return until <= self._now
-
     def expire(self, now: float) -> None:
         """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
-        self._now = max(self._now, now)
-        while self._ends and self._ends[0][0] <= self._now:
+        self.now = max(self.now, now)
+        while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
             if number in self._pins:
                 self._release(number)
@@ -119,25 +105,31 @@ class Retentions:
                     if run.retained is not None:
                         run.retained.pop(number, None)
                     self.apply_to(run)
+        self._note_next_end()
 
     def clear(self) -> None:
         """All content is forgotten, and nothing is pinned."""
         self._until.clear()
         self._ends.clear()
+        self._note_next_end()
 
     def _numbered(self, until: float | None) -> int:
         number = self._next
         if until is not None:
             until = logical_time("until", until)
-            if not self._now < until < np.inf:
-                raise InvalidConfig(f"until has to be a logical time after {self._now}; got {until!r}.")
+            if not self.now < until < np.inf:
+                raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
             heapq.heappush(self._ends, (until, number))
+            self._note_next_end()
         self._next += 1
         return number
 
+    def _note_next_end(self) -> None:
+        self.next_end = self._ends[0][0] if self._ends else np.inf
+
     def _release(self, number: int) -> None:
-        for holder, blocks in zip(self._holders, self._pins.pop(number), strict=True):
-            holder.release(blocks)
+        for pool, blocks in zip((self._device, self._host), self._pins.pop(number), strict=True):
+            pool.let_go(blocks)
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until
@@ -171,10 +163,3 @@ def _upwards(run: Run | None, at: int) -> list[tuple[Run, int]]:
         found.append((run, at))
         at, run = run.at, run.parent
     return found
-
-
-def level_checked(priority: Any) -> int:
-    """A priority as a level. Raises InvalidConfig."""
-    if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
-        raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
-    return int(priority)

@@ -78,6 +78,14 @@ class Run:
         """Nodes of a closed run that are computed and confirmed."""
         return min(self.length, self.pending[0][1]) if self.pending else self.length
 
+    def first_of(self, batch: int) -> int:
+        """The first node that this batch computes; `length` if it computes none."""
+        return min([first for number, first in self.pending if number == batch], default=self.length)
+
+    def forget_batch(self, batch: int) -> None:
+        """None of its nodes waits for this batch any more."""
+        self.pending = [entry for entry in self.pending if entry[0] != batch]
+
     def host_block(self, at: int) -> int:
         """The host block of node `at`, -1 where it has none."""
         return -1 if self.host is None or at >= len(self.host) else self.host.item(at)

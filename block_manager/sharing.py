@@ -128,7 +128,7 @@ class Sharing:
         blocks = index.blocks_of(match)
         self._device.hold(blocks)
         self._growth.write(row, have, blocks)
-        index.follow(row, match)
+        index.step_on(row, match.segments[-1], match.num_blocks)
         stop = have + match.num_blocks
         tables.set_progress(row, stop * size)
         if match.first_pending >= 0:
@@ -160,7 +160,7 @@ class Sharing:
         offload.load(sources, blocks)
         start = 0
         for run, offset, count in segments:
-            index.reside_all(run, offset, blocks[start : start + count])
+            index.reside(run, offset, blocks[start : start + count])
             start += count
         self._growth.write(row, have, blocks)
         index.step_on(row, segments[-1], num_blocks)

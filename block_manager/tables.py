@@ -15,24 +15,19 @@ confirmed. A row may be launched past what it knows: the batch before samples th
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import int64_array, is_integer
-from paged.block_manager.errors import DuplicateRow, InvalidTokens, RowSwapped, UnknownRow
+from paged.block_manager.arguments import Tokens, int64_array, is_integer
+from paged.block_manager.errors import DuplicateRow, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
-Tokens = NDArray[np.int32]
 
 # Rows whose stride in bytes is a power of two would share the same few cache sets.
 _STRIDE_PADDING = 16
-_INT32 = np.dtype(np.int32)
-_FEW = 1024
-_HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 # Tokens a row that there is room for from the beginning.
 _FIRST_STRIDE = 4096
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -49,55 +44,6 @@ _COLUMNS: dict[str, type[np.generic]] = {
 }
 # Only full attention today; a second group would be layers with another table and lifetime for the same row.
 NUM_GROUPS = 1
-
-
-def token_array(tokens: Any) -> Tokens:
-    """Token ids as int32 [n]: a list, or an array that is taken as it is where it is int32 already.
-
-    Raises InvalidTokens for anything that is not a flat sequence of integers from 0 to 2^31 - 1.
-    """
-    if type(tokens) is np.ndarray and tokens.dtype == _INT32 and tokens.ndim == 1:
-        array = tokens
-    else:
-        array = _converted(tokens)
-    if len(array) and has_negative(array):
-        raise InvalidTokens(f"token id {array.min()} is negative.")
-    return cast(Tokens, array)
-
-
-def _converted(tokens: Any) -> NDArray[Any]:
-    if isinstance(tokens, np.ma.MaskedArray):
-        raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
-    try:
-        if isinstance(tokens, np.ndarray):
-            if tokens.dtype.kind not in "iu":
-                raise InvalidTokens(f"token ids have to be integers; got an array of {tokens.dtype}.")
-            array = tokens.astype(np.int32) if tokens.dtype != _INT32 else tokens
-            if array is not tokens and not np.array_equal(array, tokens):
-                raise InvalidTokens("a token id is larger than int32 holds.")
-        else:
-            # Checked for bool and float by the copy itself: numpy says which type it found.
-            array = np.array(tokens)
-            if array.dtype.kind not in "iu" and array.size:
-                raise InvalidTokens(f"token ids have to be integers; got {array.dtype}.")
-            if array.size and (array.max() > np.iinfo(np.int32).max):
-                raise InvalidTokens(f"token id {array.max()} is larger than int32 holds.")
-            array = array.astype(np.int32)
-    except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidTokens):
-            raise
-        raise InvalidTokens(f"token ids have to be a flat sequence of integers: {error}.") from None
-    if array.ndim != 1:
-        raise InvalidTokens(f"token ids have to be one flat sequence; got {array.ndim} dimensions.")
-    return array
-
-
-def has_negative(tokens: Tokens) -> bool:
-    """Whether any of these token ids, int32 [n], n ≥ 1, is negative."""
-    if len(tokens) > _FEW:
-        return bool(tokens.min() < 0)
-    # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
-    return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
 
 
 class Shown(NamedTuple):

@@ -212,7 +212,7 @@ class Tiers:
                 block = int(device.draw(1)[0])
                 pairs.append((source, block))
                 if run is not None and index is not None:
-                    index.reside(run, offset, block)
+                    index.reside(run, offset, np.array([block]))
                 else:
                     loaded[source] = block
             tables.blocks[0, row, column] = block

@@ -6,14 +6,13 @@ the calls of BlockManager, which check first and come here then. Knows everythin
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import logical_time
 from paged.block_manager.errors import InvalidConfig
 from paged.block_manager.events import EventLog
 from paged.block_manager.flights import Flight, Flights, Share
@@ -24,7 +23,7 @@ from paged.block_manager.moves import NO_MOVES, Moves
 from paged.block_manager.offload import Offload
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.retention import Holder, Retentions
+from paged.block_manager.retention import Retentions
 from paged.block_manager.sharing import Sharing
 from paged.block_manager.stats import WINDOW, HitFigures
 from paged.block_manager.tables import Rows, Tables
@@ -75,11 +74,11 @@ class TrustedCalls(Views):
         if host_caching and self._index is not None:
             self._offload = Offload(self._device, self._host, self._index.host)
             self._index.leave = self._offload.leave
-        self._retentions: Retentions | None = None
         # Written from the first reading on.
         self._events: EventLog | None = None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
+        self.retentions = Retentions(self._index, self.block_size, self._device, self._host)
         self._sharing = (
             Sharing(self._tables, self._flights, self._device, self._index, self._growth, self._tiers, self._offload)
             if self._index
@@ -91,9 +90,6 @@ class TrustedCalls(Views):
         self._any_reserved = False
         # No row knows more tokens than this.
         self._longest = 0
-        # References that transfers hold beyond the tables, by block.
-        self._held: Counter[int] = Counter()
-        self._held_host: Counter[int] = Counter()
         self._queries = self._query_tokens = 0
         # Of the latest lookups, the tokens asked for and found.
         self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
@@ -138,7 +134,7 @@ class TrustedCalls(Views):
             self._query_tokens += num_tokens
             key = root + tokens[:size].tobytes()
             if key not in index.runs and num_tokens >= size and most >= size:
-                index.open_path_with_run(row, root, key)
+                index.open_run(row, index.open_path(row, root), key)
             else:
                 index.open_path(row, root)
                 if key in index.runs:
@@ -317,7 +313,7 @@ class TrustedCalls(Views):
     @property
     def may_skip(self) -> bool:
         """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
-        return not self._growth.any_shared_tail and self._offload is None and self._retentions is None
+        return not self._growth.any_shared_tail and self._offload is None and self.retentions.next_end == np.inf
 
     def go_alone(self, rows: Rows) -> bool:
         """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
@@ -353,7 +349,7 @@ class TrustedCalls(Views):
         return least
 
     def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """`next_batch`, `place_decodes`, `draw_promised`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
+        """`place_decodes`, `commit`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
         of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
         they can. Returns the blocks that each batch drew, int64 [k]."""
         tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
@@ -369,10 +365,10 @@ class TrustedCalls(Views):
         places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
         self._longest = int(tables.num_tokens.max()) + num_steps
         tables.ensure_tokens(self._longest + 1)
-        start = self._batch + 1
+        start = self._batch
         if len(steps):
             self._draw_ahead(rows[places], columns, start + steps)
-        self._begin_batch(start + num_steps - 1)
+        self._begin_batch(start + num_steps)
         tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
         rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
         tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
@@ -474,30 +470,40 @@ class TrustedCalls(Views):
             tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
             places = places[excess[places] > 0]
 
-    def begin_step(self, now: float, *, may_copy: bool) -> None:
-        """What is placed from now on is another batch, of logical time `now`. Content may be copied between the tiers unless copies of an
-        earlier batch are still to run."""
-        self._begin_batch(self._batch + 1)
-        self.expire(now)
+    def copy_no_content(self) -> None:
+        """The batch that is being composed copies no content between the tiers: copies of an earlier one are still to run."""
         if self._offload is not None:
-            self._offload.is_open = may_copy
+            self._offload.is_open = False
 
     def commit(
-        self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, *, has_more: bool
+        self,
+        decodes: Rows,
+        positions: NDArray[np.int64],
+        counts: NDArray[np.int64] | None,
+        now: float,
+        *,
+        has_more: bool,
     ) -> Composed:
-        """Put the batch out: draw what was promised, and say all that an engine needs of memory. `decodes` are the rows that
-        `place_decodes` placed, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None: one each); `has_more`: the
-        batch is one though no row may be in it."""
+        """Put the batch, of logical time `now`, out: draw what was promised, and say all that an engine needs of memory. What is placed
+        from now on is another batch.
+
+        `decodes` are the rows that `place_decodes` placed, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None:
+        one each); `has_more`: the batch is one though no row may be in it. The caller has seen that nothing ends by `now` (`retentions.next_end`).
+        """
         self._growth.draw_promised()
-        tables, moves = self._tables, self.take_moves()
+        self.retentions.now = max(self.retentions.now, now)
+        number, tables, moves = self._batch, self._tables, self.take_moves()
         flight, changes = None, NO_CHANGES
         if has_more or len(moves) or self._flights.composed.is_used:
             # No engine runs an empty batch, so that one leaves the changes to the next.
             changes = self._growth.take_changes()
             self._growth.release_copied()
             flight = self._flights.seal()
+        self._begin_batch(number + 1)
+        if self._offload is not None:
+            self._offload.is_open = True
         return Composed(
-            self._batch,
+            number,
             flight,
             moves,
             self._last_slots(decodes, positions) if counts is None else self._slots(decodes, positions, counts),
@@ -658,23 +664,19 @@ class TrustedCalls(Views):
 
     def hold(self, blocks: Blocks) -> None:
         """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
-        self._device.hold(blocks)
-        self._held.update(blocks.tolist())
+        self._device.keep(blocks)
 
     def release_held(self, blocks: Blocks) -> None:
-        """Give back what `hold` took, last block first."""
-        self._held.subtract(blocks.tolist())
-        self._device.release(blocks[::-1].astype(np.int64))
+        """Give back what `hold` took."""
+        self._device.let_go(blocks)
 
     def hold_host(self, blocks: Blocks) -> None:
         """One more reference to each of these host blocks, which are pinned or carry content."""
-        self._host.hold(blocks)
-        self._held_host.update(blocks.tolist())
+        self._host.keep(blocks)
 
     def release_held_host(self, blocks: Blocks) -> None:
         """Give back what `hold_host` took."""
-        self._held_host.subtract(blocks.tolist())
-        self._host.release(blocks[::-1].astype(np.int64))
+        self._host.let_go(blocks)
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
         """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
@@ -683,30 +685,8 @@ class TrustedCalls(Views):
         last = self._index.last_node(row)
         if last is None:
             return
-        retentions = self._retention()
-        if until is None or not retentions.has_passed(until):
-            retentions.retain([(*last, 1)], level, until)
-
-    def expire(self, now: float) -> None:
-        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
-
-        Raises InvalidConfig for what is no number, and for NaN.
-        """
-        if type(now) is not float or now != now:
-            now = logical_time("now", now)
-        if self._retentions is not None:
-            self._retentions.expire(now)
-
-    def _retention(self) -> Retentions:
-        if self._retentions is None:
-            assert self._index is not None, "there is content to retain"
-            self._retentions = Retentions(
-                self._index,
-                self.block_size,
-                (self._device, self._host),
-                (Holder(self.hold, self.release_held), Holder(self.hold_host, self.release_held_host)),
-            )
-        return self._retentions
+        if until is None or until > self.retentions.now:
+            self.retentions.retain([(*last, 1)], level, until)
 
     def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
         """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.
@@ -760,9 +740,9 @@ class TrustedCalls(Views):
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
 
-    def put_back_changes(self, changes: TableChanges) -> None:
+    def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
-        self._growth.put_back_changes(changes)
+        self._growth.put_back_changes(TableChanges(rows, columns, blocks))
 
     def hit_figures(self) -> HitFigures:
         """The lookups' figures, at no cost."""

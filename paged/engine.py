@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from paged.block_manager import BlockManager, InvalidConfig, checked_flag, checked_integer
+from paged.block_manager import BlockManager, InvalidConfig
+from paged.block_manager.arguments import checked_flag, checked_integer
 from paged.door import checked_limit, checked_time, checked_tokens
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for

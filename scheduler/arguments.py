@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paged.block_manager import is_integer, is_real
+from paged.block_manager.arguments import is_integer, is_real
 from paged.scheduler.errors import InvalidRequest
 
 # A count above it is no limit at all. Token counts can be added to it in int64.

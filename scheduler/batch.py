@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import Flight, Moves
+from paged.block_manager import Moves
+from paged.block_manager.flights import Flight
 from paged.scheduler.status import FINISH_REASONS
 
 if TYPE_CHECKING:

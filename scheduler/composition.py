@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import NO_MOVES, GrowingView, OutOfBlocks
+from paged.block_manager import OutOfBlocks
+from paged.block_manager.growing import GrowingView
+from paged.block_manager.moves import NO_MOVES
 from paged.scheduler.awaited import totals_of
 from paged.scheduler.preemption import preempt, victims
 from paged.scheduler.request import RequestState

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
+from paged.block_manager import BlockManager, InvalidConfig
+from paged.block_manager.arguments import checked_flag, is_integer, token_array
+from paged.block_manager.copying import Uncopyable
 from paged.scheduler import ending
 from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.admission import let_in
@@ -245,9 +247,12 @@ class Scheduler(Uncopyable):
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.now = now
+        if manager.retentions.next_end <= now:
+            manager.retentions.expire(now)
         if state.carried:
             ending.forget_stale_carried(state)
-        manager.begin_step(now, may_copy=not state.carried)
+        if state.carried:
+            manager.copy_no_content()
         if state.to_reject:
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)

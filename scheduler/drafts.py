@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import InvalidTokens, rising_from, token_array
+from paged.block_manager import InvalidTokens
+from paged.block_manager.arguments import token_array
+from paged.block_manager.growing import rising_from
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.errors import WrongDrafts
 from paged.scheduler.state import State, Step

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import InvalidTokens, TableChanges, rising_from, token_array
+from paged.block_manager import InvalidTokens
+from paged.block_manager.arguments import token_array
+from paged.block_manager.growing import rising_from
 from paged.scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
 from paged.scheduler.composition import ones
 from paged.scheduler.errors import WrongTokens
@@ -335,7 +337,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     manager, ticket = state.manager, batch.ticket
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
-    manager.put_back_changes(TableChanges(batch.table_rows, batch.table_columns, batch.table_blocks))
+    manager.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     for heir in ticket.gone.values():
         if heir is not None:
             heir[0].num_left -= 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import GrowingView
+from paged.block_manager.growing import GrowingView
 from paged.scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class Foresight:
     def looks_now(self, step: Step, was_shut: bool) -> bool:
         """Whether to see who fits: something changed since it was found that none does, or that was some steps ago; always where
         nothing else is computed. With many rows one that ended is little room, and is waited for company."""
+        # Who asked between two steps asked of another moment.
+        self._moment = None
         steps = self._state.stats.steps
         if not step.num_rows or steps >= self._next_look:
             return True

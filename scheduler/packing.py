@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import NO_MOVES, GrowingView, joined, rising, rising_from
+from paged.block_manager.growing import GrowingView, rising, rising_from
+from paged.block_manager.moves import NO_MOVES, joined
 from paged.scheduler.awaited import sources_of
 from paged.scheduler.batch import Batch, Ticket
 from paged.scheduler.composition import ones
@@ -46,7 +47,7 @@ class Packer:
         decode_counts = None if step.draft_counts is None else step.draft_counts + 1
         if decode_counts is not None:
             starts = rising_from(starts, decode_counts)
-        composed = manager.commit(decodes, starts, decode_counts, has_more=has_more)
+        composed = manager.commit(decodes, starts, decode_counts, state.now, has_more=has_more)
         tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
         if len(composed.moves):
             step.moves.append(composed.moves)

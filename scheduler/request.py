@@ -5,23 +5,15 @@ Knows a request's fields and their limits. Does not know memory, batches or othe
 
 from __future__ import annotations
 
-from array import array
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import (
-    InvalidConfig,
-    InvalidNamespace,
-    InvalidTokens,
-    has_negative,
-    is_integer,
-    level_checked,
-    root_prefix,
-    token_array,
-)
+from paged.block_manager import InvalidConfig, InvalidNamespace, InvalidTokens
+from paged.block_manager.arguments import checked_level, is_integer, token_array
+from paged.block_manager.content_key import root_prefix
 from paged.scheduler.arguments import UNLIMITED, count_of, is_number
 from paged.scheduler.errors import InvalidRequest
 from paged.scheduler.status import Status
@@ -44,7 +36,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lasts: float | None = None
 
     def __post_init__(self) -> None:
-        level_checked(self.priority)
+        checked_level(self.priority)
         lasts = self.lasts
         if lasts is not None and not (is_number(lasts) and lasts > 0):
             raise InvalidConfig(f"lasts has to be a time above 0, or None; got {lasts!r}.")
@@ -191,25 +183,14 @@ def _is_at_least(least: int, value: Any) -> bool:
 
 
 def _prompt_array(request: Request) -> NDArray[np.int32]:
-    prompt = request.prompt
-    if type(prompt) is list and prompt and type(prompt[0]) is int:
-        try:
-            # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
-            tokens = np.frombuffer(array("I", prompt), np.int32)
-        except (OverflowError, TypeError, ValueError):
-            pass
-        else:
-            # Whatever is over 2^31 - 1 reads as negative now, and is refused below in words that name it.
-            if not has_negative(tokens):
-                return tokens
     try:
-        # A copy: the array is the caller's.
-        tokens = token_array(prompt).copy()
+        tokens = token_array(request.prompt)
     except InvalidTokens as error:
         raise _wrong(request, str(error)) from None
     if not len(tokens):
         raise _wrong(request, "the prompt is empty; at least one token is needed.")
-    return tokens
+    # An array that is taken as it is may be the caller's.
+    return tokens.copy() if isinstance(request.prompt, np.ndarray) else tokens
 
 
 def namespace_root(request: Request) -> bytes:

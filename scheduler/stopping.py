@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import rising_from
+from paged.block_manager.growing import rising_from
 from paged.scheduler.rows import RowColumns, Rows
 from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
 

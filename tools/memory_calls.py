@@ -64,6 +64,7 @@ class World:
             max_sequences=2 * (num_rows + steps),
         )
         self.num_added = 0
+        self.now = 0.0
         self.max_tokens = 4 * steps
         for number in range(num_rows):
             self.add(BLOCK_SIZE + number % BLOCK_SIZE)
@@ -78,8 +79,9 @@ class World:
         self.num_added += 1
 
     def step(self) -> None:
-        """One step in which every row that samples gets token 7."""
-        batch = self.scheduler.schedule()
+        """One step, a second after the last one, in which every row that samples gets token 7."""
+        self.now += 1.0
+        batch = self.scheduler.schedule(now=self.now)
         self.scheduler.update(batch, np.full(int(np.count_nonzero(batch.samples)), 7, np.int32))
 
     def largest(self, *, admits: bool) -> Counter[str]:

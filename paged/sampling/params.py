@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from paged.block_manager import PagedError, is_integer, is_real
+from paged.block_manager import PagedError
+from paged.block_manager.arguments import is_integer, is_real
 
 
 class InvalidSampling(PagedError, ValueError):

@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import (
-    NO_MOVES,
     DuplicateRow,
     InvalidConfig,
     InvalidTokens,
@@ -37,8 +36,8 @@ from paged.block_manager import (
     OutOfBlocks,
     RowInFlight,
     UnknownRow,
-    token_array,
 )
+from paged.block_manager.arguments import token_array
 from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
 from paged.testing.protocol import Capabilities
@@ -212,7 +211,7 @@ class ManagerAdapter(ABC):
             self.grow(held.sequence, held.tokens[: held.computed + count])
             held.scheduled = count
             self._batches.setdefault(self._batch, []).append(held)
-        return NO_MOVES
+        return Moves()
 
     def confirm(self) -> int:
         """The oldest batch has been computed. Returns its number. Raises NothingInFlight."""

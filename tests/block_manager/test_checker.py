@@ -100,11 +100,11 @@ def add_a_pin(manager):
 
 
 def claim_a_transfer(manager):
-    manager._held[0] += 1
+    manager._device.kept[0] += 1
 
 
 def claim_a_host_transfer(manager):
-    manager._held_host[0] += 1
+    manager._host.kept[0] += 1
 
 
 def shorten_a_table(manager):
@@ -166,7 +166,7 @@ def wait_for_batches_out_of_order(manager):
     manager.allocate([CHILD], [1])
     run = runs_of(manager)[3]
     run.pending = [(manager.batch, 0)] * 2
-    manager._index._pending[manager.batch] = [run]
+    manager._index.pending[manager.batch] = [run]
 
 
 def change_the_key_of_a_run(manager):
@@ -499,14 +499,14 @@ SCHEDULER_PLANTS: list[tuple[Callable[[Any], None], str]] = [
     (open_a_row_for_nobody, "9: rows [2] are held by no request, or do not exist."),
     (mix_up_the_running_rows, "9: the array of running rows differs from the running requests."),
     (promise_more_than_the_pool, "8: 11 blocks are reserved for worst cases; the pool has 8."),
-    (outstand_twice, "8: batches [2, 2] are out, not rising."),
+    (outstand_twice, "8: batches [1, 1] are out, not rising."),
     (
         forget_that_a_share_was_left_behind,
         "8: batches hold shares of requests that left their rows: {'a': 1}; they count {}.",
     ),
     (forget_a_batch, "8: rows [0, 1] are in flight; the outstanding batches have []."),
-    (lower_the_budget, "8: batch 2 has 6 tokens, more than the budget."),
-    (lower_max_sequences, "8: batch 2 has 2 rows, more than max_sequences."),
+    (lower_the_budget, "8: batch 1 has 6 tokens, more than the budget."),
+    (lower_max_sequences, "8: batch 1 has 2 rows, more than max_sequences."),
     (corrupt_the_memory, "6: the last token of row 0 is not 77."),
 ]
 

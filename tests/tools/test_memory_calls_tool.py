@@ -39,6 +39,11 @@ def test_the_numbers_do_not_depend_on_how_many_rows_decode(count):
     assert count()[1] == count("--rows", 40)[1]
 
 
+def test_a_steady_step_is_3_calls_at_most_and_one_with_an_admission_6(count):
+    status, said = count("--most-steady", 3, "--most-admission", 6)
+    assert status == 0, said
+
+
 def test_a_number_above_its_limit_ends_with_status_1(count):
     assert count("--most-steady", 1000, "--most-admission", 1000)[0] == 0
     status, said = count("--most-steady", 0)
