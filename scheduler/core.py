@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, InvalidConfig, Uncopyable, checked_flag, is_integer, token_array
 from paged.scheduler import ending
 from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.admission import let_in
 from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
 from paged.scheduler.batch import Batch, Output, Outputs, SteadyBatch
 from paged.scheduler.check import violations_of
-from paged.scheduler.composition import compose_running
 from paged.scheduler.drafts import Drafts, place_drafts, validated
 from paged.scheduler.errors import (
     BatchEnded,
@@ -38,12 +36,10 @@ from paged.scheduler.errors import (
     WrongTokens,
 )
 from paged.scheduler.explain import Explanation, explain
-from paged.scheduler.interleaving import compose_apart
 from paged.scheduler.packing import Packer
 from paged.scheduler.policies import Costs, Policy, policy_named
 from paged.scheduler.preemption import report_parked
 from paged.scheduler.progress import force_progress, reject_overgrown
-from paged.scheduler.regions import Regions
 from paged.scheduler.request import (
     Request,
     RequestState,
@@ -53,9 +49,9 @@ from paged.scheduler.request import (
     validated_prompt,
     with_own_integers,
 )
-from paged.scheduler.reservations import reserved_tokens
 from paged.scheduler.state import Limits, State, Step
 from paged.scheduler.status import ABORT, LENGTH, STOP, Status
+from paged.scheduler.strategies import strategies_of
 from paged.scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -143,7 +139,8 @@ class Scheduler(Uncopyable):
             None if vocabulary_size is None else count_of(vocabulary_size),
             count_of(max_outstanding),
         )
-        self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
+        strategies = strategies_of(chosen, manager.num_blocks)
+        self._state = State(manager, chosen, strategies, limits, costs or Costs(), async_moves)
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
@@ -256,13 +253,7 @@ class Scheduler(Uncopyable):
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
         if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
-            if state.composes_apart:
-                compose_apart(state, step)
-            else:
-                if state.running.num:
-                    compose_running(state, step)
-                if state.waiting.num or state.away.num:
-                    let_in(state, step)
+            state.composition.compose(state, step)
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
@@ -468,8 +459,7 @@ class Scheduler(Uncopyable):
             state.columns.prompt_total[row] += len(array)
             if state.columns.expected_total[row]:
                 state.columns.expected_total[row] += len(array)
-            if state.counts_reserved:
-                state.columns.reserved[row] = reserved_tokens(state, request, sequence)
+            state.reservation.take_more(state, request, sequence)
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
@@ -498,7 +488,7 @@ class Scheduler(Uncopyable):
         state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
-        manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)
+        manager.shrink(row, state.reservation.blocks_drawn(state, request, 0))
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
@@ -642,9 +632,10 @@ class Scheduler(Uncopyable):
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        if state.regions is not None:
-            self._refuse_what_has_no_region(new, num_tokens, state.regions)
-        needed = state.blocks_for(num_tokens + 1) * new.num_live - state.blocks_shared(new.num_live, num_tokens)
+        if (no_place := state.reservation.refusal(state, new)) is not None:
+            self._reject(new, no_place)
+        shared = state.reservation.blocks_shared(state, new.num_live, num_tokens)
+        needed = state.blocks_for(num_tokens + 1) * new.num_live - shared
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
@@ -653,16 +644,6 @@ class Scheduler(Uncopyable):
                 f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
             self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
-
-    def _refuse_what_has_no_region(self, new: RequestState, num_tokens: int, regions: Regions) -> None:
-        each, largest = self._state.blocks_for(num_tokens + 1), regions.largest(new.num_live)
-        if each > largest:
-            message = (
-                f'request "{new.id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt tokens and '
-                f"a first output; regions are powers of two, and the pool of {self.manager.num_blocks:,} blocks has so many of {largest:,} "
-                f"at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
-            )
-            self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
 
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state

@@ -19,7 +19,7 @@ def steady_rows(state: State) -> tuple[Rows, int] | None:
     """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
     the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
     limits, manager = state.limits, state.manager
-    if not state.running.num or (state.steady is None and not state.first_tokens):
+    if not state.running.num or (state.steady is None and not state.composition.one_token_each):
         return None
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
@@ -28,30 +28,15 @@ def steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.pending_outputs or state.silent:
         return None
-    # Who composes apart counts the steps that others wait.
-    if (state.waiting.num or state.away.num) and (state.composes_apart or not state.admission_blocked):
+    if (state.waiting.num or state.away.num) and (state.composition.lets_in_by_steps or not state.admission_blocked):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
     if not manager.may_skip:
         return None
     if state.steady is None:
-        return _in_lockstep(state, rows)
+        return state.composition.walking(state, rows)
     return (rows, len(rows)) if state.steady[0] is rows else None
-
-
-def _in_lockstep(state: State, rows: Rows) -> tuple[Rows, int] | None:
-    """`steady_rows` where some may be in the middle of their prompts."""
-    manager = state.manager
-    computed = manager.num_computed[rows]
-    todo = manager.num_tokens[rows] - computed
-    if (computed < state.first_tokens).any() or (todo < 1).any():
-        return None
-    decodes, walkers = rows[todo == 1], rows[todo > 1]
-    if not len(walkers) or not manager.go_alone(walkers):
-        # Where all decode, the step after this one is known.
-        return None
-    return np.concatenate([decodes, walkers]), len(decodes)
 
 
 def steady_steps(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
@@ -91,8 +76,7 @@ def skip(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.i
     if state.steady is not None:
         steady, computed, ends = state.steady
         state.steady = (steady, computed + num_steps, ends + num_steps)
-    if state.composes_apart:
-        state.num_decode_steps += num_steps
+    state.composition.skipped(num_steps)
     stats = state.stats
     stats.steps += num_steps
     stats.computed_tokens += len(rows) * num_steps
