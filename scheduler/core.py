@@ -18,7 +18,7 @@ from paged.block_manager import BlockManager, InvalidConfig, Uncopyable, checked
 from paged.scheduler import ending
 from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
-from paged.scheduler.batch import Batch, Output, Outputs, SteadyBatch
+from paged.scheduler.batch import Batch, Output, Outputs
 from paged.scheduler.check import violations_of
 from paged.scheduler.drafts import Drafts, place_drafts, validated
 from paged.scheduler.errors import (
@@ -33,7 +33,6 @@ from paged.scheduler.errors import (
     TooManyOutstanding,
     UnknownRequest,
     WaitingFull,
-    WrongTokens,
 )
 from paged.scheduler.explain import Explanation, explain
 from paged.scheduler.packing import Packer
@@ -52,7 +51,6 @@ from paged.scheduler.request import (
 from paged.scheduler.state import Limits, State, Step
 from paged.scheduler.status import ABORT, LENGTH, STOP, Status
 from paged.scheduler.strategies import strategies_of
-from paged.scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -227,9 +225,9 @@ class Scheduler(Uncopyable):
         the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
         take what budget and memory are left after all else.
 
-        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule`, `update` and `skip` an
-        earlier `now`, or none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is
-        no finite number, changing nothing.
+        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule` and `update` an earlier `now`, or
+        none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number,
+        changing nothing.
         """
         state = self._state
         manager, limits = state.manager, state.limits
@@ -294,57 +292,6 @@ class Scheduler(Uncopyable):
         if self._checks:
             self._raise_violations()
         return outputs
-
-    def steady_steps(self, limit: int) -> int:
-        """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
-        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
-        limit that is no integer."""
-        if not is_integer(limit):
-            raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
-        return steady_steps(self._state, steady_rows(self._state), limit)
-
-    def steady_batch(self) -> SteadyBatch:
-        """What the first of those steps runs; nothing where there are none."""
-        return steady_batch(self._state, steady_rows(self._state))
-
-    def skip(self, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
-        """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
-
-        For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
-        blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
-        allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
-        """
-        state = self._state
-        now = latest_time(now, state.now)
-        try:
-            tokens = np.asarray(token_ids)
-        except ValueError:
-            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
-        if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
-            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
-        end = state.limits.vocabulary_size or 2**31
-        if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < min(end, 2**31)):
-            raise WrongTokens(
-                f"skip: token ids have to be from 0 to {min(end, 2**31) - 1}; got {tokens.min()} to {tokens.max()}."
-            )
-        num_rows, num_steps = tokens.shape
-        if not num_steps:
-            return np.empty(0, np.int64)
-        found = steady_rows(state)
-        allowed = steady_steps(state, found, num_steps)
-        expected = 0 if found is None else found[1]
-        if found is None or num_rows != expected or num_steps > allowed:
-            raise WrongTokens(
-                f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
-            )
-        tokens, rows = tokens.astype(np.int32), found[0]
-        if has_stop(state, rows[:expected], tokens):
-            raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
-        state.now = now
-        drawn = skip(state, rows, tokens)
-        if self._checks:
-            self._raise_violations()
-        return drawn
 
     def cancel(self, batch: Batch, moved: bool = False) -> None:
         """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
