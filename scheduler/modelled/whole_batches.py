@@ -64,8 +64,8 @@ class Longest(Drawn):
         self._total = 0
 
     def total_of(self, state: State, request: RequestState, sequence: int) -> int:
-        """What its batch reserves, once it is in one."""
-        own = request.max_total[sequence]
+        """As much as the longest of its request may have, and what its batch reserves once it is in one."""
+        own = max(request.max_total)
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
     def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
