@@ -4,7 +4,7 @@ Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 """
 
 from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.batch import Batch, Output, Outputs, RequestUsage, SteadyBatch
+from paged.scheduler.batch import Batch, Output, Outputs, RequestUsage
 from paged.scheduler.core import Scheduler
 from paged.scheduler.drafts import Drafts
 from paged.scheduler.errors import (
@@ -54,7 +54,6 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "Status",
-    "SteadyBatch",
     "TooManyOutstanding",
     "UnknownPolicy",
     "UnknownRequest",

@@ -1,26 +1,21 @@
 """Who comes in: paused and swapped requests return first, then waiting ones are admitted, both in order.
 
-Knows what a request needs before it may enter and what it reserves. Does not preempt: a waiting request takes nothing from
-anyone.
+A strategy is a subclass of `Admission`. Knows what a request needs before it may enter and what it reserves. Does not preempt: a waiting
+request takes nothing from anyone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.scheduler.composition import place_chunk
+from paged.scheduler.policies import Policy
 from paged.scheduler.preemption import hold_tables, note_transfer
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import (
-    begin_whole_batch,
-    blocks_to_enter,
-    blocks_to_return,
-    common_total,
-    has_regions,
-    is_due,
-    reserve,
-)
+from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
 from paged.scheduler.state import State, Step
 from paged.scheduler.status import Status
 
@@ -28,62 +23,79 @@ NUM_PASSING = 4
 """Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""
 
 
-def let_in(state: State, step: Step) -> None:
-    """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
-    was_shut, state.admission_blocked = state.admission_blocked, False
-    if step.is_short or not step.may_move:
-        # Memory was short a moment ago: a request that came in now would be the next victim.
-        return
-    was_empty = not state.running.num and not state.away.num
-    if state.away.num:
-        state.manager.draw_promised()
-    for request in list(state.away):
-        if request.status is Status.LOADING or request.transfers:
-            continue
-        if any(state.waits_for_transfer(row) for row in request.live_rows):
-            continue
-        if step.budget <= 0:
+class Admission:
+    """This one lets requests join at every step.
+
+    chunked           a prompt may be split over steps; else a request comes in when the budget is enough for all of it
+    max_passes        how often a waiting request that does not fit is passed by one of the next four
+    takes_plain_ones  an ordinary request needs no more than its prompt's blocks, and may enter in parts
+    """
+
+    def __init__(self, policy: Policy, *, takes_plain_ones: bool) -> None:
+        self.chunked, self.max_passes = policy.chunked, policy.max_passes
+        self.takes_plain_ones = takes_plain_ones
+
+    def let_in(self, state: State, step: Step) -> None:
+        """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
+        was_shut, state.admission_blocked = state.admission_blocked, False
+        if step.is_short or not step.may_move:
+            # Memory was short a moment ago: a request that came in now would be the next victim.
             return
-        if not _has_seats(state, step, request) or not _can_return(state, step, request):
-            _shut(state, step)
-            return
-        bring_back(state, step, request)
-    if state.policy.batching == "whole":
-        if was_empty:
-            _admit_whole_batch(state, step)
-        else:
-            _shut(state, step)
-        return
-    foresight = state.foresight
-    if foresight is not None and not foresight.looks_now(step, was_shut):
-        state.admission_blocked = was_shut
-        return
-    while state.waiting.num and step.budget > 0:
-        has_to_wait = _admit_plain_ones(state, step)
-        if not state.waiting.num or step.budget <= 0:
-            return
-        request = state.waiting.head()
-        if not has_to_wait:
+        was_empty = not state.running.num and not state.away.num
+        if state.away.num:
             state.manager.draw_promised()
-            if _may_enter(state, step, request):
-                admit(state, step, request)
+        for request in list(state.away):
+            if request.status is Status.LOADING or request.transfers:
                 continue
-        behind = _one_behind(state, step, request)
-        if behind is None:
-            # Where prompts are computed whole, one that comes in this step may have left too little of the budget for the next one.
-            if state.policy.chunked or not step.chunks:
-                _shut(state, step, None if has_to_wait else request)
+            if any(state.waits_for_transfer(row) for row in request.live_rows):
+                continue
+            if step.budget <= 0:
+                return
+            if not _has_seats(state, step, request) or not _can_return(state, step, request):
+                shut(state, step)
+                return
+            bring_back(state, step, request)
+        self.admit_waiting(state, step, was_empty=was_empty, was_shut=was_shut)
+
+    def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
+        """Admit from the queue. `was_empty`: nothing ran or was away before this step; `was_shut`: none could be admitted in the last one."""
+        foresight = state.foresight
+        if foresight is not None and not foresight.looks_now(step, was_shut):
+            state.admission_blocked = was_shut
             return
-        request.passed += 1
-        tokens = behind.tokens[0]
-        if behind.is_plain and tokens is not None and not step.leaders and _takes_plain_ones(state):
-            _admit_plainly(state, step, behind, tokens)
-        else:
-            state.manager.draw_promised()
-            admit(state, step, behind)
+        while state.waiting.num and step.budget > 0:
+            has_to_wait = _admit_plain_ones(state, step)
+            if not state.waiting.num or step.budget <= 0:
+                return
+            request = state.waiting.head()
+            if not has_to_wait:
+                state.manager.draw_promised()
+                if _may_enter(state, step, request):
+                    admit(state, step, request)
+                    continue
+            behind = _one_behind(state, step, request)
+            if behind is None:
+                # Where prompts are computed whole, one that comes in this step may have left too little of the budget for the next one.
+                if self.chunked or not step.chunks:
+                    shut(state, step, None if has_to_wait else request)
+                return
+            request.passed += 1
+            tokens = behind.tokens[0]
+            if behind.is_plain and tokens is not None and not step.leaders and _takes_plain_ones(state):
+                _admit_plainly(state, step, behind, tokens)
+            else:
+                state.manager.draw_promised()
+                admit(state, step, behind)
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """These waiting requests, with which nothing runs, are about to be admitted."""
+
+    def reason(self, state: State) -> str | None:
+        """Why requests for which there is room wait; None if they do not."""
+        return None
 
 
-def _shut(state: State, step: Step, request: RequestState | None = None) -> None:
+def shut(state: State, step: Step, request: RequestState | None = None) -> None:
     """A request lacks memory or a seat. Steps that only decode make none: unless what the rows decode is what this request begins
     with."""
     if step.preempted or step.moves:
@@ -99,14 +111,14 @@ def _shut(state: State, step: Step, request: RequestState | None = None) -> None
 
 def _may_enter(state: State, step: Step, request: RequestState) -> bool:
     """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later."""
-    if not _has_seats(state, step, request) or not _fits(state, step, request):
+    if not _has_seats(state, step, request) or not fits(state, step, request):
         return False
     return state.foresight is None or state.foresight.fits(request)
 
 
 def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | None:
     """The first of the next that may enter before the head of the queue, which may not; None if it has been passed often enough."""
-    if head.passed >= state.policy.max_passes or step.seats <= 0:
+    if head.passed >= state.admission.max_passes or step.seats <= 0:
         return None
     manager = state.manager
     takes_plain_ones = _takes_plain_ones(state) and state.running_rows.count() < state.limits.max_sequences
@@ -157,7 +169,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 
 
 def _admit_plain_ones(state: State, step: Step) -> bool:
-    """`_has_seats`, `_fits` and `admit` for ordinary requests at the head of the queue, one call of the memory layer each: one
+    """`_has_seats`, `fits` and `admit` for ordinary requests at the head of the queue, one call of the memory layer each: one
     sequence, never admitted before, nothing to load, reserve or wait for, no leader to follow.
 
     Returns whether the head has to wait; else the head now is not ordinary, or no request or no budget is left.
@@ -188,7 +200,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
 def _takes_plain_ones(state: State) -> bool:
     """Whether an ordinary request may come in the short way: no worst case is reserved, no block is on its way."""
-    return state.admits_plainly and not state.bounded and not state.transfers
+    return state.admission.takes_plain_ones and not state.bounded and not state.transfers
 
 
 def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:
@@ -215,32 +227,6 @@ def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDAr
         _add_debt(state, step, request)
 
 
-def _admit_whole_batch(state: State, step: Step) -> None:
-    """Admit the head of the queue and those that go with it, as seats and memory allow. The budget does not bound a batch: its
-    prompts take as many steps as they need."""
-    state.manager.draw_promised()
-    free = state.manager.num_available - owed(state, step) - watermark(state)
-    batch: list[RequestState] = []
-    num_rows = blocks = 0
-    for request in state.waiting:
-        num_rows += request.num_live
-        if num_rows > min(step.seats, state.limits.max_sequences):
-            break
-        if state.policy.reservation == "longest":
-            blocks = num_rows * state.blocks_for(common_total(state, [*batch, request]))
-        else:
-            blocks += blocks_to_enter(state, request)
-        # Alone it may share what is cached; what a batch shares is not foreseen.
-        has_room = blocks <= free if batch else _fits(state, step, request)
-        if not has_room:
-            break
-        batch.append(request)
-    if batch:
-        begin_whole_batch(state, batch)
-    for request in batch:
-        admit(state, step, request)
-
-
 def admit(state: State, step: Step, request: RequestState) -> None:
     """A waiting request, for which there is room, gets its rows."""
     state.waiting.remove(request)
@@ -252,8 +238,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         row = state.open_row(request, sequence)
         if request.is_new:
             state.stats.prompt_tokens += len(tokens)
-        if state.reserves:
-            reserve(state, request, sequence, row)
+        state.reservation.take(state, request, sequence)
         if request.wants_load and _ask_for_load(state, step, request, row):
             continue
         if request.num_live > 1:
@@ -277,7 +262,7 @@ def _place_early(state: State, step: Step, request: RequestState, row: int) -> N
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     state.start_running(request)
     manager = state.manager
-    follows, is_placed = None, not (request.is_bounded or state.counts_reserved)
+    follows, is_placed = None, not (request.is_bounded or state.reservation.is_counted)
     for row in request.rows:
         if row < 0 or manager.is_placed(row):
             continue
@@ -371,7 +356,8 @@ def _num_free(state: State, step: Step) -> int:
     return state.manager.num_unpromised - owed(state, step) - watermark(state)
 
 
-def _fits(state: State, step: Step, request: RequestState) -> bool:
+def fits(state: State, step: Step, request: RequestState) -> bool:
+    """Whether there is memory for a waiting request now, and budget where its prompt has to be computed whole."""
     manager = state.manager
     kept = watermark(state)
     if manager.num_available <= kept:
@@ -384,13 +370,13 @@ def _fits(state: State, step: Step, request: RequestState) -> bool:
             return False
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         # A block that another batch may yet take back cannot stand in for one that is promised.
-        is_promised = state.counts_reserved or is_due(state, request)
+        is_promised = state.reservation.is_counted or is_due(state, request)
         needed -= manager.held_prefix(tokens, request.root, confirmed=is_promised)
         if needed > free:
             return False
-    if not has_regions(state, request):
+    if not state.reservation.has_place(state, request):
         return False
-    if state.policy.chunked or not step.num_rows:
+    if state.admission.chunked or not step.num_rows:
         return True
     longest = max(len(tokens) for tokens in request.tokens if tokens is not None)
     return longest <= step.budget

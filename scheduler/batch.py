@@ -6,7 +6,7 @@ Knows shapes and dtypes. Does not know how a batch was decided.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -69,18 +69,6 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     def all_sample(self) -> bool:
         """Whether every row samples."""
         return self.num_samples == len(self.rows)
-
-
-class SteadyBatch(NamedTuple):
-    """What the first of several steps runs that decide nothing, a token a row.
-
-    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
-    sample; the others are in the middle of their prompts.
-    """
-
-    ids: NDArray[np.object_]
-    seq_lens: NDArray[np.int64]
-    num_samples: int
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):

@@ -33,12 +33,7 @@ def violations_of(state: State) -> list[str]:
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     found += _rows(state)
     found += _in_flight(state)
-    if state.regions is not None:
-        found += state.regions.check()
-        rows = set(state.manager.live_rows.tolist())
-        if state.regions.owners != rows:
-            found.append(f"8: rows {sorted(state.regions.owners ^ rows)} have a region or live, not both.")
-    return found + state.manager.check()
+    return found + state.reservation.violations(state) + state.manager.check()
 
 
 def _rows(state: State) -> list[str]:

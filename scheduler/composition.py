@@ -2,10 +2,12 @@
 
 A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need no case
 of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is taken out again.
-Knows the token budget, the order and what fits. Does not know who waits outside.
+A strategy is a subclass of `Composition`. Knows the token budget, the order and what fits. Does not know who waits outside.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,59 @@ _ONES = GrowingView(lambda length: np.ones(length, np.int64))
 def ones(count: int) -> Counts:
     """int64 [count] of 1, a read-only view that all batches of the process share."""
     return _ONES.first(count)
+
+
+class Composition:
+    """This one serves the running requests in order, whatever each has to compute, and then newcomers.
+
+    one_token_each    from some position on each row computes one token a step, also in the middle of its prompt: no drafts
+    lets_in_by_steps  who comes in depends on how many steps have gone by
+    """
+
+    one_token_each = lets_in_by_steps = False
+
+    def compose(self, state: State, step: Step) -> None:
+        """Fill the step."""
+        if state.running.num:
+            compose_running(state, step)
+        if state.waiting.num or state.away.num:
+            state.admission.let_in(state, step)
+
+    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
+        """Tokens that each row may compute in one step, of those that it has to, whatever the budget."""
+        return np.minimum(todo, state.limits.max_chunk)
+
+    def ranked(self, todo: Counts) -> Counts:
+        """The places of rows with so many tokens to go, in the order in which they get the budget."""
+        return np.arange(len(todo))
+
+    def most(self, state: State, num_launched: int) -> int:
+        """Tokens that one row may compute in one step, after so many."""
+        return state.limits.max_chunk
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """These waiting requests, with which nothing runs, are a batch."""
+
+    def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
+        """These rows, which run, by those that sample in the coming steps and those that walk their prompts, with the number of the former;
+        None where the next step may be another one. Asked only of what `one_token_each`."""
+        return None
+
+    def skipped(self, num_steps: int) -> None:
+        """So many steps that decode have been taken at once."""
+
+    def reason(self, state: State) -> str | None:
+        """Why requests for which there is room wait; None if they do not."""
+        return None
+
+
+class DecodesFirst(Composition):
+    """Decodes, then chunks of prompts, as Dynamic SplitFuse does."""
+
+    def ranked(self, todo: Counts) -> Counts:
+        """Decodes first."""
+        is_decode = todo == 1
+        return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
 
 
 def compose_running(state: State, step: Step) -> None:
@@ -111,11 +166,9 @@ def place_chunk(
         return 0
     launched = int(manager.num_launched[row])
     todo = state.total_of(row) - launched
-    count = min(todo, step.budget, state.limits.max_chunk)
+    count = min(todo, step.budget, state.composition.most(state, launched))
     if most is not None:
         count = min(count, most)
-    if state.first_tokens:
-        count = min(count, max(state.first_tokens - launched, 1))
     holds = (int(manager.num_table_blocks[row]) + allowance(state, request)) * manager.block_size
     count = min(count, holds - launched)
     if count <= 0 or step.seats <= 0:
@@ -145,7 +198,7 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 def _owe_nothing(state: State, step: Step) -> None:
     """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer; more may
     be kept for it by count."""
-    if not state.away.num and not state.outstanding and not state.transfers and not state.counts_reserved:
+    if not state.away.num and not state.outstanding and not state.transfers and not state.reservation.is_counted:
         step.owed = 0
 
 
@@ -176,36 +229,16 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
 
 
 def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
-    """Tokens for each row by budget, seats and the cap on a prompt; decodes come first, or after all prompts, where the policy
-    says so."""
-    wanted = np.minimum(todo, state.limits.max_chunk)
-    if state.composes_apart and (todo > 1).any():
-        wanted = np.where(todo > 1, wanted, 0)
-    elif state.first_tokens:
-        wanted = _in_lockstep(state, rows, wanted)
+    """Tokens for each row by budget, seats and the policy's composition."""
+    wanted = state.composition.wanted(state, rows, todo)
     if len(rows) <= step.seats and int(wanted.sum()) <= step.budget:
         return wanted
-    if state.policy.composition == "decodes_first":
-        is_decode = todo == 1
-        order = np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
-    else:
-        order = np.arange(len(rows))
-    order = order[: step.seats]
+    order = state.composition.ranked(todo)[: step.seats]
     in_order = wanted[order]
     before = np.cumsum(in_order) - in_order
     granted = np.zeros(len(rows), np.int64)
     granted[order] = np.clip(step.budget - before, 0, in_order)
     return granted
-
-
-def _in_lockstep(state: State, rows: Rows, wanted: Counts) -> Counts:
-    """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their
-    prompts. A row that a prefix hit put further ahead stays so far ahead."""
-    lacks = state.first_tokens - state.manager.num_launched[rows]
-    is_behind = lacks > 0
-    if is_behind.any():
-        return np.where(is_behind, np.minimum(wanted, lacks), 0)
-    return np.minimum(wanted, 1)
 
 
 def _needs(state: State, rows: Rows, granted: Counts) -> Counts:
@@ -245,7 +278,6 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
     The first request in order is never its own victim.
     """
     place = {row: i for i, row in enumerate(rows.tolist())}
-    takes_whole = state.policy.take == "whole"
     first = next((s for s in state.running if any(row in place for row in s.rows)), None)
     for victim in list(victims(state)):
         if missing <= 0:
@@ -254,7 +286,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
             continue
         own = [place[row] for row in victim.live_rows if row in place]
         own_need = int(needs[own].sum())
-        if not takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
+        if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
             shrunk = _shrunk(state, int(rows[own[0]]), own_need - missing)
             if shrunk > 0:
                 granted[own[0]] = min(int(granted[own[0]]), shrunk)
@@ -263,7 +295,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         granted[own] = 0
         needs[own] = 0
         missing -= own_need
-        missing -= preempt(state, step, victim, max(missing, 0), whole=takes_whole)
+        missing -= preempt(state, step, victim, max(missing, 0))
 
 
 def _shrunk(state: State, row: int, num_blocks: int) -> int:

@@ -19,11 +19,9 @@ from paged.block_manager.arguments import checked_flag, is_integer, token_array
 from paged.block_manager.copying import Uncopyable
 from paged.scheduler import ending
 from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.admission import let_in
 from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
-from paged.scheduler.batch import Batch, Output, Outputs, SteadyBatch
+from paged.scheduler.batch import Batch, Output, Outputs
 from paged.scheduler.check import violations_of
-from paged.scheduler.composition import compose_running
 from paged.scheduler.drafts import Drafts, place_drafts, validated
 from paged.scheduler.errors import (
     BatchEnded,
@@ -37,15 +35,12 @@ from paged.scheduler.errors import (
     TooManyOutstanding,
     UnknownRequest,
     WaitingFull,
-    WrongTokens,
 )
 from paged.scheduler.explain import Explanation, explain
-from paged.scheduler.interleaving import compose_apart
 from paged.scheduler.packing import Packer
 from paged.scheduler.policies import Costs, Policy, policy_named
 from paged.scheduler.preemption import report_parked
 from paged.scheduler.progress import force_progress, reject_overgrown
-from paged.scheduler.regions import Regions
 from paged.scheduler.request import (
     Request,
     RequestState,
@@ -55,10 +50,9 @@ from paged.scheduler.request import (
     validated_prompt,
     with_own_integers,
 )
-from paged.scheduler.reservations import reserved_tokens
 from paged.scheduler.state import Limits, State, Step
 from paged.scheduler.status import ABORT, LENGTH, STOP, Status
-from paged.scheduler.stretch import has_stop, skip, steady_batch, steady_rows, steady_steps
+from paged.scheduler.strategies import strategies_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -145,7 +139,8 @@ class Scheduler(Uncopyable):
             None if vocabulary_size is None else count_of(vocabulary_size),
             count_of(max_outstanding),
         )
-        self._state = State(manager, chosen, limits, costs or Costs(), async_moves)
+        strategies = strategies_of(chosen, manager.num_blocks)
+        self._state = State(manager, chosen, strategies, limits, costs or Costs(), async_moves)
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
@@ -232,9 +227,9 @@ class Scheduler(Uncopyable):
         the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
         take what budget and memory are left after all else.
 
-        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule`, `update` and `skip` an
-        earlier `now`, or none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is
-        no finite number, changing nothing.
+        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule` and `update` an earlier `now`, or
+        none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number,
+        changing nothing.
         """
         state = self._state
         manager, limits = state.manager, state.limits
@@ -261,13 +256,7 @@ class Scheduler(Uncopyable):
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
         if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
-            if state.composes_apart:
-                compose_apart(state, step)
-            else:
-                if state.running.num:
-                    compose_running(state, step)
-                if state.waiting.num or state.away.num:
-                    let_in(state, step)
+            state.composition.compose(state, step)
         if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
@@ -307,57 +296,6 @@ class Scheduler(Uncopyable):
         if self._checks:
             self._raise_violations()
         return outputs
-
-    def steady_steps(self, limit: int) -> int:
-        """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
-        ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
-        limit that is no integer."""
-        if not is_integer(limit):
-            raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
-        return steady_steps(self._state, steady_rows(self._state), limit)
-
-    def steady_batch(self) -> SteadyBatch:
-        """What the first of those steps runs; nothing where there are none."""
-        return steady_batch(self._state, steady_rows(self._state))
-
-    def skip(self, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
-        """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
-
-        For simulators: leaves behind what so many calls of `schedule` and `update` would, of which the last came at `now`. Returns the
-        blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps`
-        allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
-        """
-        state = self._state
-        now = latest_time(now, state.now)
-        try:
-            tokens = np.asarray(token_ids)
-        except ValueError:
-            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
-        if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
-            raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
-        end = state.limits.vocabulary_size or 2**31
-        if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < min(end, 2**31)):
-            raise WrongTokens(
-                f"skip: token ids have to be from 0 to {min(end, 2**31) - 1}; got {tokens.min()} to {tokens.max()}."
-            )
-        num_rows, num_steps = tokens.shape
-        if not num_steps:
-            return np.empty(0, np.int64)
-        found = steady_rows(state)
-        allowed = steady_steps(state, found, num_steps)
-        expected = 0 if found is None else found[1]
-        if found is None or num_rows != expected or num_steps > allowed:
-            raise WrongTokens(
-                f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
-            )
-        tokens, rows = tokens.astype(np.int32), found[0]
-        if has_stop(state, rows[:expected], tokens):
-            raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
-        state.now = now
-        drawn = skip(state, rows, tokens)
-        if self._checks:
-            self._raise_violations()
-        return drawn
 
     def cancel(self, batch: Batch, moved: bool = False) -> None:
         """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
@@ -472,8 +410,7 @@ class Scheduler(Uncopyable):
             state.columns.prompt_total[row] += len(array)
             if state.columns.expected_total[row]:
                 state.columns.expected_total[row] += len(array)
-            if state.counts_reserved:
-                state.columns.reserved[row] = reserved_tokens(state, request, sequence)
+            state.reservation.take_more(state, request, sequence)
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
@@ -502,7 +439,7 @@ class Scheduler(Uncopyable):
         state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
-        manager.shrink(row, state.blocks_for(reserved_tokens(state, request, 0)) if state.draws_reserved else 0)
+        manager.shrink(row, state.reservation.blocks_drawn(state, request, 0))
         state.start_running(request)
 
     def moved(self, batch: Batch) -> None:
@@ -646,9 +583,10 @@ class Scheduler(Uncopyable):
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        if state.regions is not None:
-            self._refuse_what_has_no_region(new, num_tokens, state.regions)
-        needed = state.blocks_for(num_tokens + 1) * new.num_live - state.blocks_shared(new.num_live, num_tokens)
+        if (no_place := state.reservation.refusal(state, new)) is not None:
+            self._reject(new, no_place)
+        shared = state.reservation.blocks_shared(state, new.num_live, num_tokens)
+        needed = state.blocks_for(num_tokens + 1) * new.num_live - shared
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
@@ -657,16 +595,6 @@ class Scheduler(Uncopyable):
                 f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
             self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
-
-    def _refuse_what_has_no_region(self, new: RequestState, num_tokens: int, regions: Regions) -> None:
-        each, largest = self._state.blocks_for(num_tokens + 1), regions.largest(new.num_live)
-        if each > largest:
-            message = (
-                f'request "{new.id}" needs {new.num_live} contiguous region(s) of {each:,} blocks for its {num_tokens:,} prompt tokens and '
-                f"a first output; regions are powers of two, and the pool of {self.manager.num_blocks:,} blocks has so many of {largest:,} "
-                f"at most. Raise num_blocks to {new.num_live << (each - 1).bit_length():,}."
-            )
-            self._reject(new, NeverFits(message, needed=each, limit=largest, unit="blocks"))
 
     def _reject(self, new: RequestState, error: NeverFits) -> None:
         state = self._state

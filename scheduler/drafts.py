@@ -64,7 +64,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     """Lengthen the decodes of this step by their drafts, as far as there are budget and blocks after all else, and the row's full length
     allows."""
     rows, manager = step.decodes, state.manager
-    if not len(rows) or state.first_tokens or step.budget <= 0:
+    if not len(rows) or state.composition.one_token_each or step.budget <= 0:
         return
     size = manager.block_size
     proposed, first = drafts.counts, drafts.counts.cumsum() - drafts.counts

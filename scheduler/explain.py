@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 
 from paged.scheduler.errors import UnknownRequest
-from paged.scheduler.interleaving import newcomers_to_interrupt
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, has_regions, is_due, region_sizes
+from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
 from paged.scheduler.state import State
 from paged.scheduler.status import Status
 
@@ -92,7 +91,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
-        is_promised = state.counts_reserved or is_due(state, request)
+        is_promised = state.reservation.is_counted or is_due(state, request)
         needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
     kept = state.watermark_blocks if state.running.num else 0
     returning = [other for other in state.away if other.status is not Status.LOADING]
@@ -112,12 +111,8 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         reason = f'"{returning[0].id}" was preempted and returns first.'
     elif needed + kept > free:
         reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
-    elif state.regions is not None and not has_regions(state, request):
-        sizes = region_sizes(state, request)
-        reason = (
-            f"it needs {len(sizes)} contiguous region(s) of {max(sizes)} blocks, rounded up to a power of two; the largest that is free "
-            f"has {state.regions.largest_free}, though {free} blocks are free in all."
-        )
+    elif (no_place := state.reservation.reason(state, request, free)) is not None:
+        reason = no_place
     elif state.foresight is not None and not state.foresight.fits(request):
         most, slots = state.foresight.peak_with(request), state.foresight.capacity_with(request)
         reason = (
@@ -126,16 +121,9 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         )
     elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
         reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
-    elif state.policy.batching == "whole" and state.running.num:
-        reason = f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
-    elif state.composes_apart and state.running.num:
-        least, bound = newcomers_to_interrupt(state), state.policy.max_waiting_steps
-        reason = (
-            f"policy {state.policy.name} interrupts decoding when {least} request(s) can enter together, and {state.waiting.num} wait"
-            f"{'' if bound is None else f', or after {bound} steps that decode, and there were {state.num_decode_steps}'}."
-        )
     else:
-        reason = "it can be admitted in the next step."
+        later = state.admission.reason(state) or state.composition.reason(state)
+        reason = later or "it can be admitted in the next step."
     return _explained(state, request, reason + was, needed + kept)
 
 

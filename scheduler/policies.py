@@ -1,8 +1,7 @@
 """Policies are data: each named system is one line that combines small strategies.
 
 Knows the strategies' names, which of them go together and what each system combines; where each comes from stands in
-docs/policies.md. Does not know how a strategy works: reservations.py, admission.py, interleaving.py, composition.py and
-preemption.py do.
+docs/policies.md. Does not know how a strategy works: strategies.py names the class of each.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     quantile_range   between which it moves
     max_passes       how often a waiting request that does not fit is passed by one of the next four
     layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
-                     need it; "region": drawn, and a region of a power of two blocks has to be free (see regions.py)
+                     need it; "region": drawn, and a region of a power of two blocks has to be free (see modelled/regions.py)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone; "apart": a step
                      computes prompts or decodes, never both; "lockstep": all rows of a batch compute the same positions
     padding          where "lockstep" begins: "none": with as many tokens as the shortest prompt has, and longer ones go on token by

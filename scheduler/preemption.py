@@ -1,6 +1,6 @@
 """Taking blocks from requests that were admitted: who gives, how much, and what becomes of it.
 
-Knows victims, tails and costs. Does not know for whom the blocks are, beyond how many are missing.
+A strategy is a subclass of `Victims`. Knows victims, tails and costs. Does not know for whom the blocks are, beyond how many are missing.
 
     running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
                                                        └──> swapped (copied to the host)
@@ -8,7 +8,7 @@ Knows victims, tails and costs. Does not know for whom the blocks are, beyond ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,50 @@ from paged.scheduler.state import State, Step, Transfer
 from paged.scheduler.status import Status
 
 Blocks = NDArray[np.int64]
+Swaps = Callable[[State, list[int], int, int], bool]
+"""Whether rows from which all but so many blocks are taken go to so many blocks of the host, where there is room; else they are dropped."""
+
+
+class Victims:
+    """This one takes from the latest in order first.
+
+    takes_whole  a victim loses all its blocks, else only the missing ones off its tail
+    swaps        what becomes of them
+    """
+
+    def __init__(self, *, takes_whole: bool, swaps: Swaps) -> None:
+        self.takes_whole, self.swaps = takes_whole, swaps
+
+    def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
+        """Running requests, the latest first, in the order in which they give blocks up."""
+        return running
+
+
+class FewestBlocks(Victims):
+    """Those that hold the fewest blocks first, and of equals the latest."""
+
+    def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
+        """By the blocks that they hold."""
+        num_blocks = state.manager.num_table_blocks
+        return sorted(running, key=lambda request: sum(int(num_blocks[row]) for row in request.live_rows))
+
+
+def never(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
+    """All are dropped, and computed again."""
+    return False
+
+
+def always(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
+    """All go to the host."""
+    return True
+
+
+def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
+    """Whether their bytes over the link cost less than computing them again."""
+    size = state.manager.block_size
+    launched = [int(state.manager.num_launched[row]) for row in rows]
+    lost = sum(state.costs.recompute(min(keep * size, num_tokens), num_tokens) for num_tokens in launched)
+    return state.costs.swap(num_wanted) < lost
 
 
 def victims(state: State) -> Iterator[RequestState]:
@@ -33,15 +77,11 @@ def victims(state: State) -> Iterator[RequestState]:
         v for v in reversed(list(state.running)) if not v.is_bounded and not any(is_placed(row) for row in v.live_rows)
     ]
     yield from (v for v in running if v.follows is not None)
-    leading = [v for v in running if v.follows is None]
-    if state.policy.victim == "fewest_blocks":
-        # A stable sort: among equals the last in order is first.
-        leading.sort(key=lambda v: sum(int(state.manager.num_table_blocks[row]) for row in v.live_rows))
-    yield from leading
+    yield from state.victims.ranked(state, [v for v in running if v.follows is None])
 
 
-def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, whole: bool) -> int:
-    """Take `num_missing` blocks off the victim's tail (or all it has, if `whole`, or if it is a group), and stop it.
+def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
+    """Take `num_missing` blocks off the victim's tail (or all it has, if the policy says so, or if it is a group), and stop it.
 
     Returns the blocks that became available, or will when a background transfer ends. A victim from which nothing is taken
     pauses with all its blocks: it lost its place in this step and nothing else, and is not counted as preempted.
@@ -53,11 +93,11 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     is_idle = was_running and state.is_idle(victim)
     step.is_short = True
     keep = 0
-    if not whole and not is_idle and len(rows) == 1:
+    if not state.victims.takes_whole and not is_idle and len(rows) == 1:
         keep = _blocks_kept(state, rows[0], num_missing)
     available = manager.num_available
     on_their_way = state.blocks_on_their_way
-    swaps = not is_idle and _swap_is_cheaper(state, step, victim, keep)
+    swaps = not is_idle and _swaps(state, step, victim, keep)
     state.remember_high_water(victim)
     if was_running:
         state.stop_running(victim, rows)
@@ -102,29 +142,15 @@ def _blocks_kept(state: State, row: int, num_missing: int) -> int:
     return len(becomes_free) - int(reached.argmax()) - 1
 
 
-def _swap_is_cheaper(state: State, step: Step, victim: RequestState, keep: int) -> bool:
-    """Whether the tail goes to the host: the policy says so, or its bytes over the link cost less than computing it again."""
+def _swaps(state: State, step: Step, victim: RequestState, keep: int) -> bool:
+    """Whether the tail goes to the host: there is room, and the policy says so."""
     manager, rows = state.manager, victim.live_rows
-    if (
-        state.policy.preemption == "recompute"
-        or not manager.num_host_blocks
-        or not step.may_move
-        or step.has_swapped_in
-    ):
+    if not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
         return False
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
     wanted = manager.host_blocks_for_swap(rows, keep)
-    if wanted > manager.host_free + manager.host_cached:
-        return False
-    if state.policy.preemption == "swap":
-        return True
-    size = manager.block_size
-    lost = sum(
-        state.costs.recompute(min(keep * size, int(manager.num_launched[row])), int(manager.num_launched[row]))
-        for row in rows
-    )
-    return state.costs.swap(wanted) < lost
+    return wanted <= manager.host_free + manager.host_cached and state.victims.swaps(state, rows, keep, wanted)
 
 
 def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:

@@ -13,7 +13,7 @@ from paged.scheduler.composition import allowance, place_chunk
 from paged.scheduler.ending import end_request
 from paged.scheduler.preemption import preempt
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import begin_whole_batch, blocks_to_enter, blocks_to_return, has_regions
+from paged.scheduler.reservations import blocks_to_enter, blocks_to_return
 from paged.scheduler.state import State, Step
 from paged.scheduler.status import LENGTH, REJECTED, Status
 
@@ -36,10 +36,9 @@ def force_progress(state: State, step: Step) -> None:
         # Requests that are still in the way wait for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
-        may_try = not state.reserves and not state.running.num and not state.away.num
+        may_try = not state.reservation.reserves and not state.running.num and not state.away.num
         if (fits or may_try) and not step.admitted:
-            if state.policy.batching == "whole":
-                begin_whole_batch(state, [request])
+            state.admission.begin_batch(state, [request])
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
                 _run(state, step, request)
@@ -123,17 +122,17 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[St
     may_move, step.may_move = step.may_move, False
     for other in others:
         missing = needed(state, request) - allowance(state, request)
-        if missing <= 0 and _has_regions(state, request):
+        if missing <= 0 and _has_place(state, request):
             break
         if other is not request and _may_take_from(state, other):
-            preempt(state, step, other, max(missing, 0), whole=state.policy.take == "whole")
+            preempt(state, step, other, max(missing, 0))
     step.may_move = may_move
-    return allowance(state, request) >= needed(state, request) and _has_regions(state, request)
+    return allowance(state, request) >= needed(state, request) and _has_place(state, request)
 
 
-def _has_regions(state: State, request: RequestState) -> bool:
-    # A request that runs has its own.
-    return bool(request.live_rows) or has_regions(state, request)
+def _has_place(state: State, request: RequestState) -> bool:
+    # One with rows has its own.
+    return bool(request.live_rows) or state.reservation.has_place(state, request)
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:

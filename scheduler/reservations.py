@@ -1,12 +1,153 @@
-"""What a request needs before it may enter or return, and what it reserves: the strategies of `reservation` and `layout`.
+"""What a request needs before it may enter or return, and what is kept for it from then on.
 
-Knows how many tokens and blocks each policy asks for. Does not decide who enters, and frees nothing for anyone.
+A strategy is a subclass of `Reservation`. Knows how many tokens and blocks each asks for. Does not decide who enters, and frees nothing
+for anyone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.block_manager import BlockManager
+from paged.scheduler.errors import NeverFits
 from paged.scheduler.request import RequestState
+from paged.scheduler.rows import Rows
 from paged.scheduler.state import State
+
+Counts = NDArray[np.int64]
+Totals = Callable[[State, RequestState, int], int]
+"""Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
+
+
+class Reservation:
+    """This one keeps nothing: a sequence enters with blocks for what it knows, and draws others when tokens need them.
+
+    reserves    blocks are kept for more than what is known
+    is_counted  they are kept by count, and drawn when tokens need them
+    """
+
+    reserves = is_counted = False
+
+    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+        """Tokens that each sequence of a group can have in an empty pool, as far as that is known before."""
+        return manager.num_blocks * manager.block_size
+
+    def total_of(self, state: State, request: RequestState, sequence: int) -> int:
+        """Tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
+        known = request.tokens[sequence]
+        return len(known) if known is not None else int(state.manager.num_tokens[request.rows[sequence]])
+
+    def blocks_shared(self, state: State, num_sequences: int, prompt_len: int) -> int:
+        """Blocks that a group saves by sharing its prompt, against as many single sequences."""
+        if num_sequences == 1 or not state.manager.prefix_caching:
+            return 0
+        return (num_sequences - 1) * ((prompt_len - 1) // state.manager.block_size)
+
+    def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """Blocks that these waiting requests need if they enter as one batch."""
+        return sum(blocks_to_enter(state, request) for request in requests)
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """These waiting requests, with which nothing runs, are a batch."""
+
+    def has_place(self, state: State, request: RequestState) -> bool:
+        """Whether free blocks lie as a waiting request needs them."""
+        return True
+
+    def refusal(self, state: State, request: RequestState) -> NeverFits | None:
+        """Why blocks cannot ever lie as a new request needs them."""
+        return None
+
+    def take(self, state: State, request: RequestState, sequence: int) -> None:
+        """A sequence that has just got its row keeps what it needs; there is room."""
+
+    def take_more(self, state: State, request: RequestState, sequence: int) -> None:
+        """The caller appended tokens to a sequence with a row."""
+
+    def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
+        """Blocks that a sequence with a row holds from its first step on, whatever it computes."""
+        return 0
+
+    def kept(self, state: State, rows: Rows) -> Counts:
+        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, at least."""
+        return state.manager.num_tokens[rows]
+
+    def blocks_counted(self, state: State) -> int:
+        """Blocks kept by count for those who run, beyond those that they hold."""
+        return 0
+
+    def give_back(self, row: int) -> None:
+        """The row is about to be closed."""
+
+    def reason(self, state: State, request: RequestState, num_free: int) -> str | None:
+        """Why a waiting request has no place though so many blocks are free; None if it has one."""
+        return None
+
+    def violations(self, state: State) -> list[str]:
+        """What of the strategy's own books is wrong."""
+        return []
+
+
+class Drawn(Reservation):
+    """Blocks for `total_of` tokens are drawn when a sequence enters."""
+
+    reserves = True
+
+    def __init__(self, total_of: Totals) -> None:
+        self._total_of = total_of
+
+    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+        """No sequence of a group shares what it reserves."""
+        return manager.num_blocks // num_sequences * manager.block_size
+
+    def total_of(self, state: State, request: RequestState, sequence: int) -> int:
+        """What is reserved."""
+        return self._total_of(state, request, sequence)
+
+    def blocks_shared(self, state: State, num_sequences: int, prompt_len: int) -> int:
+        """None: each reserves its own."""
+        return 0
+
+    def take(self, state: State, request: RequestState, sequence: int) -> None:
+        """Draw them."""
+        state.manager.reserve(request.rows[sequence], self.blocks_drawn(state, request, sequence))
+
+    def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
+        """All that it reserves."""
+        return state.blocks_for(self.total_of(state, request, sequence))
+
+
+class Counted(Drawn):
+    """Blocks for `total_of` tokens are kept by count, and drawn when tokens need them."""
+
+    is_counted = True
+
+    def take(self, state: State, request: RequestState, sequence: int) -> None:
+        """Note how many."""
+        state.columns.reserved[request.rows[sequence]] = self.total_of(state, request, sequence)
+
+    take_more = take
+
+    def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
+        """None."""
+        return 0
+
+    def kept(self, state: State, rows: Rows) -> Counts:
+        """What it knows, or what it has reserved."""
+        return np.maximum(state.manager.num_tokens[rows], state.columns.reserved[rows])
+
+    def blocks_counted(self, state: State) -> int:
+        """By the rows' own notes."""
+        rows = state.running_rows.array(state.running)
+        return state.blocks_beyond(rows, state.columns.reserved[rows])
+
+
+def most(state: State, request: RequestState, sequence: int) -> int:
+    """Prompt and max_tokens."""
+    return request.max_total[sequence]
 
 
 def is_due(state: State, request: RequestState) -> bool:
@@ -15,98 +156,24 @@ def is_due(state: State, request: RequestState) -> bool:
     return bound is not None and request.preemptions >= bound
 
 
-def reserved_tokens(state: State, request: RequestState, sequence: int) -> int:
-    """Tokens, prompt and outputs, for which a sequence reserves blocks when it enters.
-
-    A hint of its length that was reached, or never given, is none: max_tokens stands in for it.
-    """
-    known, most = request.tokens[sequence], request.max_total[sequence]
-    row = request.rows[sequence]
-    num_known = len(known) if known is not None else int(state.manager.num_tokens[row])
-    match state.policy.reservation:
-        case "prompt":
-            return num_known
-        case "context":
-            return max(most, state.max_total_of(len(request.rows)))
-        case "longest":
-            # Of its batch, once it is in one.
-            return max(most, state.batch_total) if row >= 0 else most
-        case "expected" | "pow2" as reservation:
-            outputs = request.request.expected_tokens
-            before = request.prompt_len + request.appended[sequence]
-            if outputs is None or num_known - before >= outputs:
-                return most
-            if reservation == "pow2":
-                outputs = 1 << (outputs - 1).bit_length()
-            return min(most, before + outputs)
-    return most
-
-
-def reserve(state: State, request: RequestState, sequence: int, row: int) -> None:
-    """A sequence that has just got its row reserves as the policy says; there is room."""
-    total = reserved_tokens(state, request, sequence)
-    if state.counts_reserved:
-        state.columns.reserved[row] = total
-        return
-    if state.regions is not None:
-        state.regions.take(row, state.blocks_for(total))
-    state.manager.reserve(row, state.blocks_for(total))
-
-
 def blocks_to_enter(state: State, request: RequestState) -> int:
     """Blocks that a waiting request needs in all, shared ones included: its prompt, or what it reserves."""
-    reserves_all = is_due(state, request)
-    if len(request.rows) == 1 and not state.reserves:
-        tokens = request.tokens[0]
-        return state.blocks_for(request.max_total[0] if reserves_all or tokens is None else len(tokens))
+    reservation, reserves_all = state.reservation, is_due(state, request)
     live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
     blocks = 0
     for sequence in live:
-        total = reserved_tokens(state, request, sequence)
+        total = reservation.total_of(state, request, sequence)
         blocks += state.blocks_for(max(total, request.max_total[sequence]) if reserves_all else total)
     # What the first sequence computes the others share.
-    return blocks if reserves_all else blocks - state.blocks_shared(len(live), request.prompt_len)
-
-
-def region_sizes(state: State, request: RequestState) -> list[int]:
-    """Blocks of the contiguous region that each sequence of a waiting request takes."""
-    live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
-    return [state.blocks_for(reserved_tokens(state, request, sequence)) for sequence in live]
-
-
-def has_regions(state: State, request: RequestState) -> bool:
-    """Whether the regions of a waiting request are free, where it takes any."""
-    return state.regions is None or state.regions.fits(region_sizes(state, request))
+    return blocks if reserves_all else blocks - reservation.blocks_shared(state, len(live), request.prompt_len)
 
 
 def blocks_to_return(state: State, request: RequestState) -> int:
     """Blocks that a paused or swapped request takes from what is available before it may run again."""
-    manager = state.manager
+    manager, rows = state.manager, np.array(request.live_rows, np.int64)
     needed = manager.blocks_to_return(request.live_rows)
-    for sequence, row in enumerate(request.rows):
-        if row < 0:
-            continue
-        target = request.max_total[sequence] if is_due(state, request) else state.spoken_for(row)
+    targets = state.columns.max_total[rows] if is_due(state, request) else state.reservation.kept(state, rows)
+    for row, target in zip(request.live_rows, targets.tolist(), strict=True):
         on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
         needed += max(0, state.blocks_for(target) - on_device - on_host)
     return needed
-
-
-def begin_whole_batch(state: State, requests: list[RequestState]) -> None:
-    """These requests, which wait, are a batch: note what its rows have in common."""
-    known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
-    if state.policy.composition == "lockstep":
-        state.first_tokens = max(known) if state.policy.padding == "left" else min(known)
-    if state.policy.reservation == "longest":
-        state.batch_total = common_total(state, requests)
-
-
-def common_total(state: State, requests: list[RequestState]) -> int:
-    """Tokens to which each row of such a batch is preallocated: the longest prompt, or what stands for it in one that comes
-    again, and the largest max_tokens; a batch of one request takes what that can use."""
-    if len(requests) == 1:
-        return max(requests[0].max_total)
-    longest = max(request.prompt_len + max(request.appended) for request in requests)
-    total = longest + max(request.request.max_tokens for request in requests)
-    most = state.limits.max_model_len
-    return total if most is None else min(total, most)

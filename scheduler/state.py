@@ -1,7 +1,6 @@
 """What the scheduler remembers between steps, and what it gathers while it makes one.
 
-Knows requests, queues, limits and the batches that have not ended. Does not decide anything: admission.py, composition.py and
-preemption.py do, on this.
+Knows requests, queues, limits, the batches that have not ended and the objects that decide. Does not decide anything itself.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import math
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,10 +22,12 @@ from paged.scheduler.batch import Batch, Output, RequestUsage
 from paged.scheduler.foresight import Foresight
 from paged.scheduler.policies import Costs, Policy
 from paged.scheduler.queues import OrderedQueue
-from paged.scheduler.regions import Regions
 from paged.scheduler.request import RequestState, replaced
 from paged.scheduler.rows import RowColumns, Rows, RunningRows
 from paged.scheduler.status import Status
+
+if TYPE_CHECKING:
+    from paged.scheduler.strategies import Strategies
 
 _NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
 # Ended requests that `explain` and `status` still answer for.
@@ -108,9 +110,19 @@ class Transfer:
 class State:
     """All that outlives a step."""
 
-    def __init__(self, manager: BlockManager, policy: Policy, limits: Limits, costs: Costs, async_moves: bool) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        policy: Policy,
+        strategies: Strategies,
+        limits: Limits,
+        costs: Costs,
+        async_moves: bool,
+    ) -> None:
         self.manager = manager
         self.policy = policy
+        self.reservation, self.admission = strategies.reservation, strategies.admission
+        self.composition, self.victims = strategies.composition, strategies.victims
         self.limits = limits
         self.costs = costs
         self.async_moves = async_moves
@@ -154,40 +166,16 @@ class State:
         # Requests whose worst case is reserved.
         self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
-        # Whether a request reserves more than its prompt's blocks; whether it draws them at once, or they are kept by count.
-        self.reserves = policy.reservation != "prompt"
-        self.counts_reserved = self.reserves and policy.layout == "counted"
-        self.draws_reserved = self.reserves and not self.counts_reserved
-        # Contiguous regions by row, where the policy has them.
-        self.regions = Regions(manager.num_blocks) if policy.layout == "region" else None
-        capacity = (manager.num_blocks if self.regions is None else self.regions.largest()) * manager.block_size
         # Tokens that a sequence alone in the pool can have, prompt and output.
+        capacity = self.reservation.capacity(manager, 1)
         self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
-        # Whether a request needs no more than its prompt's blocks to enter, and may enter in parts.
-        self.admits_plainly = policy.chunked and not self.reserves and policy.batching == "continuous"
         # What admission foresees, where the policy looks ahead.
         self.foresight = None if policy.foresight == "none" else Foresight(self)
-        self.composes_apart = policy.composition == "apart"
-        # Steps in a row that decoded, under "apart".
-        self.num_decode_steps = 0
-        # Of the batch that was admitted whole: tokens that its rows compute before they go on in lockstep (0: there is no such
-        # batch), and tokens to which each is preallocated.
-        self.first_tokens = 0
-        self.batch_total = 0
-
-    def blocks_shared(self, num_sequences: int, prompt_len: int) -> int:
-        """Blocks that a group saves by sharing its prompt, against as many single sequences."""
-        if num_sequences == 1 or not self.manager.prefix_caching or self.reserves:
-            return 0
-        return (num_sequences - 1) * ((prompt_len - 1) // self.manager.block_size)
 
     def max_total_of(self, num_sequences: int) -> int:
         """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
-        if not self.reserves:
-            return self.max_total
-        each = self.manager.num_blocks // num_sequences if self.regions is None else self.regions.largest(num_sequences)
-        return min(self.max_total, each * self.manager.block_size)
+        return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -310,8 +298,7 @@ class State:
             self.recovering.pop(row, None)
         if self.silent:
             self.silent.discard(row)
-        if self.regions is not None:
-            self.regions.give_back(row)
+        self.reservation.give_back(row)
         self.manager.close(row)
         self.columns.release(row, sequence)
 
@@ -375,41 +362,24 @@ class State:
             state.preemptions,
         )
 
-    def spoken_for(self, row: int) -> int:
-        """Tokens of the row for which blocks are kept from newcomers: those that it knows, and what it has reserved by count."""
-        known = int(self.manager.num_tokens[row])
-        return max(known, int(self.columns.reserved[row])) if self.counts_reserved else known
-
     def debt_of(self, state: RequestState) -> int:
         """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
-        num_table_blocks = self.manager.num_table_blocks
-        return sum(
-            max(0, self.blocks_for(self.spoken_for(row)) - int(num_table_blocks[row])) for row in state.rows if row >= 0
-        )
+        rows = np.array(state.live_rows, np.int64)
+        return self.blocks_beyond(rows, self.reservation.kept(self, rows))
 
     def blocks_owed(self) -> int:
         """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
         where those are reserved."""
-        manager = self.manager
         rows = self.running_rows.array(self.running)
-        owed = 0
-        if len(rows):
-            tokens = manager.num_tokens[rows]
-            if self.counts_reserved:
-                tokens = np.maximum(tokens, self.columns.reserved[rows])
-            owed = self._blocks_beyond(rows, tokens)
+        owed = self.blocks_beyond(rows, self.reservation.kept(self, rows)) if len(rows) else 0
         owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
         return owed + self.blocks_owed_bounded(beyond_known=True)
 
     def blocks_reserved(self) -> int:
         """Blocks kept by count for those who run, beyond those that they hold."""
-        reserved = 0
-        if self.counts_reserved:
-            rows = self.running_rows.array(self.running)
-            reserved = self._blocks_beyond(rows, self.columns.reserved[rows])
-        return reserved + self.blocks_owed_bounded(beyond_known=True)
+        return self.reservation.blocks_counted(self) + self.blocks_owed_bounded(beyond_known=True)
 
-    def _blocks_beyond(self, rows: Rows, tokens: NDArray[np.int64]) -> int:
+    def blocks_beyond(self, rows: Rows, tokens: NDArray[np.int64]) -> int:
         """Blocks that so many tokens of each of these rows take beyond those that it holds."""
         short = -(-tokens // self.manager.block_size) - self.manager.num_table_blocks[rows]
         return int(short[short > 0].sum())
@@ -417,13 +387,11 @@ class State:
     def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
         """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
         what is kept for them anyway."""
-        manager, debt = self.manager, 0
-        for sequence, row in enumerate(state.rows):
-            if row >= 0:
-                have = int(manager.num_table_blocks[row])
-                if beyond_known:
-                    have = max(have, self.blocks_for(self.spoken_for(row)))
-                debt += max(0, self.blocks_for(state.max_total[sequence]) - have)
+        rows = np.array(state.live_rows, np.int64)
+        worst = self.columns.max_total[rows]
+        debt = self.blocks_beyond(rows, worst)
+        if beyond_known:
+            debt -= self.blocks_beyond(rows, np.minimum(self.reservation.kept(self, rows), worst))
         return debt
 
     def blocks_owed_bounded(self, *, beyond_known: bool = False) -> int:

@@ -1,25 +1,112 @@
 """Steps that need no decision, taken at once: while the same rows compute a token each, and no request comes, goes or is short of memory.
 
-For who knows beforehand what every row samples: a simulator. `skip` leaves behind what so many calls of schedule and update would,
-down to the ids of the blocks; `steady_steps` says how many there are. Knows what could end such a stretch. Decides nothing.
+For a caller that knows beforehand what every row samples: a simulator. Knows what could end such a stretch. Decides nothing.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.batch import SteadyBatch
+from paged.block_manager import is_integer
+from paged.scheduler.arguments import latest_time
+from paged.scheduler.core import Scheduler
+from paged.scheduler.errors import InvalidRequest, WrongTokens
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State
 from paged.scheduler.status import Status
 
 
-def steady_rows(state: State) -> tuple[Rows, int] | None:
+class SteadyBatch(NamedTuple):
+    """What the first of several steps runs that decide nothing, a token a row.
+
+    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
+    sample; the others are in the middle of their prompts.
+    """
+
+    ids: NDArray[np.object_]
+    seq_lens: NDArray[np.int64]
+    num_samples: int
+
+
+def steady_steps(scheduler: Scheduler, limit: int) -> int:
+    """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
+    ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
+    limit that is no integer."""
+    if not is_integer(limit):
+        raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
+    state = scheduler._state
+    return _num_steady(state, _steady_rows(state), limit)
+
+
+def steady_batch(scheduler: Scheduler) -> SteadyBatch:
+    """What the first of those steps runs; nothing where there are none."""
+    state = scheduler._state
+    found = _steady_rows(state)
+    if found is None:
+        return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
+    rows, num_samples = found
+    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
+
+
+def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
+    """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
+
+    Leaves behind what so many calls of `schedule` and `update` would, down to the ids of the blocks, of which the last came at `now`.
+    Returns the blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than
+    `steady_steps` allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
+    """
+    state = scheduler._state
+    now = latest_time(now, state.now)
+    tokens = _validated(token_ids, state.limits.vocabulary_size)
+    num_rows, num_steps = tokens.shape
+    if not num_steps:
+        return np.empty(0, np.int64)
+    found = _steady_rows(state)
+    allowed = _num_steady(state, found, num_steps)
+    expected = 0 if found is None else found[1]
+    if found is None or num_rows != expected or num_steps > allowed:
+        raise WrongTokens(
+            f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
+        )
+    rows = found[0]
+    if state.columns.num_with_stops and state.columns.is_stop(rows[:expected, None], tokens).any():
+        raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
+    state.now = now
+    drawn = state.manager.skip_decodes(rows, tokens)
+    if state.steady is not None:
+        steady, computed, ends = state.steady
+        state.steady = (steady, computed + num_steps, ends + num_steps)
+    state.composition.skipped(num_steps)
+    stats = state.stats
+    stats.steps += num_steps
+    stats.computed_tokens += len(rows) * num_steps
+    stats.output_tokens += tokens.size
+    if scheduler._checks:
+        scheduler._raise_violations()
+    return drawn
+
+
+def _validated(token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
+    try:
+        tokens = np.asarray(token_ids)
+    except ValueError:
+        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
+    if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
+    end = min(vocabulary_size or 2**31, 2**31)
+    if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < end):
+        raise WrongTokens(f"skip: token ids have to be from 0 to {end - 1}; got {tokens.min()} to {tokens.max()}.")
+    return tokens.astype(np.int32)
+
+
+def _steady_rows(state: State) -> tuple[Rows, int] | None:
     """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
     the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
     limits, manager = state.limits, state.manager
-    if not state.running.num or (state.steady is None and not state.first_tokens):
+    if not state.running.num or (state.steady is None and not state.composition.one_token_each):
         return None
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
@@ -28,34 +115,19 @@ def steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.pending_outputs or state.silent:
         return None
-    # Who composes apart counts the steps that others wait.
-    if (state.waiting.num or state.away.num) and (state.composes_apart or not state.admission_blocked):
+    if (state.waiting.num or state.away.num) and (state.composition.lets_in_by_steps or not state.admission_blocked):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
     if not manager.may_skip:
         return None
     if state.steady is None:
-        return _in_lockstep(state, rows)
+        return state.composition.walking(state, rows)
     return (rows, len(rows)) if state.steady[0] is rows else None
 
 
-def _in_lockstep(state: State, rows: Rows) -> tuple[Rows, int] | None:
-    """`steady_rows` where some may be in the middle of their prompts."""
-    manager = state.manager
-    computed = manager.num_computed[rows]
-    todo = manager.num_tokens[rows] - computed
-    if (computed < state.first_tokens).any() or (todo < 1).any():
-        return None
-    decodes, walkers = rows[todo == 1], rows[todo > 1]
-    if not len(walkers) or not manager.go_alone(walkers):
-        # Where all decode, the step after this one is known.
-        return None
-    return np.concatenate([decodes, walkers]), len(decodes)
-
-
-def steady_steps(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
-    """How many of the coming steps, at most `limit`, run what `steady_rows` found and decide nothing; the step in which one of them ends,
+def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
+    """How many of the coming steps, at most `limit`, run what `_steady_rows` found and decide nothing; the step in which one of them ends,
     or samples for the first time, is not among them."""
     if found is None or limit < 1:
         return 0
@@ -66,35 +138,3 @@ def steady_steps(state: State, found: tuple[Rows, int] | None, limit: int) -> in
     left = state.columns.max_total[rows] - known
     left[num_samples:] = (known - manager.num_computed[rows])[num_samples:]
     return max(0, manager.most_decodes(rows, min(limit, int(left.min()) - 1)))
-
-
-def steady_batch(state: State, found: tuple[Rows, int] | None) -> SteadyBatch:
-    """What the first of these steps runs; nothing where there is none."""
-    if found is None:
-        return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
-    rows, num_samples = found
-    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
-
-
-def has_stop(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> bool:
-    """Whether any of `token_ids` [rows, steps] is a stop id of its row."""
-    if not state.columns.num_with_stops:
-        return False
-    return bool(state.columns.is_stop(rows[:, None], token_ids).any())
-
-
-def skip(state: State, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The coming steps have run these rows, `token_ids[i, j]` being what row i sampled in step j. The caller has asked `steady_rows`,
-    `steady_steps` and `has_stop`. Returns the blocks that each step drew, int64 [steps]."""
-    num_steps = token_ids.shape[1]
-    drawn = state.manager.skip_decodes(rows, token_ids)
-    if state.steady is not None:
-        steady, computed, ends = state.steady
-        state.steady = (steady, computed + num_steps, ends + num_steps)
-    if state.composes_apart:
-        state.num_decode_steps += num_steps
-    stats = state.stats
-    stats.steps += num_steps
-    stats.computed_tokens += len(rows) * num_steps
-    stats.output_tokens += token_ids.size
-    return drawn

@@ -1,7 +1,7 @@
 """The tree in docs/architecture.md, made from the first lines of the modules' docstrings.
 
-The three rooms are shown file by file, each file after those of its room that it imports; of `paged` only its folders
-and top files.
+The three rooms are shown file by file, each file after those of its room that it imports, folders last; of `paged` only its
+folders and top files.
 
     python tools/architecture_tree.py            # rewrite the tree in the page
     python tools/architecture_tree.py --check    # exit status 1 if it is stale
@@ -82,6 +82,8 @@ def lines() -> Iterator[str]:
         yield f"{room + '/':<{NAME_WIDTH + 2}} {first_line(REPOSITORY / room / '__init__.py')}"
         for file in in_reading_order(REPOSITORY / room):
             yield f"  {file.name:<{NAME_WIDTH}} {first_line(file)}"
+        for folder in sorted((REPOSITORY / room).glob("*/__init__.py")):
+            yield f"  {folder.parent.name + '/':<{NAME_WIDTH}} {first_line(folder)}"
     door = REPOSITORY / DOOR
     yield f"{DOOR + '/':<{NAME_WIDTH + 2}} {first_line(door / '__init__.py')}"
     entries = [file for file in door.glob("*.py") if file.name != "__init__.py"]

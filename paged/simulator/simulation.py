@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
 from paged.hardware import CostModel
+from paged.scheduler.stretch import skip, steady_batch, steady_steps
 from paged.simulator.answers import STOP, Answers
 from paged.simulator.ledger import Ledger
 from paged.simulator.result import SimulationResult
@@ -158,10 +159,10 @@ class Simulation:
         """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
         scheduler = self.scheduler
         asked = self._ask_for
-        allowed = scheduler.steady_steps(asked)
+        allowed = steady_steps(scheduler, asked)
         if allowed < 2:
             return 0.0
-        first = scheduler.steady_batch()
+        first = steady_batch(scheduler)
         requests = self._numbers_of(first.ids)[: first.num_samples]
         written = first.seq_lens[: first.num_samples] - self._prompt_tokens[requests]
         if self._any_ends_early and len(requests):
@@ -181,7 +182,7 @@ class Simulation:
         seconds, times = seconds[:count], clock[1 : count + 1]
         memory = self._ledger.memory()
         tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
-        drawn = scheduler.skip(tokens, now=float(clock[count - 1]))
+        drawn = skip(scheduler, tokens, now=float(clock[count - 1]))
         self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids))
         before, self.now_s = self.now_s, float(times[-1])
         return self.now_s - before

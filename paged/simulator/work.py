@@ -5,8 +5,9 @@ Knows a batch's arrays and an engine's tiles. Does not know what an amount costs
 
 import numpy as np
 
-from paged import Batch, SteadyBatch
+from paged import Batch
 from paged.hardware import StepWork, Tiling
+from paged.scheduler.stretch import SteadyBatch
 
 
 def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:

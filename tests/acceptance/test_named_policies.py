@@ -56,6 +56,19 @@ def test_a_static_batch_is_as_large_as_its_longest_rows_allow(make_scheduler, re
     assert (drawn(scheduler, "a"), drawn(scheduler, "b")) == ([2], [2])
 
 
+def test_a_static_group_is_preallocated_to_the_one_of_its_sequences_that_was_appended_to(
+    make_scheduler, request_of, step
+):
+    scheduler = make_scheduler(9, 4, policy="static")
+    scheduler.add(request_of("idle", 10, max_tokens=6))
+    scheduler.update(scheduler.schedule(), [], [0])
+    scheduler.add(request_of("group", 2, max_tokens=2, num_sequences=3))
+    scheduler.append("group", [5, 5, 5], 0)
+    # 7, 4 and 4 tokens at most; "idle", which waits for append(), has to give up its four blocks.
+    step(scheduler)
+    assert drawn(scheduler, "group") == [2, 2, 2]
+
+
 def test_the_budget_splits_a_static_batchs_first_forward_and_nobody_runs_ahead(make_scheduler, request_of, run):
     scheduler = make_scheduler(20, 4, policy="static", max_tokens_per_step=4, prefix_caching=False)
     scheduler.add(request_of("a", 3, max_tokens=2))

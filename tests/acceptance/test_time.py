@@ -97,8 +97,6 @@ def test_what_is_no_time_is_refused_at_every_door(make_scheduler, request_of, no
     before = scheduler.manager.snapshot(), scheduler.counts()
     with pytest.raises(InvalidRequest, match=sentence):
         scheduler.update(batch, [7], now=now)
-    with pytest.raises(InvalidRequest, match=sentence):
-        scheduler.skip(np.empty((0, 0), np.int32), now=now)
     assert (scheduler.manager.snapshot(), scheduler.counts()) == before
     scheduler.update(batch, [7])
 

@@ -235,24 +235,6 @@ def test_counts_whose_sum_wraps_are_refused(make_scheduler, request_of):
     scheduler.update(batch, [7] * 4)
 
 
-@pytest.mark.parametrize("limit", ["x", None, 1.5, True])
-def test_a_limit_of_steady_steps_is_an_integer(make_scheduler, limit):
-    with pytest.raises(InvalidRequest, match="limit has to be an integer"):
-        make_scheduler(8, 4).steady_steps(limit)
-
-
-@pytest.mark.parametrize("token", [2**31, 2**32 + 7, 5000, -1])
-def test_tokens_that_are_none_are_refused_in_skip(make_scheduler, request_of, step, token):
-    scheduler = make_scheduler(8, 4, vocabulary_size=5000)
-    scheduler.add(request_of("a", 4))
-    step(scheduler)
-    step(scheduler)
-    assert scheduler.steady_steps(2) == 2
-    with pytest.raises(WrongTokens, match="skip: token ids have to be from 0 to 4999"):
-        scheduler.skip([[7, token]])
-    scheduler.skip(np.array([[7, 7]]))
-
-
 @pytest.mark.parametrize("row", ["x", None, 1.0, -1, 10**30])
 def test_what_is_no_row_serves_no_request(make_scheduler, row):
     assert make_scheduler(8, 4).id_of(row) is None

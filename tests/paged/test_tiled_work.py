@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, InvalidConfig, Request, Scheduler, SteadyBatch
+from paged import BlockManager, InvalidConfig, Request, Scheduler
 from paged.hardware import Profile, StepWork, Tiling
+from paged.scheduler.stretch import SteadyBatch
 from paged.simulator import Simulation, steady_work, work_of
 from paged.traces import Trace
 

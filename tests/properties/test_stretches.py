@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import event, example, given, strategies as st, target
 
-from paged import POLICIES, BlockManager, NeverFits, Request, Scheduler, WrongTokens
+from paged import POLICIES, BlockManager, InvalidRequest, NeverFits, Request, Scheduler, WrongTokens
+from paged.scheduler.stretch import skip, steady_batch, steady_steps
 
 ON_DEMAND = msgspec.structs.replace(POLICIES["static"], name="lockstep on demand", reservation="prompt")
 CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_outputs=0)
@@ -78,12 +79,12 @@ class Run:
         """Take what is steady of the coming steps, at most `most`, at once, and note what they would have."""
         if self.requests:
             most = min(most, self.requests[0][1][0] - self.num_steps)
-        count = self.scheduler.steady_steps(most)
+        count = steady_steps(self.scheduler, most)
         if not count:
             return
-        ids, known, num_samples = self.scheduler.steady_batch()
+        ids, known, num_samples = steady_batch(self.scheduler)
         tokens = [sampled(ids[:num_samples], known[:num_samples] + j) for j in range(count)]
-        self.scheduler.skip(np.stack(tokens, axis=1), now=float(self.num_steps + count - 1))
+        skip(self.scheduler, np.stack(tokens, axis=1), now=float(self.num_steps + count - 1))
         rows = [self.scheduler.manager.table(row) for row in rows_of(self.scheduler, ids)]
         size = self.manager.block_size
         for j in range(count):
@@ -198,10 +199,10 @@ def decoding(**world):
 
 def test_the_step_in_which_somebody_ends_is_not_skipped():
     scheduler = decoding()
-    assert scheduler.steady_steps(1000) == 37
-    assert scheduler.steady_steps(7) == 7
-    scheduler.skip(np.ones((2, 37), np.int32))
-    assert scheduler.steady_steps(1000) == 0
+    assert steady_steps(scheduler, 1000) == 37
+    assert steady_steps(scheduler, 7) == 7
+    skip(scheduler, np.ones((2, 37), np.int32))
+    assert steady_steps(scheduler, 1000) == 0
     batch = scheduler.schedule()
     assert scheduler.update(batch, [1, 1]).finish.tolist() != [0, 0]
 
@@ -209,7 +210,7 @@ def test_the_step_in_which_somebody_ends_is_not_skipped():
 def test_somebody_who_comes_ends_the_stretch():
     scheduler = decoding()
     scheduler.add(Request(id="c", prompt=[1], max_tokens=2))
-    assert scheduler.steady_steps(1000) == 0
+    assert steady_steps(scheduler, 1000) == 0
 
 
 def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
@@ -219,9 +220,9 @@ def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
         scheduler.update(scheduler.schedule(), [5])
     before = scheduler.manager.snapshot()
     with pytest.raises(WrongTokens, match="stop id"):
-        scheduler.skip([[5, 9]])
+        skip(scheduler, [[5, 9]])
     assert scheduler.manager.snapshot() == before
-    assert scheduler.skip([[5, 5, 5]]).tolist() == [0, 0, 1]
+    assert skip(scheduler, [[5, 5, 5]]).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -231,5 +232,25 @@ def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_noth
     scheduler = decoding()
     before = scheduler.manager.snapshot(), scheduler.stats()
     with pytest.raises(WrongTokens):
-        scheduler.skip(tokens)
+        skip(scheduler, tokens)
     assert (scheduler.manager.snapshot(), scheduler.stats()) == before
+
+
+@pytest.mark.parametrize("limit", ["x", None, 1.5, True])
+def test_a_limit_of_steady_steps_is_an_integer(limit):
+    with pytest.raises(InvalidRequest, match="limit has to be an integer"):
+        steady_steps(Scheduler(BlockManager(8, 4)), limit)
+
+
+@pytest.mark.parametrize("token", [2**31, 2**32 + 7, 5000, -1])
+def test_tokens_that_are_none_are_refused(token):
+    scheduler = decoding(vocabulary_size=5000)
+    with pytest.raises(WrongTokens, match="skip: token ids have to be from 0 to 4999"):
+        skip(scheduler, [[7, token], [7, 7]])
+    skip(scheduler, np.array([[7, 7], [7, 7]]))
+
+
+@pytest.mark.parametrize("now", [float("nan"), float("inf"), None, "x"])
+def test_what_is_no_time_is_refused(now):
+    with pytest.raises(InvalidRequest, match="now has to be a finite number of seconds"):
+        skip(decoding(), np.empty((0, 0), np.int32), now=now)

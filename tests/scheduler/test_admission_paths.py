@@ -27,7 +27,7 @@ def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]
         max_chunk=rng.choice([None, 3]),
     )
     if takes_the_long_way:
-        scheduler._state.admits_plainly = False
+        scheduler._state.admission.takes_plain_ones = False
     told: list[tuple] = []
     capacity = manager.num_blocks * manager.block_size
     longest = max(1, min(12, capacity - 9))

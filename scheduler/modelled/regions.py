@@ -1,6 +1,6 @@
 """Contiguous regions of the pool, handed out by a buddy allocator: what reserving memory in one piece costs.
 
-Knows sizes and who holds what, in blocks. Does not know tokens, tables or which device block lies where: a row still draws any
+Knows sizes and who holds what, in blocks. Does not know requests, tables or which device block lies where: a row still draws any
 free blocks, and a region only says that as many would lie next to each other.
 
     pool of 12      | 8               | 4       |

@@ -1,0 +1,105 @@
+"""Steps that compute prompts or decodes, never both: when those who wait interrupt those who decode.
+
+Knows the ratio of waiting to served requests and how long decoding has gone on, as TGI's router does. Does not know what a
+request needs; admission.py does.
+
+    prompts that were begun ──> newcomers, if enough can enter, or decoding went on long enough ──> decodes
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paged.scheduler.admission import owed, watermark
+from paged.scheduler.composition import Composition, Counts, compose_running
+from paged.scheduler.reservations import blocks_to_enter
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import Status
+
+
+class Apart(Composition):
+    """Newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or when `most_steps` in a row have
+    decoded (None: they wait for the ratio)."""
+
+    lets_in_by_steps = True
+
+    def __init__(self, *, ratio: float, most_steps: int | None) -> None:
+        self._ratio, self._most_steps = ratio, most_steps
+        # Steps in a row that decoded.
+        self._num_steps = 0
+
+    def compose(self, state: State, step: Step) -> None:
+        """Place prompts or decodes."""
+        wants_in = bool(state.waiting.num or state.away.num)
+        if wants_in and state.running.num and not _is_mid_prompt(state) and self._interrupts(state, step):
+            state.admission.let_in(state, step)
+        if not step.num_rows and state.running.num:
+            compose_running(state, step)
+            if len(step.decodes):
+                self._num_steps += 1
+                return
+        if not step.num_rows and wants_in:
+            state.admission.let_in(state, step)
+        self._num_steps = 0
+
+    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
+        """Prompts alone, where one was begun."""
+        wanted = super().wanted(state, rows, todo)
+        return np.where(todo > 1, wanted, 0) if (todo > 1).any() else wanted
+
+    def skipped(self, num_steps: int) -> None:
+        """They decoded."""
+        self._num_steps += num_steps
+
+    def reason(self, state: State) -> str | None:
+        """Others decode."""
+        if not state.running.num:
+            return None
+        bound = self._most_steps
+        return (
+            f"policy {state.policy.name} interrupts decoding when {self._num_to_interrupt(state)} request(s) can enter together, and "
+            f"{state.waiting.num} wait{'' if bound is None else f', or after {bound} steps that decode, and there were {self._num_steps}'}."
+        )
+
+    def _num_to_interrupt(self, state: State) -> int:
+        """Requests that have to be able to enter together."""
+        return max(1, math.floor(self._ratio * state.running.num))
+
+    def _interrupts(self, state: State, step: Step) -> bool:
+        if any(other.status in (Status.PAUSED, Status.SWAPPED) for other in state.away):
+            return True
+        if not self._num_steps:
+            # The latest to enter decode once before others enter.
+            return False
+        if self._most_steps is not None and self._num_steps >= self._most_steps:
+            return True
+        return _can_enter(state, step, self._num_to_interrupt(state))
+
+
+def _is_mid_prompt(state: State) -> bool:
+    """Whether a running row has more than one token to go: prompts that were begun come first."""
+    manager = state.manager
+    rows = state.running_rows.array(state.running)
+    return bool(np.any(manager.num_tokens[rows] - manager.num_launched[rows] > 1))
+
+
+def _can_enter(state: State, step: Step, least: int) -> bool:
+    """Whether the first `least` of those who wait fit together, each with blocks of its own."""
+    if state.waiting.num < least:
+        return False
+    state.manager.draw_promised()
+    blocks = state.manager.num_available - owed(state, step) - watermark(state)
+    seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
+    tokens = step.budget
+    for number, request in enumerate(state.waiting):
+        if number == least:
+            break
+        blocks -= blocks_to_enter(state, request)
+        tokens -= max(len(known) for known in request.tokens if known is not None)
+        seats -= request.num_live
+        if min(blocks, tokens, seats) < 0:
+            return False
+    return True

@@ -1,0 +1,59 @@
+"""All rows of a batch compute the same positions, as a model that is given one rectangle of tokens does.
+
+Knows the position at which the rows of a batch begin together. Does not know who is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paged.scheduler.composition import Composition, Counts
+from paged.scheduler.request import RequestState
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State
+
+
+class Lockstep(Composition):
+    """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their prompts.
+    A row that a prefix hit put further ahead stays so far ahead.
+
+    With `is_padded` the batch begins with its longest prompt, as if shorter ones were padded, else with its shortest.
+    """
+
+    one_token_each = True
+
+    def __init__(self, *, is_padded: bool) -> None:
+        self._is_padded = is_padded
+        # Tokens that the rows of this batch compute before they go on in lockstep.
+        self._first = 0
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """Choose where its rows begin together."""
+        known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
+        self._first = max(known) if self._is_padded else min(known)
+
+    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
+        """Those that lag behind first, then a token each."""
+        lacks = self._first - state.manager.num_launched[rows]
+        is_behind = lacks > 0
+        if is_behind.any():
+            return np.where(is_behind, np.minimum(super().wanted(state, rows, todo), lacks), 0)
+        return np.minimum(todo, 1)
+
+    def most(self, state: State, num_launched: int) -> int:
+        """Up to the batch's first position, or one."""
+        return min(state.limits.max_chunk, max(self._first - num_launched, 1))
+
+    def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
+        """Where some are in the middle of their prompts; where all decode, the step after this one is known."""
+        manager = state.manager
+        computed = manager.num_computed[rows]
+        todo = manager.num_tokens[rows] - computed
+        if (computed < self._first).any() or (todo < 1).any():
+            return None
+        decodes, walkers = rows[todo == 1], rows[todo > 1]
+        if not len(walkers) or not manager.go_alone(walkers):
+            return None
+        return np.concatenate([decodes, walkers]), len(decodes)

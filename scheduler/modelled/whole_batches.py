@@ -1,0 +1,86 @@
+"""Batches that are admitted together and run until their last request has ended, each row preallocated to the longest.
+
+Knows what the requests of a batch have in common. Does not know in what order their tokens are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import Drawn, most
+from paged.scheduler.state import State, Step
+
+
+class WholeBatches(Admission):
+    """Requests come in when nothing runs, as many as go together. The budget does not bound a batch: its prompts take as many steps as
+    they need."""
+
+    def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
+        """Admit the head of the queue and those that go with it, as seats and memory allow."""
+        if not was_empty:
+            shut(state, step)
+            return
+        state.manager.draw_promised()
+        free = state.manager.num_available - owed(state, step) - watermark(state)
+        batch: list[RequestState] = []
+        num_rows = 0
+        for request in state.waiting:
+            num_rows += request.num_live
+            if num_rows > min(step.seats, state.limits.max_sequences):
+                break
+            # Alone it may share what is cached; what a batch shares is not foreseen.
+            together = [*batch, request]
+            has_room = (
+                state.reservation.blocks_together(state, together) <= free if batch else fits(state, step, request)
+            )
+            if not has_room:
+                break
+            batch = together
+        if batch:
+            self.begin_batch(state, batch)
+        for request in batch:
+            admit(state, step, request)
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """Note what its rows have in common."""
+        state.composition.begin_batch(state, requests)
+        state.reservation.begin_batch(state, requests)
+
+    def reason(self, state: State) -> str | None:
+        """A batch runs."""
+        if not state.running.num:
+            return None
+        return f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+
+
+class Longest(Drawn):
+    """Each row of a batch draws blocks for the longest prompt, or what stands for it in one that comes again, and the largest max_tokens; a
+    batch of one request takes what that can use."""
+
+    def __init__(self) -> None:
+        super().__init__(most)
+        self._total = 0
+
+    def total_of(self, state: State, request: RequestState, sequence: int) -> int:
+        """As much as the longest of its request may have, and what its batch reserves once it is in one."""
+        own = max(request.max_total)
+        return max(own, self._total) if request.rows[sequence] >= 0 else own
+
+    def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """The same for each row."""
+        return sum(request.num_live for request in requests) * state.blocks_for(_common_total(state, requests))
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """Its rows are preallocated alike."""
+        self._total = _common_total(state, requests)
+
+
+def _common_total(state: State, requests: Sequence[RequestState]) -> int:
+    if len(requests) == 1:
+        return max(requests[0].max_total)
+    longest = max(request.prompt_len + max(request.appended) for request in requests)
+    total = longest + max(request.request.max_tokens for request in requests)
+    limit = state.limits.max_model_len
+    return total if limit is None else min(total, limit)

@@ -1,0 +1,71 @@
+"""Four objects decide: who comes in, what is reserved for it, what a step computes, and who gives blocks up.
+
+Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. Knows which class each word names.
+Does not know how any of them decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged.scheduler.admission import Admission
+from paged.scheduler.composition import Composition, DecodesFirst
+from paged.scheduler.modelled.interleaving import Apart
+from paged.scheduler.modelled.lockstep import Lockstep
+from paged.scheduler.modelled.orca import InRegions, context, expected, expected_pow2
+from paged.scheduler.modelled.whole_batches import Longest, WholeBatches
+from paged.scheduler.policies import Policy
+from paged.scheduler.preemption import FewestBlocks, Victims, always, by_cost, never
+from paged.scheduler.reservations import Counted, Drawn, Reservation, most
+
+_ADMISSIONS = {"continuous": Admission, "whole": WholeBatches}
+_TOTALS = {"max": most, "expected": expected, "pow2": expected_pow2, "context": context}
+_VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
+_SWAPS = {"recompute": never, "swap": always, "cheapest": by_cost}
+
+
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """What a policy combines."""
+
+    reservation: Reservation
+    admission: Admission
+    composition: Composition
+    victims: Victims
+
+
+def strategies_of(policy: Policy, num_blocks: int) -> Strategies:
+    """The objects that the words of a policy name, for a pool of so many blocks."""
+    reservation = _reservation(policy, num_blocks)
+    takes_plain_ones = policy.chunked and policy.batching == "continuous" and not reservation.reserves
+    return Strategies(
+        reservation,
+        _ADMISSIONS[policy.batching](policy, takes_plain_ones=takes_plain_ones),
+        _composition(policy),
+        _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
+    )
+
+
+def _reservation(policy: Policy, num_blocks: int) -> Reservation:
+    if policy.reservation == "prompt":
+        return Reservation()
+    if policy.reservation == "longest":
+        return Longest()
+    total_of = _TOTALS[policy.reservation]
+    match policy.layout:
+        case "counted":
+            return Counted(total_of)
+        case "region":
+            return InRegions(total_of, num_blocks)
+    return Drawn(total_of)
+
+
+def _composition(policy: Policy) -> Composition:
+    match policy.composition:
+        case "decodes_first":
+            return DecodesFirst()
+        case "apart":
+            return Apart(ratio=policy.waiting_served_ratio, most_steps=policy.max_waiting_steps)
+        case "lockstep":
+            return Lockstep(is_padded=policy.padding == "left")
+    return Composition()
