@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import is_integer
+from paged.block_manager.arguments import is_integer
 from paged.scheduler.arguments import latest_time
 from paged.scheduler.core import Scheduler
 from paged.scheduler.errors import InvalidRequest, WrongTokens
