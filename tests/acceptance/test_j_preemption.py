@@ -403,6 +403,20 @@ def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any
     assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 7}, ())
 
 
+def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, max_tokens_per_step=9, prefix_caching=False)
+    scheduler.add(request_of("a", 4))
+    scheduler.add(request_of("b", 20))
+    assert [step(scheduler).tokens for _ in range(2)] == [{"a": 4, "b": 5}, {"a": 1, "b": 8}]
+    third = step(scheduler)
+    # "a" has 2 of 6 blocks and "b" 4, with 13 tokens in them: 3 more fit.
+    assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 3}, ())
+    # The last one is full now: "b" pauses, loses nothing, and is not counted.
+    fourth = step(scheduler)
+    assert (fourth.tokens, fourth.batch.preempted, scheduler.status("b")) == ({"a": 1}, (), "paused")
+    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [4]
+
+
 @pytest.mark.parametrize(("host_blocks", "kind"), [(0, "recompute"), (1, "swap")])
 def test_J27_a_tail_is_swapped_if_the_host_has_just_the_room_for_it(
     make_scheduler, make_engine, request_of, host_blocks, kind
