@@ -93,7 +93,7 @@ def sampled(count: int, seed: int, only: str) -> list[Mutant]:
     candidates: list[tuple[str, int]] = []
     modules: dict[str, tuple[cst.Module, list[tuple[cst.CSTNode, cst.CSTNode]]]] = {}
     for room in ROOMS:
-        for file in sorted((REPOSITORY / room).glob("*.py")):
+        for file in sorted((REPOSITORY / room).rglob("*.py")):
             path = file.relative_to(REPOSITORY).as_posix()
             if only not in path or file.name == "__init__.py":
                 continue

@@ -132,35 +132,31 @@ def keep(scheduler, now):
 
 
 @pytest.fixture
-def steady(make_scheduler):
-    """A scheduler at 0.1 s, of which the next steps need no decision: its one request decodes."""
+def running(make_scheduler):
+    """A scheduler at 0.1 s with one request that decodes."""
     scheduler = make_scheduler(10, 4)
-    scheduler.add(Request(id="steady", prompt=[90, 91], max_tokens=100))
-    for _ in range(3):
-        scheduler.update(scheduler.schedule(now=0.1), [7], now=0.1)
+    scheduler.add(Request(id="running", prompt=[90, 91], max_tokens=100))
+    scheduler.update(scheduler.schedule(now=0.1), [7], now=0.1)
     return scheduler
 
 
-def test_a_time_that_is_left_out_is_no_later_one(steady):
-    scheduler = steady
-    assert len(scheduler.skip(np.full((1, 2), 7, np.int32))) == 2
+def test_a_time_that_is_left_out_is_no_later_one(running):
+    scheduler = running
     scheduler.update(scheduler.schedule(), [7])
-    scheduler.abort("steady")
+    scheduler.abort("running")
     keep(scheduler, now=0.1)
     push_out(scheduler, now=0.7)
     assert hit(scheduler) == 0
 
 
-@pytest.mark.parametrize("way", ["schedule", "update", "update of an empty batch", "skip"])
-def test_every_call_that_takes_a_time_tells_it(steady, way):
-    scheduler = steady
-    if way == "skip":
-        scheduler.skip(np.full((1, 1), 7, np.int32), now=50.0)
+@pytest.mark.parametrize("way", ["schedule", "update", "update of an empty batch"])
+def test_every_call_that_takes_a_time_tells_it(running, way):
+    scheduler = running
     if way == "schedule":
         scheduler.cancel(scheduler.schedule(now=50.0))
     if way == "update":
         scheduler.update(scheduler.schedule(now=0.1), [7], now=50.0)
-    scheduler.abort("steady")
+    scheduler.abort("running")
     if way == "update of an empty batch":
         batch = scheduler.schedule(now=0.1)
         assert batch.is_empty
