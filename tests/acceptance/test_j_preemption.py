@@ -379,6 +379,17 @@ def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request
     assert [scheduler.status(id) for id in "abc"] == ["running", "running", "waiting"]
 
 
+def test_J24_one_that_cannot_give_all_that_is_missing_gives_all_that_it_has(make_scheduler, request_of, step):
+    scheduler = make_scheduler(7, 4, max_chunk=12, prefix_caching=False)
+    for name, length in (("a", 24), ("b", 7), ("c", 7)):
+        scheduler.add(request_of(name, length))
+    assert step(scheduler).tokens == {"a": 12, "b": 7, "c": 7}
+    # Three blocks are missing: two of "c" and one of "b".
+    assert step(scheduler).tokens == {"a": 12}
+    assert [scheduler.status(id) for id in "abc"] == ["running", "paused", "waiting"]
+    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [1]
+
+
 def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_of, run):
     scheduler = make_scheduler(12, 4, prefix_caching=False, max_sequences=8)
     for number in range(30):

@@ -332,17 +332,3 @@ def test_moves_that_did_not_run_are_refused_before_those_of_a_later_batch_that_d
     with pytest.raises(BatchError, match="cancelled after its moves had run"):
         scheduler.cancel(batches[-1])
     scheduler.cancel(batches[-1], moved=True)
-
-
-def test_a_request_samples_in_a_row_whose_last_one_waited_for_its_caller(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4))
-    first, second = scheduler.schedule(), scheduler.schedule()
-    scheduler.update(first, [], counts=[0])
-    (row,) = scheduler.rows_of("a")
-    scheduler.abort("a")
-    scheduler.update(second, [7])
-    scheduler.add(request_of("b", 4))
-    batch = scheduler.schedule()
-    assert (batch.rows.tolist(), batch.samples.tolist()) == ([row], [True])
-    scheduler.update(batch, [7])
