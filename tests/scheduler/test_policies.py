@@ -38,6 +38,13 @@ def test_each_named_policy_says_what_it_is():
     assert [name for name, policy in POLICIES.items() if not policy.summary] == []
 
 
+def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_nothing():
+    mine = Policy(name="mine")
+    assert (mine.watermark, mine.max_passes, mine.waiting_served_ratio, mine.max_waiting_steps) == (0.0, 0, 0.0, None)
+    assert (mine.chunked, mine.max_preemptions, mine.default_budget) == (True, None, None)
+    assert (mine.waste_target, mine.stall_target) == (None, None)
+
+
 def test_what_was_measured_is_this_default():
     """The figures of README and of docs/policies.md are of these values."""
     paged = POLICIES["paged"]
