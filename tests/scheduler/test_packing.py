@@ -13,7 +13,7 @@ from paged.scheduler import Batch, Request, Scheduler
 
 ARRAYS = (
     "rows", "num_tokens", "query_start_loc", "token_ids", "positions", "slot_mapping", "seq_lens", "samples",
-    "table_rows", "table_columns", "table_blocks",
+    "source_batches", "source_places", "num_drafts", "table_rows", "table_columns", "table_blocks",
 )  # fmt: skip
 
 
@@ -145,6 +145,26 @@ def test_an_engine_that_scribbles_over_a_batch_of_one_decode_changes_nothing_lat
     scheduler.update(batch, [51])
     batch = scheduler.schedule()
     assert (batch.num_tokens.tolist(), batch.query_start_loc.tolist(), batch.samples.tolist()) == ([1], [0, 1], [True])
+
+
+def test_an_engine_that_scribbles_over_drafts_of_a_group_changes_nothing_later():
+    told = []
+    for spoils in (False, True):
+        scheduler = Scheduler(BlockManager(16, 4))
+        scheduler.add(Request(id="g", prompt=[1, 2, 3], num_sequences=2))
+        scheduler.update(scheduler.schedule(), [50, 60])
+        for drafts in ({("g", 0): [7, 8], ("g", 1): [9]}, {("g", 1): [4]}):
+            batch = scheduler.schedule(drafts=drafts)
+            values = as_values(batch)
+            if spoils:
+                scribble(batch)
+            counts = [len(drafts.get(("g", sequence), ())) + 1 for sequence in (0, 1)]
+            sampled = [*drafts.get(("g", 0), ()), 70, *drafts.get(("g", 1), ()), 71]
+            outputs = [
+                (output.sequence, output.token_ids) for output in scheduler.update(batch, sampled, counts=counts)
+            ]
+            told.append((spoils, values, outputs))
+    assert [each[1:] for each in told if each[0]] == [each[1:] for each in told if not each[0]]
 
 
 def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_carries():
