@@ -62,3 +62,19 @@ def test_it_gives_way_all_the_same_while_it_waits_for_its_caller():
     assert step(scheduler).ids.tolist() == ["c"]
     scheduler.append("b", [8])
     assert step(scheduler).ids.tolist() == ["b"]
+
+
+def test_a_group_comes_back_when_the_worst_cases_of_all_its_sequences_fit():
+    scheduler = Scheduler(BlockManager(6, 4, prefix_caching=False), policy=DROPS_ALL)
+    scheduler.add(Request(id="a", prompt=[1] * 12, max_tokens=3))
+    scheduler.add(Request(id="small", prompt=[2], max_tokens=7))
+    scheduler.add(Request(id="group", prompt=[3] * 4, max_tokens=6, num_sequences=2))
+    step(scheduler)
+    assert step(scheduler).preempted == (("group", "recompute"),)
+    # Two blocks for what each sequence knows would do once "a" has ended; three may be needed, of six.
+    while scheduler.status("small") != "finished":
+        assert "group" not in step(scheduler).ids
+    assert step(scheduler).admitted == ("group",)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert scheduler.stats().preemptions == 1
