@@ -27,17 +27,18 @@ def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_sche
     assert len(engine.run()["a/0"]) == 3
 
 
-def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4, policy="vllm", prefix_caching=False)
+def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make_scheduler, request_of, step):
+    scheduler = make_scheduler(9, 4, policy="vllm", prefix_caching=False)
+    scheduler.add(request_of("runs", 1))
     scheduler.add(request_of("loads", 24, num_computed=8))
-    scheduler.update(scheduler.schedule(), [])
-    # Two of eight blocks are loaded into, and four are for the rest of the prompt.
-    assert scheduler.manager.num_used == 2
+    step(scheduler)
+    # One of nine blocks is for "runs", two are loaded into, and four are for the rest of the prompt.
+    assert scheduler.manager.num_used == 3
     scheduler.add(request_of("late", 12))
-    assert scheduler.schedule().is_empty
+    assert step(scheduler).tokens == {"runs": 1}
     assert scheduler.explain("late").blocks_free == 2
     scheduler.loaded("loads", 8)
-    assert scheduler.schedule().num_tokens.tolist() == [16]
+    assert step(scheduler).tokens == {"runs": 1, "loads": 16}
 
 
 @pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
