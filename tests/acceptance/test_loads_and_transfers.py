@@ -41,6 +41,17 @@ def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make
     assert step(scheduler).tokens == {"runs": 1, "loads": 16}
 
 
+@pytest.mark.parametrize(("policy", "kept"), [("vllm", 1), ("trtllm-guaranteed-no-evict", 1), ("tgi", 6)])
+def test_blocks_for_what_did_not_arrive_go_back_unless_all_were_drawn_at_once(
+    make_scheduler, request_of, step, policy, kept
+):
+    scheduler = make_scheduler(9, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("loads", 20, max_tokens=4, num_computed=8))
+    step(scheduler)
+    scheduler.loaded("loads", 3)
+    assert scheduler.manager.num_used == kept
+
+
 @pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
 def test_what_did_not_arrive_is_computed(make_scheduler, make_engine, request_of, arrived, computed):
     scheduler = make_scheduler(20, 4)
