@@ -8,6 +8,7 @@ Knows sources; does not know tests.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import random
 from dataclasses import dataclass
@@ -35,12 +36,16 @@ LEFT_OUT = (cst.Annotation, cst.Assert, cst.Decorator, cst.Import, cst.ImportFro
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one place: `source` is the file with it, `removed` and `added` are its lines without indentation."""
+    """A change of one place: `source` is the file with it, `removed` and `added` are its lines without indentation.
+
+    `statement` are the lines of the statement that is changed, of a compound one its head.
+    """
 
     path: str
     line: int
     removed: str
     added: str
+    statement: range
     diff: str
     source: str
 
@@ -123,4 +128,18 @@ def changed(path: str, module: cst.Module, node: cst.CSTNode, other: cst.CSTNode
     removed = [line[1:].strip() for line in lines[2:] if line.startswith("-")]
     added = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
     line = next(number for number, text in enumerate(before, 1) if number > len(after) or text != after[number - 1])
-    return Mutant(path, line, "\n".join(removed), "\n".join(added), "\n".join(lines), new.code)
+    statement = statement_at(line, module.code)
+    return Mutant(path, line, "\n".join(removed), "\n".join(added), statement, "\n".join(lines), new.code)
+
+
+def statement_at(line: int, source: str) -> range:
+    """The lines of the innermost statement that stands in this one; of a compound one, those before its body."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line)
+    ]
+    innermost = max(around, key=lambda node: node.lineno)
+    body = getattr(innermost, "body", None)
+    last = max(line, body[0].lineno - 1) if body else innermost.end_lineno or line
+    return range(innermost.lineno, last + 1)

@@ -246,3 +246,54 @@ def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_m
     assert row == follower
     child = manager.fork(row)
     manager.swap_out([child])
+
+
+def test_C9_forks_that_left_and_returned_together_share_their_partial_block_until_one_writes(make_manager, fill):
+    manager = make_manager(8, 4, host_blocks=4)
+    row = fill(manager, range(6))
+    child = manager.fork(row)
+    assert len(manager.swap_out([row, child]).device_to_host) == 2
+    manager.swap_in([row, child])
+    assert manager.table(row).tolist() == manager.table(child).tolist()
+    manager.append(row, [7])
+    moves = manager.allocate([row], [1])
+    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
+    manager.confirm()
+
+
+def forked_in_flight(manager):
+    """Two rows that share a second block, which a batch that is out fills; six of its eight tokens are computed."""
+    row = manager.add(range(8))
+    manager.allocate([row], [6])
+    manager.confirm()
+    manager.allocate([row], [2])
+    return row, manager.fork(row)
+
+
+@pytest.mark.parametrize(("away", "caching"), [(False, True), (False, False), (True, False)])
+def test_C9_a_block_that_is_partial_again_after_a_cancel_is_copied_before_one_of_two_writes(
+    make_manager, away, caching
+):
+    manager = make_manager(8, 4, host_blocks=4, prefix_caching=caching)
+    row, child = forked_in_flight(manager)
+    if away:
+        manager.swap_out([row, child])
+    manager.cancel()
+    if away:
+        manager.swap_in([row, child])
+    assert manager.num_launched[[row, child]].tolist() == [6, 6]
+    assert manager.table(row).tolist() == manager.table(child).tolist()
+    moves = manager.allocate([row], [2])
+    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
+    manager.confirm()
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_are_away(make_manager, keep):
+    manager = make_manager(8, 4, host_blocks=4)
+    row, child = forked_in_flight(manager)
+    manager.swap_out([row, child], keep)
+    manager.cancel()
+    assert manager.num_launched[[row, child]].tolist() == [4, 4]
+    manager.swap_in([row, child])
+    assert (manager.num_used, manager.host_used) == (1, 0)

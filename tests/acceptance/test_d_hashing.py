@@ -38,6 +38,17 @@ def test_D3_a_block_behind_another_parent_has_another_hash_and_is_no_hit(make_ma
     assert manager.lookup([5, 6, 7, 8, 0]).num_tokens == 0
 
 
+def test_D3_a_hash_is_the_same_whenever_it_is_asked_for(make_manager, fill, compute):
+    manager = make_manager(10, 4)
+    row = fill(manager, [1, 2, 3, 4])
+    # Asked for a row that goes on otherwise, while the first one has just the block that both share.
+    manager.block_hashes(fill(manager, [1, 2, 3, 4, 5, 6, 7, 8]))
+    manager.append(row, [9, 9, 9, 9, 9])
+    compute(manager, row)
+    alone = make_manager(10, 4)
+    assert manager.block_hashes(row) == alone.block_hashes(fill(alone, [1, 2, 3, 4, 9, 9, 9, 9]))
+
+
 HASH_PROGRAM = """
 from paged import BlockManager
 manager = BlockManager(4, 4)

@@ -179,3 +179,19 @@ def test_wrong_drafts_are_refused_and_change_nothing(make_scheduler, request_of,
         scheduler.schedule(drafts=drafts)
     assert issubclass(WrongDrafts, PagedError)
     assert (scheduler.manager.snapshot(), scheduler.stats()) == (before, told)
+
+
+def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_slot_before_it(
+    make_scheduler, request_of
+):
+    scheduler = started(make_scheduler(8, 4), request_of, length=4)
+    scheduler.add(request_of("between", 4))
+    scheduler.update(scheduler.schedule(), [71, 80])
+    batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
+    assert scheduler.manager.num_table_blocks[scheduler.rows_of("a")].tolist() == [3]
+    scheduler.update(batch, [72, 81], counts=[1, 1])
+    (row,) = scheduler.rows_of("a")
+    table = scheduler.manager.table(row).tolist()
+    # The third block did not lie beside the second one, in which the seventh token is the third.
+    assert (table, scheduler.check()) == ([0, 1], [])
+    assert scheduler.schedule().slot_mapping[0] == 4 * table[1] + 2

@@ -273,3 +273,19 @@ def test_G15_two_rows_that_come_back_together_share_what_they_shared(make_manage
     assert first[:2] == second[:2]
     assert first[2] != second[2]
     assert manager.num_used == 4
+
+
+def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_another(make_manager, fill, compute):
+    manager = make_manager(8, 4, host_blocks=2)
+    row = fill(manager, range(4))
+    manager.swap_out([row])
+    manager.swap_in([row])
+    manager.swap_out([fill(manager, range(100, 104))])
+    assert (manager.host_cached, manager.host_used) == (1, 1)
+    manager.append(row, range(4, 8))
+    compute(manager, row)
+    before = manager.snapshot()
+    # Its first block lies on the host, its second one needs the place that this one keeps.
+    with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
+        manager.swap_out([row])
+    assert manager.snapshot() == before

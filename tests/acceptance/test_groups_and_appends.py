@@ -116,3 +116,24 @@ def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(
     output = step(scheduler).outputs["a"]
     assert (output.finish_reason, output.usage.output_tokens) == ("rejected", 1)
     assert scheduler.check() == []
+
+
+def test_a_sequence_that_waits_for_its_caller_is_computed_again_and_its_row_samples_for_the_next_request(
+    make_scheduler, request_of, step
+):
+    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
+    scheduler.add(request_of("first", 8, max_tokens=2))
+    scheduler.add(request_of("group", 3, num_sequences=2))
+    scheduler.update(scheduler.schedule(), [7, 7], counts=[1, 0, 1])
+    assert step(scheduler).batch.preempted == (("group", "recompute"),)
+    batch = scheduler.schedule()
+    assert (batch.num_tokens.tolist(), batch.samples.tolist()) == ([3, 4], [False, True])
+    scheduler.update(batch, [7])
+    rows = scheduler.rows_of("group")
+    scheduler.abort("group")
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 3))
+    batch = scheduler.schedule()
+    assert sorted(batch.rows.tolist()) == sorted(rows)
+    assert batch.samples.tolist() == [True, True]
+    scheduler.update(batch, [7, 7])

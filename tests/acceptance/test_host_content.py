@@ -54,6 +54,27 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     manager.free([row])
 
 
+def test_a_hit_on_the_host_goes_on_from_one_prompts_content_to_anothers(make_manager, serve):
+    manager = make_manager(5, 4, host_blocks=16, host_caching=True)
+    branched = [*A[:8], *B]
+    for tokens in (A, branched, list(range(200, 220))):
+        serve(manager, tokens)
+    assert manager.num_cached == 5
+    # Two blocks of the first prompt, and three of the one that went on otherwise.
+    assert manager.lookup([*branched, 1]).host_tokens == 20
+    row = manager.add([*branched, 1])
+    assert (manager.num_computed[row], len(manager.take_moves().host_to_device)) == (20, 5)
+    manager.free([row])
+
+
+def test_of_a_hit_on_the_host_too_one_token_is_always_computed(make_manager, serve):
+    manager = make_manager(8, 4, host_blocks=24, host_caching=True)
+    for tokens in ([7] * 8, [7] * 20, [7] * 32, list(range(200, 232))):
+        serve(manager, tokens)
+    lengths = [8, 9, 20, 21, 32, 33]
+    assert [manager.lookup([7] * length).host_tokens for length in lengths] == [4, 8, 16, 20, 28, 32]
+
+
 def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, serve):
     manager = make_manager(3, 4, host_blocks=9, host_caching=True)
     for tokens in (A, B, A, B):

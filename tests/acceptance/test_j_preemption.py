@@ -379,6 +379,18 @@ def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request
     assert [scheduler.status(id) for id in "abc"] == ["running", "running", "waiting"]
 
 
+def test_J24_one_that_cannot_give_all_that_is_missing_gives_all_that_it_has(make_scheduler, request_of, step):
+    scheduler = make_scheduler(5, 4, prefix_caching=False)
+    for name, length in (("a", 4), ("b", 7), ("c", 7)):
+        scheduler.add(request_of(name, length))
+    scheduler.update(scheduler.schedule(), [7, 7], counts=[0, 1, 1])
+    scheduler.append("a", [1] * 12)
+    # Three blocks are missing: two of "c" and one of "b".
+    assert step(scheduler).tokens == {"a": 12}
+    assert [scheduler.status(id) for id in "abc"] == ["running", "paused", "waiting"]
+    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [1]
+
+
 def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_of, run):
     scheduler = make_scheduler(12, 4, prefix_caching=False, max_sequences=8)
     for number in range(30):
@@ -401,6 +413,20 @@ def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any
     third = step(scheduler)
     # "a" has 2 of 7 blocks, so "b" gets no more than 5: 20 tokens, of which 13 are computed.
     assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 7}, ())
+
+
+def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, max_tokens_per_step=9, prefix_caching=False)
+    scheduler.add(request_of("a", 4))
+    scheduler.add(request_of("b", 20))
+    assert [step(scheduler).tokens for _ in range(2)] == [{"a": 4, "b": 5}, {"a": 1, "b": 8}]
+    third = step(scheduler)
+    # "a" has 2 of 6 blocks and "b" 4, with 13 tokens in them: 3 more fit.
+    assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 3}, ())
+    # The last one is full now: "b" pauses, loses nothing, and is not counted.
+    fourth = step(scheduler)
+    assert (fourth.tokens, fourth.batch.preempted, scheduler.status("b")) == ({"a": 1}, (), "paused")
+    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [4]
 
 
 @pytest.mark.parametrize(("host_blocks", "kind"), [(0, "recompute"), (1, "swap")])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from paged import POLICIES, Costs, InvalidConfig, Policy, Request
+from paged import POLICIES, Costs, InvalidConfig, InvalidRequest, Policy, Request
 
 FIELDS = {
     "max_tokens": 100,
@@ -127,3 +127,10 @@ def test_costs_name_the_field_that_is_wrong(field, value):
 def test_moves_run_in_the_background_or_do_not(make_scheduler):
     with pytest.raises(InvalidConfig, match="async_moves has to be True or False; got 'no'"):
         make_scheduler(8, 4, async_moves="no")
+
+
+@pytest.mark.parametrize("kind", [bool, float, str])
+def test_usual_counts_that_are_no_integers_are_refused(make_scheduler, kind):
+    fields = {"min_tokens": kind(0), "priority": kind(0), "num_sequences": kind(1), "num_computed": kind(0)}
+    with pytest.raises(InvalidRequest):
+        make_scheduler(8, 4).add(Request(id="a", prompt=[1, 2, 3], **fields))

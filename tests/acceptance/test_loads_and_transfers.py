@@ -27,6 +27,31 @@ def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_sche
     assert len(engine.run()["a/0"]) == 3
 
 
+def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make_scheduler, request_of, step):
+    scheduler = make_scheduler(9, 4, policy="vllm", prefix_caching=False)
+    scheduler.add(request_of("runs", 1))
+    scheduler.add(request_of("loads", 24, num_computed=8))
+    step(scheduler)
+    # One of nine blocks is for "runs", two are loaded into, and four are for the rest of the prompt.
+    assert scheduler.manager.num_used == 3
+    scheduler.add(request_of("late", 12))
+    assert step(scheduler).tokens == {"runs": 1}
+    assert scheduler.explain("late").blocks_free == 2
+    scheduler.loaded("loads", 8)
+    assert step(scheduler).tokens == {"runs": 1, "loads": 16}
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("vllm", 1), ("trtllm-guaranteed-no-evict", 1), ("tgi", 6)])
+def test_blocks_for_what_did_not_arrive_go_back_unless_all_were_drawn_at_once(
+    make_scheduler, request_of, step, policy, kept
+):
+    scheduler = make_scheduler(9, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("loads", 20, max_tokens=4, num_computed=8))
+    step(scheduler)
+    scheduler.loaded("loads", 3)
+    assert scheduler.manager.num_used == kept
+
+
 @pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
 def test_what_did_not_arrive_is_computed(make_scheduler, make_engine, request_of, arrived, computed):
     scheduler = make_scheduler(20, 4)

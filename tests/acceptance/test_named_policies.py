@@ -162,6 +162,16 @@ def test_a_prompt_over_the_largest_region_never_fits(make_scheduler, request_of,
     assert scheduler.stats().output_tokens == 1
 
 
+def test_what_is_kept_by_count_grows_with_what_is_appended(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4, policy="trtllm-guaranteed-no-evict")
+    scheduler.add(request_of("a", 4, max_tokens=4))
+    step(scheduler)
+    # 8 tokens in all, of which one block is held; then 16.
+    assert scheduler.num_reserved == 1
+    scheduler.append("a", [1] * 8)
+    assert scheduler.num_reserved == 3
+
+
 def test_a_group_takes_a_region_for_each_of_its_sequences(make_scheduler, request_of, step):
     scheduler = make_scheduler(12, 4, policy="orca-oracle")
     with pytest.raises(NeverFits, match="3 contiguous region"):

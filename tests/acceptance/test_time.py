@@ -121,3 +121,44 @@ def test_an_arrival_may_lie_before_the_schedulers_time(make_scheduler, request_o
     scheduler.add(request_of("later", 4), now=9.0)
     scheduler.add(request_of("sooner", 4), now=8.0)
     assert scheduler.waiting_ids() == ["sooner", "later"]
+
+
+def keep(scheduler, now):
+    """Run a request whose content is kept for half a second."""
+    scheduler.add(kept(lasts=0.5))
+    scheduler.update(scheduler.schedule(now=now), [7], now=now)
+
+
+@pytest.fixture
+def running(make_scheduler):
+    """A scheduler at 0.1 s with one request that decodes."""
+    scheduler = make_scheduler(10, 4)
+    scheduler.add(Request(id="running", prompt=[90, 91], max_tokens=100))
+    scheduler.update(scheduler.schedule(now=0.1), [7], now=0.1)
+    return scheduler
+
+
+def test_a_time_that_is_left_out_is_no_later_one(running):
+    scheduler = running
+    scheduler.update(scheduler.schedule(), [7])
+    scheduler.abort("running")
+    keep(scheduler, now=0.1)
+    push_out(scheduler, now=0.7)
+    assert hit(scheduler) == 0
+
+
+@pytest.mark.parametrize("way", ["schedule", "update", "update of an empty batch"])
+def test_every_call_that_takes_a_time_tells_it(running, way):
+    scheduler = running
+    if way == "schedule":
+        scheduler.cancel(scheduler.schedule(now=50.0))
+    if way == "update":
+        scheduler.update(scheduler.schedule(now=0.1), [7], now=50.0)
+    scheduler.abort("running")
+    if way == "update of an empty batch":
+        batch = scheduler.schedule(now=0.1)
+        assert batch.is_empty
+        scheduler.update(batch, [], now=50.0)
+    keep(scheduler, now=1.0)
+    push_out(scheduler, now=50.4)
+    assert hit(scheduler) == 8

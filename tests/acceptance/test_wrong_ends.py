@@ -250,3 +250,19 @@ def test_any_kind_of_integer_names_a_sequence_and_a_count(make_scheduler, reques
             scheduler.append("a", [5], sequence=sequence)
     scheduler.loaded("a", np.uint32(12))
     assert scheduler.schedule().num_tokens.tolist() == [7]
+
+
+@pytest.mark.parametrize("no_batch", [None, 0, "batch", []])
+def test_what_is_no_batch_ends_nothing(two_out, no_batch):
+    scheduler, first, second = two_out
+    before = whole_state(scheduler)
+    for call in (
+        lambda: scheduler.update(no_batch, [7]),
+        lambda: scheduler.cancel(no_batch),
+        lambda: scheduler.moved(no_batch),
+    ):
+        with pytest.raises(InvalidRequest, match="a Batch is needed"):
+            call()
+    assert whole_state(scheduler) == before
+    scheduler.cancel(second)
+    scheduler.cancel(first)

@@ -168,6 +168,41 @@ def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebo
     assert len(looked) == 3
 
 
+def end_by_abort(scheduler, batch):
+    scheduler.update(batch, [7, 7])
+    scheduler.abort("c")
+
+
+def end_by_finish(scheduler, batch):
+    scheduler.update(batch, [7, 7])
+    scheduler.finish("c")
+
+
+def append(scheduler, batch):
+    scheduler.update(batch, [7], counts=[1, 0])
+    scheduler.append("c", [1])
+
+
+def cancel(scheduler, batch):
+    scheduler.cancel(batch)
+
+
+@pytest.mark.parametrize("way", [end_by_abort, end_by_finish, append, cancel])
+def test_whatever_may_make_room_lets_the_head_be_looked_at_at_once(way):
+    scheduler = scheduler_on(20)
+    for name, expected in (("a", 40), ("c", 4), ("b", 40)):
+        scheduler.add(request(name, 8, 40, expected))
+    assert step(scheduler).admitted == ("a", "c")
+    looked, fits = [], scheduler._state.foresight.fits
+    scheduler._state.foresight.fits = lambda wish: looked.append(wish.id) or fits(wish)
+    step(scheduler)
+    batch = scheduler.schedule()
+    assert looked == []
+    way(scheduler, batch)
+    scheduler.schedule()
+    assert looked[:1] == ["b"]
+
+
 def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_beyond_up_to_its_bounds():
     policy = msgspec.structs.replace(STEERED, known_outputs=0)
     foresight = scheduler_on(30, policy)._state.foresight

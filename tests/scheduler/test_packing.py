@@ -13,7 +13,7 @@ from paged.scheduler import Batch, Request, Scheduler
 
 ARRAYS = (
     "rows", "num_tokens", "query_start_loc", "token_ids", "positions", "slot_mapping", "seq_lens", "samples",
-    "table_rows", "table_columns", "table_blocks",
+    "source_batches", "source_places", "num_drafts", "table_rows", "table_columns", "table_blocks",
 )  # fmt: skip
 
 
@@ -145,6 +145,23 @@ def test_an_engine_that_scribbles_over_a_batch_of_one_decode_changes_nothing_lat
     scheduler.update(batch, [51])
     batch = scheduler.schedule()
     assert (batch.num_tokens.tolist(), batch.query_start_loc.tolist(), batch.samples.tolist()) == ([1], [0, 1], [True])
+
+
+def test_an_engine_that_scribbles_over_drafts_of_a_group_changes_nothing_later():
+    def told(spoil):
+        scheduler, found = Scheduler(BlockManager(16, 4)), []
+        scheduler.add(Request(id="g", prompt=[1, 2, 3], num_sequences=2))
+        scheduler.update(scheduler.schedule(), [50, 60])
+        for _ in range(3):
+            # Of the first sequence one of two is right, of the other none.
+            batch = scheduler.schedule(drafts={("g", 0): [7, 8], ("g", 1): [9]})
+            found.append(as_values(batch))
+            spoil(batch)
+            outputs = scheduler.update(batch, [7, 70, 71], counts=[2, 1])
+            found.append([(output.sequence, output.token_ids) for output in outputs])
+        return found, scheduler.stats()
+
+    assert told(scribble) == told(lambda batch: None)
 
 
 def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_carries():

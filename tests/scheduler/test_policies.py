@@ -34,6 +34,26 @@ def test_a_named_policy_is_one_entry(name):
     assert policy_named(name) is POLICIES[name] and POLICIES[name].name == name
 
 
+def test_each_named_policy_says_what_it_is():
+    assert [name for name, policy in POLICIES.items() if not policy.summary] == []
+
+
+def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_nothing():
+    mine = Policy(name="mine")
+    assert (mine.watermark, mine.max_passes, mine.waiting_served_ratio, mine.max_waiting_steps) == (0.0, 0, 0.0, None)
+    assert (mine.chunked, mine.max_preemptions, mine.default_budget) == (True, None, None)
+    assert (mine.waste_target, mine.stall_target) == (None, None)
+
+
+def test_what_was_measured_is_this_default():
+    """The figures of README and of docs/policies.md are of these values."""
+    paged = POLICIES["paged"]
+    assert (paged.quantile, paged.quantile_range, paged.known_outputs) == (0.55, (0.2, 0.8), 32)
+    assert (paged.waste_target, paged.stall_target, paged.stall_limit) == (0.01, 0.01, 5)
+    assert (paged.max_passes, paged.max_preemptions, paged.watermark) == (4, 3, 0.02)
+    assert (POLICIES["tgi"].waiting_served_ratio, POLICIES["tgi"].max_waiting_steps) == (1.2, 20)
+
+
 def test_no_two_named_policies_are_the_same_combination():
     combinations = {tuple(msgspec.structs.asdict(policy).items())[2:-1] for policy in POLICIES.values()}
     assert len(combinations) == len(POLICIES)

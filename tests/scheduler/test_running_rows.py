@@ -80,6 +80,25 @@ def test_an_array_that_was_given_away_does_not_change():
     assert before.tolist() == [3, 1]
 
 
+@pytest.mark.parametrize(
+    ("asked", "holds"),
+    [
+        ([], True),
+        ([3, 1, 5], True),
+        ([5, 3], True),
+        ([1], True),
+        ([1, 1], False),
+        ([2], False),
+        ([6], False),
+        ([-1], False),
+    ],
+)
+def test_it_holds_rows_that_run_and_are_listed_once(asked, holds):
+    rows = RunningRows()
+    rows.join([3, 1, 5], at_end=True)
+    assert rows.holds(np.array(asked, np.int64), []) is holds
+
+
 def test_a_row_that_comes_again_is_not_taken_for_one_that_left():
     rows, state = RunningRows(), running(2, [3])
     rows.join([3, 4], at_end=True)
