@@ -36,7 +36,8 @@ def force_progress(state: State, step: Step) -> None:
         # Requests that are still in the way wait for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
-        may_try = not state.reservation.reserves and not state.running.num and not state.away.num
+        is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
+        may_try = is_alone and not state.reservation.reserves
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state, [request])
             admit(state, step, request)
