@@ -241,9 +241,9 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.reservation.take(state, request, sequence)
         if request.wants_load and _ask_for_load(state, step, request, row):
             continue
-        if request.num_live > 1:
+        if request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group looks for what this one computes, so it has to be placed first.
-            _place_early(state, step, request, row)
+            place_chunk(state, step, request, row)
     if request.is_new:
         state.stats.admitted += 1
         request.is_plain = request.is_new = False
@@ -252,11 +252,6 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         _add_debt(state, step, request)
         return
     _start(state, step, request, is_fresh=request.num_live == 1)
-
-
-def _place_early(state: State, step: Step, request: RequestState, row: int) -> None:
-    if step.budget > 0 and step.seats > 0:
-        place_chunk(state, step, request, row)
 
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:

@@ -79,7 +79,6 @@ class DecodesFirst(Composition):
     """Decodes, then chunks of prompts, as Dynamic SplitFuse does."""
 
     def ranked(self, todo: Counts) -> Counts:
-        """Decodes first."""
         is_decode = todo == 1
         return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
 
@@ -279,7 +278,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
     """
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((s for s in state.running if any(row in place for row in s.rows)), None)
-    for victim in list(victims(state)):
+    for victim in victims(state):
         if missing <= 0:
             return
         if victim is first:

@@ -43,19 +43,8 @@ class FewestBlocks(Victims):
     """Those that hold the fewest blocks first, and of equals the latest."""
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
-        """By the blocks that they hold."""
         num_blocks = state.manager.num_table_blocks
         return sorted(running, key=lambda request: sum(int(num_blocks[row]) for row in request.live_rows))
-
-
-def never(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
-    """All are dropped, and computed again."""
-    return False
-
-
-def always(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
-    """All go to the host."""
-    return True
 
 
 def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
@@ -66,18 +55,20 @@ def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
     return state.costs.swap(num_wanted) < lost
 
 
-def victims(state: State) -> Iterator[RequestState]:
+def victims(
+    state: State, may_give: Callable[[State, RequestState], bool] = lambda _, request: not request.is_bounded
+) -> Iterator[RequestState]:
     """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
-    policy's strategy. None that is placed in this batch, waits for a transfer, or has its worst case reserved."""
+    policy's strategy. None that is placed in this batch, or waits for a transfer. Each may be preempted when it comes."""
     for victim in reversed(list(state.away)):
-        if victim.status is Status.PAUSED and not victim.transfers and not victim.is_bounded:
+        if victim.status is Status.PAUSED and not victim.transfers and may_give(state, victim):
             yield victim
     is_placed = state.manager.is_placed
-    running = [
-        v for v in reversed(list(state.running)) if not v.is_bounded and not any(is_placed(row) for row in v.live_rows)
-    ]
-    yield from (v for v in running if v.follows is not None)
-    yield from state.victims.ranked(state, [v for v in running if v.follows is None])
+    running = [v for v in reversed(list(state.running)) if not any(is_placed(row) for row in v.live_rows)]
+    leading = state.victims.ranked(state, [v for v in running if v.follows is None])
+    for victim in (*(v for v in running if v.follows is not None), *leading):
+        if may_give(state, victim):
+            yield victim
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:

@@ -1,6 +1,6 @@
 """A step that would compute nothing, though a request could: the first in order that may gets what it needs.
 
-Knows that everyone else may be made to give up everything for it, and that a request alone in the pool which still does not
+Knows that all who may be victims may be made to give up everything for it, and that a request alone in the pool which still does not
 fit has outgrown it. Is asked only when nothing is in flight and nothing in transfer.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from paged.scheduler.admission import admit, bring_back
 from paged.scheduler.composition import allowance, place_chunk
 from paged.scheduler.ending import end_request
-from paged.scheduler.preemption import preempt
+from paged.scheduler.preemption import preempt, victims
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import blocks_to_enter, blocks_to_return
 from paged.scheduler.state import State, Step
@@ -36,7 +36,8 @@ def force_progress(state: State, step: Step) -> None:
         # Requests that are still in the way wait for tokens from the caller.
         fits = _clear(state, step, request, blocks_to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
-        may_try = not state.reservation.reserves and not state.running.num and not state.away.num
+        is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
+        may_try = is_alone and not state.reservation.reserves
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state, [request])
             admit(state, step, request)
@@ -78,18 +79,14 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _could_ever(state: State, request: RequestState) -> bool:
-    """Whether its next token would fit if everybody else who may gave up everything."""
-    kept: set[int] = set()
-    for other in (*state.running, *state.away):
-        if other is request or not _may_take_from(state, other):
-            for row in other.live_rows:
-                kept.update(state.manager.table(row).tolist())
+    """Whether its next token would fit if all others that may be victims gave up everything."""
+    givers = [other for other in victims(state, _may_give) if other is not request]
+    keepers = [other for other in (*state.running, *state.away) if other not in givers]
+    kept = {block for other in keepers for row in other.live_rows for block in state.manager.table(row).tolist()}
     return _needed_for_one(state, request) <= state.manager.num_blocks - len(kept)
 
 
-def _may_take_from(state: State, other: RequestState) -> bool:
-    if other.status is Status.LOADING or other.transfers:
-        return False
+def _may_give(state: State, other: RequestState) -> bool:
     if not other.is_bounded or not _todo(state, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
@@ -114,25 +111,19 @@ def _needed_for_one(state: State, request: RequestState) -> int:
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[State, RequestState], int]) -> bool:
-    """Take from everyone else, last in order first, until what the request needs is available.
+    """Take from other victims, in the order of all, until what the request needs is available.
 
     Asked afresh each time: a block that it shares with a victim is there for nothing until that victim gives it up.
     """
-    others = sorted((*state.running, *state.away), key=lambda other: other.order, reverse=True)
     may_move, step.may_move = step.may_move, False
-    for other in others:
+    for victim in victims(state, _may_give):
         missing = needed(state, request) - allowance(state, request)
-        if missing <= 0 and _has_place(state, request):
+        if missing <= 0 and state.reservation.has_place(state, request):
             break
-        if other is not request and _may_take_from(state, other):
-            preempt(state, step, other, max(missing, 0))
+        if victim is not request:
+            preempt(state, step, victim, max(missing, 0))
     step.may_move = may_move
-    return allowance(state, request) >= needed(state, request) and _has_place(state, request)
-
-
-def _has_place(state: State, request: RequestState) -> bool:
-    # One with rows has its own.
-    return bool(request.live_rows) or state.reservation.has_place(state, request)
+    return allowance(state, request) >= needed(state, request) and state.reservation.has_place(state, request)
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:

@@ -54,7 +54,7 @@ class Reservation:
         """These waiting requests, with which nothing runs, are a batch."""
 
     def has_place(self, state: State, request: RequestState) -> bool:
-        """Whether free blocks lie as a waiting request needs them."""
+        """Whether free blocks lie as a request needs them that has no rows yet; those that have are where they are."""
         return True
 
     def refusal(self, state: State, request: RequestState) -> NeverFits | None:
@@ -104,7 +104,6 @@ class Drawn(Reservation):
         return manager.num_blocks // num_sequences * manager.block_size
 
     def total_of(self, state: State, request: RequestState, sequence: int) -> int:
-        """What is reserved."""
         return self._total_of(state, request, sequence)
 
     def blocks_shared(self, state: State, num_sequences: int, prompt_len: int) -> int:
@@ -112,11 +111,9 @@ class Drawn(Reservation):
         return 0
 
     def take(self, state: State, request: RequestState, sequence: int) -> None:
-        """Draw them."""
         state.manager.reserve(request.rows[sequence], self.blocks_drawn(state, request, sequence))
 
     def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
-        """All that it reserves."""
         return state.blocks_for(self.total_of(state, request, sequence))
 
 
@@ -126,21 +123,17 @@ class Counted(Drawn):
     is_counted = True
 
     def take(self, state: State, request: RequestState, sequence: int) -> None:
-        """Note how many."""
         state.columns.reserved[request.rows[sequence]] = self.total_of(state, request, sequence)
 
     take_more = take
 
     def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
-        """None."""
         return 0
 
     def kept(self, state: State, rows: Rows) -> Counts:
-        """What it knows, or what it has reserved."""
         return np.maximum(state.manager.num_tokens[rows], state.columns.reserved[rows])
 
     def blocks_counted(self, state: State) -> int:
-        """By the rows' own notes."""
         rows = state.running_rows.array(state.running)
         return state.blocks_beyond(rows, state.columns.reserved[rows])
 

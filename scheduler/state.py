@@ -121,8 +121,7 @@ class State:
     ) -> None:
         self.manager = manager
         self.policy = policy
-        self.reservation, self.admission = strategies.reservation, strategies.admission
-        self.composition, self.victims = strategies.composition, strategies.victims
+        self.reservation, self.admission, self.composition, self.victims = strategies
         self.limits = limits
         self.costs = costs
         self.async_moves = async_moves

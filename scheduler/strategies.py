@@ -6,7 +6,7 @@ Does not know how any of them decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paged.scheduler.admission import Admission
 from paged.scheduler.composition import Composition, DecodesFirst
@@ -15,17 +15,16 @@ from paged.scheduler.modelled.lockstep import Lockstep
 from paged.scheduler.modelled.orca import InRegions, context, expected, expected_pow2
 from paged.scheduler.modelled.whole_batches import Longest, WholeBatches
 from paged.scheduler.policies import Policy
-from paged.scheduler.preemption import FewestBlocks, Victims, always, by_cost, never
+from paged.scheduler.preemption import FewestBlocks, Swaps, Victims, by_cost
 from paged.scheduler.reservations import Counted, Drawn, Reservation, most
 
 _ADMISSIONS = {"continuous": Admission, "whole": WholeBatches}
 _TOTALS = {"max": most, "expected": expected, "pow2": expected_pow2, "context": context}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
-_SWAPS = {"recompute": never, "swap": always, "cheapest": by_cost}
+_SWAPS: dict[str, Swaps] = {"recompute": lambda *_: False, "swap": lambda *_: True, "cheapest": by_cost}
 
 
-@dataclass(frozen=True, slots=True)
-class Strategies:
+class Strategies(NamedTuple):
     """What a policy combines."""
 
     reservation: Reservation

@@ -32,7 +32,6 @@ class Apart(Composition):
         self._num_steps = 0
 
     def compose(self, state: State, step: Step) -> None:
-        """Place prompts or decodes."""
         wants_in = bool(state.waiting.num or state.away.num)
         if wants_in and state.running.num and not _is_mid_prompt(state) and self._interrupts(state, step):
             state.admission.let_in(state, step)
@@ -51,11 +50,9 @@ class Apart(Composition):
         return np.where(todo > 1, wanted, 0) if (todo > 1).any() else wanted
 
     def skipped(self, num_steps: int) -> None:
-        """They decoded."""
         self._num_steps += num_steps
 
     def reason(self, state: State) -> str | None:
-        """Others decode."""
         if not state.running.num:
             return None
         bound = self._most_steps

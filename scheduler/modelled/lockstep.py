@@ -30,12 +30,10 @@ class Lockstep(Composition):
         self._first = 0
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
-        """Choose where its rows begin together."""
         known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
         self._first = max(known) if self._is_padded else min(known)
 
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        """Those that lag behind first, then a token each."""
         lacks = self._first - state.manager.num_launched[rows]
         is_behind = lacks > 0
         if is_behind.any():
@@ -43,7 +41,6 @@ class Lockstep(Composition):
         return np.minimum(todo, 1)
 
     def most(self, state: State, num_launched: int) -> int:
-        """Up to the batch's first position, or one."""
         return min(state.limits.max_chunk, max(self._first - num_launched, 1))
 
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:

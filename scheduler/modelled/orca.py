@@ -21,15 +21,12 @@ class InRegions(Drawn):
         self._regions = Regions(num_blocks)
 
     def capacity(self, manager: BlockManager, num_sequences: int) -> int:
-        """A region each."""
         return self._regions.largest(num_sequences) * manager.block_size
 
     def has_place(self, state: State, request: RequestState) -> bool:
-        """Whether a region for each sequence is free."""
         return self._regions.fits(self._sizes(state, request))
 
     def refusal(self, state: State, request: RequestState) -> NeverFits | None:
-        """An empty pool has no such regions."""
         num, num_blocks = request.num_live, state.manager.num_blocks
         each, largest = state.blocks_for(request.prompt_len + 1), self._regions.largest(num)
         if each <= largest:
@@ -42,16 +39,13 @@ class InRegions(Drawn):
         return NeverFits(message, needed=each, limit=largest, unit="blocks")
 
     def take(self, state: State, request: RequestState, sequence: int) -> None:
-        """A region, and blocks as many as it was asked for."""
         self._regions.take(request.rows[sequence], self.blocks_drawn(state, request, sequence))
         super().take(state, request, sequence)
 
     def give_back(self, row: int) -> None:
-        """Its region is free."""
         self._regions.give_back(row)
 
     def reason(self, state: State, request: RequestState, num_free: int) -> str | None:
-        """No region is large enough."""
         if self.has_place(state, request):
             return None
         sizes = self._sizes(state, request)
@@ -61,7 +55,6 @@ class InRegions(Drawn):
         )
 
     def violations(self, state: State) -> list[str]:
-        """Pieces that overlap, and rows without one."""
         found, rows = self._regions.check(), set(state.manager.live_rows.tolist())
         if self._regions.owners != rows:
             found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")

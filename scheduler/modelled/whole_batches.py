@@ -49,7 +49,6 @@ class WholeBatches(Admission):
         state.reservation.begin_batch(state, requests)
 
     def reason(self, state: State) -> str | None:
-        """A batch runs."""
         if not state.running.num:
             return None
         return f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
@@ -69,11 +68,9 @@ class Longest(Drawn):
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
     def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
-        """The same for each row."""
         return sum(request.num_live for request in requests) * state.blocks_for(_common_total(state, requests))
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
-        """Its rows are preallocated alike."""
         self._total = _common_total(state, requests)
 
 

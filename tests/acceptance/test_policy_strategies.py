@@ -1,5 +1,7 @@
 """A policy is data: a strategy that differs in one word decides differently."""
 
+import pytest
+
 from paged import BlockManager, Policy, Request, Scheduler
 
 
@@ -23,3 +25,16 @@ def test_the_latest_in_order_gives_way_first():
 
 def test_the_one_with_the_fewest_blocks_gives_way_first():
     assert first_victim("fewest_blocks") == "short"
+
+
+@pytest.mark.parametrize(("strategy", "first"), [("latest", "long"), ("fewest_blocks", "short")])
+def test_a_step_that_would_compute_nothing_asks_the_same_victims_first(strategy, first):
+    policy = Policy(name="mine", victim=strategy, take="whole", preemption="recompute")
+    scheduler = Scheduler(BlockManager(8, 1, prefix_caching=False), policy=policy)
+    scheduler.add(Request(id="short", prompt=[2, 2], max_tokens=6))
+    scheduler.add(Request(id="long", prompt=[3, 3, 3, 3], max_tokens=3))
+    # Told no token, both wait for append(), and hold six of the eight blocks.
+    scheduler.update(scheduler.schedule(), [], [0, 0])
+    scheduler.add(Request(id="new", prompt=[4, 4, 4, 4], max_tokens=1))
+    batch = scheduler.schedule()
+    assert (batch.preempted, batch.admitted) == (((first, "recompute"),), ("new",))
