@@ -103,18 +103,16 @@ class TrustedCalls(Views):
         """
         row = self._tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
-        if self._index is None or self._sharing is None:
+        if self._sharing is None:
             return row
-        self._index.open_path(row, root, reads=reads, writes=writes)
+        self._sharing.index.open_path(row, root, reads=reads, writes=writes)
         try:
             found = self._sharing.extend_hit(row, count=count)
         except MemoryError:
             self.close(row)
             raise
         if count and reads:
-            self._queries += 1
-            self._query_tokens += len(tokens)
-            self._recent.append((len(tokens), found))
+            self._count_lookup(len(tokens), found)
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
@@ -123,14 +121,13 @@ class TrustedCalls(Views):
         The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
-        tables, index, size = self._tables, self._index, self.block_size
-        row, num_tokens = tables.open(tokens), len(tokens)
+        sharing, size = self._sharing, self.block_size
+        row, num_tokens = self._tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
         computed = 0
-        if index is not None and self._sharing is not None:
-            self._queries += 1
-            self._query_tokens += num_tokens
+        if sharing is not None:
+            index = sharing.index
             key = root + tokens[:size].tobytes()
             if key not in index.runs and num_tokens >= size and most >= size:
                 index.open_run(row, index.open_path(row, root), key)
@@ -139,22 +136,19 @@ class TrustedCalls(Views):
                 if key in index.runs:
                     self._growth.evict_promised()
                     try:
-                        computed = self._sharing.extend_hit(row, first_is_known=True)
+                        computed = sharing.extend_hit(row, first_is_known=True)
                     except MemoryError:
                         self.close(row)
                         raise
-            self._recent.append((num_tokens, computed))
-        have, end = computed // size, computed + most
-        if end > num_tokens:
-            end = num_tokens
-        wanted = -(-end // size)
-        if wanted > have:
-            self._growth.promise(row, have, wanted - have)
-        tables.num_launched[row] = end
-        self._flights.composed.place(row, computed, end)
-        if index is not None and not index.is_lazy[row]:
-            self._begin_pending(index, row, end)
+            self._count_lookup(num_tokens, computed)
+        end = min(computed + most, num_tokens)
+        self._place_row(row, computed // size, computed, end)
         return row, computed, end - computed
+
+    def _count_lookup(self, num_tokens: int, found: int) -> None:
+        self._queries += 1
+        self._query_tokens += num_tokens
+        self._recent.append((num_tokens, found))
 
     def draw_promised(self) -> None:
         """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
@@ -283,9 +277,7 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
-        tables.num_launched[rows] = ends
-        self._flights.composed.place(rows, ends - counts, ends)
-        self._look_up_next(rows, ends)
+        self._put_in_flight(rows, ends - counts, ends)
         return moves
 
     def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
@@ -301,10 +293,32 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, len(short))
         if len(short):
             growth.promise_one_each(rows[short], have[short])
-        tables.num_launched[rows] = ends
-        self._flights.composed.place(rows, starts, ends)
-        self._look_up_next(rows, ends)
+        self._put_in_flight(rows, starts, ends)
         return moves
+
+    def place_one(self, row: int, count: int) -> Moves:
+        """`place` for one row."""
+        tables = self._tables
+        if self._growth.any_shared_tail:
+            return self.place(np.array([row]), np.array([count]))
+        start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
+        wanted = -(-(start + count) // self.block_size)
+        if wanted > have:
+            self._device.require(wanted - have)
+            tables.ensure_columns(wanted)
+        self._place_row(row, have, start, start + count)
+        self._growth.draw_promised()
+        return NO_MOVES
+
+    def _place_row(self, row: int, have: int, start: int, end: int) -> None:
+        """`place` for one row that has so many blocks and copies nothing; the blocks that it needs are there, and are promised."""
+        index, wanted = self._index, -(-end // self.block_size)
+        if wanted > have:
+            self._growth.promise(row, have, wanted - have)
+        self._tables.num_launched[row] = end
+        self._flights.composed.place(row, start, end)
+        if index is not None and not index.is_lazy[row]:
+            self._begin_pending(index, row, end)
 
     @property
     def may_skip(self) -> bool:
@@ -395,8 +409,11 @@ class TrustedCalls(Views):
         if self._index is not None:
             self._index.batch = number
 
-    def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Rows that are not lazy were put in flight up to `ends` tokens."""
+    def _put_in_flight(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """These rows, whose blocks are theirs or promised, are launched from `starts` to `ends`; those that are not lazy look up what
+        comes next."""
+        self._tables.num_launched[rows] = ends
+        self._flights.composed.place(rows, starts, ends)
         index = self._index
         if index is not None and index.num_attentive:
             places = index.attentive(rows).tolist()
@@ -413,22 +430,6 @@ class TrustedCalls(Views):
             # First of all: what is evicted is known no more, and this row computes it for others, too.
             self._growth.evict_promised()
             index.begin_pending(row, end)
-
-    def place_one(self, row: int, count: int) -> Moves:
-        """`place` for one row."""
-        tables = self._tables
-        if self._growth.any_shared_tail:
-            return self.place(np.array([row]), np.array([count]))
-        have = int(tables.num_blocks[row])
-        end = int(tables.num_launched[row]) + count
-        wanted = -(-end // self.block_size)
-        if wanted > have:
-            self._growth.draw_for(row, have, wanted)
-        tables.num_launched[row] = end
-        self._flights.composed.place(row, end - count, end)
-        if self._index is not None and not self._index.is_lazy[row]:
-            self._begin_pending(self._index, row, end)
-        return NO_MOVES
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. The
