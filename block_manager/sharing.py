@@ -17,7 +17,7 @@ from paged.block_manager.growth import Growth
 from paged.block_manager.offload import Offload
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import Match, PrefixIndex
-from paged.block_manager.runs import Run
+from paged.block_manager.runs import Segment, first_of
 from paged.block_manager.tables import Tables
 from paged.block_manager.tiers import Tiers
 
@@ -39,16 +39,6 @@ def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tier
     tables.fall_back(row, keep * tables.block_size)
     growth.give_back(row, keep)
     tables.reserved[row] = min(int(tables.reserved[row]), keep)
-
-
-def first_of(segments: list[tuple[Run, int, int]], num_blocks: int) -> list[tuple[Run, int, int]]:
-    """The first so many nodes of segments (run, offset, count)."""
-    found: list[tuple[Run, int, int]] = []
-    for run, offset, count in segments:
-        if num_blocks > 0:
-            found.append((run, offset, min(count, num_blocks)))
-        num_blocks -= count
-    return found
 
 
 class Sharing:
@@ -141,7 +131,7 @@ class Sharing:
             self.hit_tokens += match.num_blocks * size
         return match.num_blocks * size
 
-    def _load(self, row: int, segments: list[tuple[Run, int, int]], room: int | None) -> int:
+    def _load(self, row: int, segments: list[Segment], room: int | None) -> int:
         """The row gets device blocks for nodes that follow its own and that only the host has; they are copied there. Returns the
         tokens won."""
         index, tables, device, offload = self.index, self._tables, self._device, self._offload
