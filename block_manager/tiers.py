@@ -34,7 +34,10 @@ class Tiers:
         self.tails: dict[int, Blocks] = {}
 
     def host_blocks_wanted(self, rows: Rows, keep: int) -> int:
-        """Host blocks that swap_out of these rows would draw."""
+        """Host blocks that swap_out of these rows would draw. Closes their open runs: nodes of closed ones go as nodes."""
+        if self._index is not None:
+            for row in rows.tolist():
+                self._index.close_run(row)
         private: set[int] = set()
         # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
         newly_pinned: set[int] = set()
@@ -71,9 +74,6 @@ class Tiers:
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
-        for row in rows.tolist():
-            if self._index is not None:
-                self._index.close_run(row)
         self._host.require(self.host_blocks_wanted(rows, keep))
         copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []

@@ -463,7 +463,7 @@ class TrustedCalls(Views):
         self._growth.give_back(row, max(keep, int(tables.reserved[row])))
 
     def _note_shared_tail(self, row: int) -> None:
-        """The row's last block, full a moment ago, may be partial now and others' as well."""
+        """The row's last block may be partial now and others' as well: full a moment ago, or on the host."""
         tables = self._tables
         column, offset = divmod(tables.num_launched.item(row), self.block_size)
         if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:

@@ -28,14 +28,8 @@ class MoveCalls(StretchCalls):
         before = self._tables.num_blocks[rows]
         moves = self._tiers.swap_in(rows)
         for row, start in zip(rows.tolist(), before.tolist(), strict=True):
-            stop = int(self._tables.num_blocks[row])
             self._growth.note(row, start)
-            if (
-                self._tables.num_launched[row] % self.block_size
-                and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
-            ):
-                self._tables.shares_tail[row] = True
-                self._growth.any_shared_tail = True
+            self._note_shared_tail(row)
         return moves
 
     def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
@@ -43,9 +37,6 @@ class MoveCalls(StretchCalls):
 
         Closes the rows' open runs, as a preemption of either kind does.
         """
-        if self._index is not None:
-            for row in rows:
-                self._index.close_run(row)
         return self._tiers.host_blocks_wanted(np.array(rows, np.int64), keep)
 
     def blocks_to_return(self, rows: list[int]) -> int:
