@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.errors import InvalidConfig
 from paged.block_manager.events import EventLog
 from paged.block_manager.flights import Flight, Flights, Share
 from paged.block_manager.growth import NO_CHANGES, Growth, TableChanges
@@ -82,7 +81,6 @@ class TrustedCalls(Views):
             else None
         )
         self._batch = 1
-        self._is_claimed = False
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
         # No row knows more tokens than this.
@@ -140,7 +138,10 @@ class TrustedCalls(Views):
                         raise
             self._count_lookup(num_tokens, computed)
         end = min(computed + most, num_tokens)
-        self._place_row(row, computed // size, computed, end)
+        have, wanted = computed // size, -(-end // size)
+        if wanted > have:
+            self._growth.promise(row, have, wanted - have)
+        self._launch_one(row, computed, end)
         return row, computed, end - computed
 
     def _count_lookup(self, num_tokens: int, found: int) -> None:
@@ -212,7 +213,7 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
-        self._put_in_flight(rows, ends - counts, ends)
+        self._launch(rows, ends - counts, ends)
         return moves
 
     def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
@@ -228,7 +229,7 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, len(short))
         if len(short):
             growth.promise_one_each(rows[short], have[short])
-        self._put_in_flight(rows, starts, ends)
+        self._launch(rows, starts, ends)
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
@@ -239,21 +240,9 @@ class TrustedCalls(Views):
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self._device.require(wanted - have)
-            tables.ensure_columns(wanted)
-        self._place_row(row, have, start, start + count)
-        self._growth.draw_promised()
+            self._growth.draw_for(row, have, wanted)
+        self._launch_one(row, start, start + count)
         return NO_MOVES
-
-    def _place_row(self, row: int, have: int, start: int, end: int) -> None:
-        """`place` for one row that has so many blocks and copies nothing; the blocks that it needs are there, and are promised."""
-        index, wanted = self._index, -(-end // self.block_size)
-        if wanted > have:
-            self._growth.promise(row, have, wanted - have)
-        self._tables.num_launched[row] = end
-        self._flights.composed.place(row, start, end)
-        if index is not None and not index.is_lazy[row]:
-            self._begin_pending(index, row, end)
 
     def _begin_batch(self, number: int) -> None:
         self._batch = number
@@ -262,9 +251,17 @@ class TrustedCalls(Views):
         if self._index is not None:
             self._index.batch = number
 
-    def _put_in_flight(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """These rows, whose blocks are theirs or promised, are launched from `starts` to `ends`; those that are not lazy look up what
-        comes next."""
+    def _launch_one(self, row: int, start: int, end: int) -> None:
+        """`_launch` of one row."""
+        index = self._index
+        self._tables.num_launched[row] = end
+        self._flights.composed.place(row, start, end)
+        if index is not None and not index.is_lazy[row]:
+            self._begin_pending(index, row, end)
+
+    def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """The batch computes these rows, whose blocks are theirs or promised, from `starts` to `ends`; those that are not lazy look up
+        what comes next."""
         self._tables.num_launched[rows] = ends
         self._flights.composed.place(rows, starts, ends)
         index = self._index
@@ -490,12 +487,6 @@ class TrustedCalls(Views):
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
         self._tables.reserved[row] = reserved
         self._growth.give_back(row, max(-(-int(self._tables.num_launched[row]) // self.block_size), reserved))
-
-    def claim(self) -> None:
-        """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""
-        if self._is_claimed or len(self.live_rows):
-            raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
-        self._is_claimed = True
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
