@@ -19,9 +19,8 @@ from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownCont
 from paged.block_manager.events import Event, EventLog
 from paged.block_manager.free_list import Blocks
 from paged.block_manager.retention import Pin
-from paged.block_manager.runs import Run
-from paged.block_manager.sharing import first_of
-from paged.block_manager.trusted import TrustedCalls
+from paged.block_manager.runs import Segment, first_of
+from paged.block_manager.trusted_content import TrustedContentCalls
 
 
 class Hit(NamedTuple):
@@ -33,7 +32,7 @@ class Hit(NamedTuple):
     host_tokens: int = 0
 
 
-class ContentCalls(TrustedCalls):
+class ContentCalls(TrustedContentCalls):
     """What a caller may ask of content, and ask for it."""
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
@@ -124,7 +123,7 @@ class ContentCalls(TrustedCalls):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
         return set() if self._index is None else inspection.contents(self._index, self.block_size, tier)
 
-    def _cached_prefix(self, tokens: Any, namespace: Any) -> list[tuple[Run, int, int]]:
+    def _cached_prefix(self, tokens: Any, namespace: Any) -> list[Segment]:
         """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
         array, index = self._prompt(tokens), self._index
         root, data, limit = root_prefix(namespace), array.tobytes(), len(array) // self.block_size

@@ -43,8 +43,8 @@ class Growth:
         self._drawn: TableChanges | None = None
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
-        # Blocks that tables are to get in one draw: each (rows, their columns, how many rows), or (row, first column, how many
-        # blocks). In all `num_promised`.
+        # Blocks that tables are to get in one draw: each (rows, their columns, how many of both), columns of one row rising, or (row,
+        # first column, how many blocks). In all `num_promised`.
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
         # Changes are noted from the first call of take_changes on.
@@ -66,44 +66,36 @@ class Growth:
 
     def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
-        tables = self._tables
         if len(rows) == 1:
-            self.draw_for(int(rows[0]), int(have[0]), int(wanted[0]))
+            self.draw_for(rows.item(0), have.item(0), wanted.item(0))
             return
         counts = wanted - have
         total = int(counts.sum())
-        self._device.require(total)
-        tables.ensure_columns(int(wanted.max()))
-        stops = counts.cumsum()
-        columns = rising_from(have, counts)
-        entry_rows = np.repeat(rows, counts)
-        blocks = self._device.draw(total)
-        tables.blocks[0, entry_rows, columns] = blocks
-        tables.num_blocks[rows] = wanted
-        tables.slot_base[rows] = (blocks[stops - 1] - wanted + 1) * tables.block_size
-        if self._is_watched:
-            self._note(entry_rows, columns, blocks)
+        self._device.require(self.num_promised + total)
+        # Before anything is promised: there may be no memory for the table.
+        self._tables.ensure_columns(int(wanted.max()))
+        self.promise(rows.repeat(counts), rising_from(have, counts), total)
+        self.draw_promised()
 
     def draw_for(self, row: int, have: int, wanted: int) -> None:
-        """Draw blocks so that the row has `wanted` instead of `have`, fewer. Raises OutOfBlocks, changing nothing."""
-        self._device.require(wanted - have)
-        # Before the draw: there may be no memory for the table, and what was drawn would be no one's.
+        """`draw` for one row."""
+        self._device.require(self.num_promised + wanted - have)
         self._tables.ensure_columns(wanted)
-        self.write(row, have, self._device.draw(wanted - have))
+        self.promise(row, have, wanted - have)
+        self.draw_promised()
 
     def promise_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
         """Each of these rows, whose tables end before `columns`, gets a block by the next `draw_promised`.
 
         Raises OutOfBlocks, changing nothing.
         """
-        count = len(rows)
-        self._device.require(self.num_promised + count)
-        self._promised.append((rows, columns, count))
-        self.num_promised += count
+        self._device.require(self.num_promised + len(rows))
+        self.promise(rows, columns, len(rows))
 
-    def promise(self, row: int, column: int, count: int) -> None:
-        """The row, whose table ends before `column`, gets so many blocks by the next `draw_promised`; they are there."""
-        self._promised.append((row, column, count))
+    def promise(self, rows: Rows | int, columns: NDArray[np.int64] | int, count: int) -> None:
+        """The row, whose table ends before column `columns`, gets so many blocks by the next `draw_promised`, or each of these places
+        one, rising in a row; they are there."""
+        self._promised.append((rows, columns, count))
         self.num_promised += count
 
     def evict_promised(self) -> None:
@@ -117,7 +109,14 @@ class Growth:
         if not total:
             return
         entry_rows, entry_columns, _ = promised[0]
-        if len(promised) > 1 or isinstance(entry_rows, int):
+        if len(promised) == 1 and isinstance(entry_rows, int):
+            # As a prompt comes alone: a slice is written faster than places.
+            tables.ensure_columns(entry_columns + total)
+            blocks = self._device.draw(total)
+            self._promised, self.num_promised = [], 0
+            self.write(entry_rows, entry_columns, blocks)
+            return
+        if len(promised) > 1:
             entry_rows, entry_columns = self._entries(promised, total)
         blocks = self._device.draw(total)
         try:
@@ -138,6 +137,7 @@ class Growth:
                 tables.num_blocks[rows] = end = columns + count
                 tables.slot_base[rows] = (blocks.item(stop - 1) - end + 1) * tables.block_size
             else:
+                # Of a row that gets several the last one stays.
                 tables.num_blocks[rows] = columns + 1
                 tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
 

@@ -7,6 +7,7 @@ eviction take them. Knows runs and the host pool. Does not know why a node is th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,12 +98,10 @@ class HostResidence:
     def _nodes_in(self, blocks: Blocks) -> list[Stretch]:
         """The nodes in these blocks, in their order."""
         found: list[Stretch] = []
-        runs = self._host.run[blocks].tolist()
-        last, start = len(runs) - 1, 0
-        for i, run in enumerate(runs):
-            if i < last and runs[i + 1] is run:
-                continue
-            mine, start = blocks[start : i + 1], i + 1
+        start = 0
+        for run, same in groupby(self._host.run[blocks].tolist()):
+            mine = blocks[start : start + len(list(same))]
+            start += len(mine)
             stop = int((run.host == mine[0]).argmax()) + 1
             first = stop - len(mine)
             if first >= 0 and run.host[first:stop].tobytes() == mine[::-1].tobytes():

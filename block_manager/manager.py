@@ -83,6 +83,13 @@ class BlockManager(ContentCalls, Uncopyable):
                 f"host_caching keeps content in host blocks; got host_blocks {host_blocks}, prefix_caching {prefix_caching}."
             )
         super().__init__(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self._is_claimed = False
+
+    def claim(self) -> None:
+        """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""
+        if self._is_claimed or len(self.live_rows):
+            raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
+        self._is_claimed = True
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.

@@ -17,9 +17,7 @@ from paged.block_manager.free_list import Blocks, Stretch
 from paged.block_manager.host_residence import HostResidence
 from paged.block_manager.moves import NO_MOVES, NO_PAIRS, Moves, Pairs
 from paged.block_manager.pool import Pool
-from paged.block_manager.runs import Run
-
-Segment = tuple[Run, int, int]
+from paged.block_manager.runs import Run, Segment
 
 # A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
 _STRETCHES = 64

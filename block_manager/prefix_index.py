@@ -11,6 +11,7 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from paged.block_manager.flights import Flight, Flights
 from paged.block_manager.free_list import Blocks, Stretch, Taken
 from paged.block_manager.host_residence import HostResidence
 from paged.block_manager.pool import Pool
-from paged.block_manager.runs import Path, Run
+from paged.block_manager.runs import Path, Run, Segment
 from paged.block_manager.tables import Rows, Tables
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 class Match(NamedTuple):
     """What a lookup found: segments (run, offset, count), blocks in all, and the first block that is only pending (-1: none)."""
 
-    segments: list[tuple[Run, int, int]]
+    segments: list[Segment]
     num_blocks: int
     first_pending: int
 
@@ -170,9 +171,7 @@ class PrefixIndex:
             num_blocks += count
         return Match(segments, num_blocks, first_pending)
 
-    def match_on_host(
-        self, path: Path | None, root: bytes, data: bytes, limit: int, match: Match
-    ) -> list[tuple[Run, int, int]]:
+    def match_on_host(self, path: Path | None, root: bytes, data: bytes, limit: int, match: Match) -> list[Segment]:
         """What continues a match, of which nothing is pending, and has a host block only: segments (run, offset, count)."""
         run, at = (None, -1) if path is None else (path.run, path.at)
         if match.segments:
@@ -189,13 +188,13 @@ class PrefixIndex:
         block: int,
         limit: int,
         num_usable: Callable[[Run, int], int],
-    ) -> list[tuple[Run, int, int]]:
+    ) -> list[Segment]:
         """Segments (run, offset, count) of the nodes that come after (`run`, `at`) with the tokens of `data` from `block` to `limit` - 1.
 
         `num_usable` says how many nodes of a run, from one of them on, may be among them.
         """
         size = self.block_bytes
-        segments: list[tuple[Run, int, int]] = []
+        segments: list[Segment] = []
         while block < limit:
             if run is not None:
                 count = min(num_usable(run, at + 1), limit - block)
@@ -225,7 +224,7 @@ class PrefixIndex:
         parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def step_on(self, row: int, last: tuple[Run, int, int], num_blocks: int) -> None:
+    def step_on(self, row: int, last: Segment, num_blocks: int) -> None:
         """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are (run, offset, count)."""
         path = self.paths[row]
         run, offset, count = last
@@ -625,15 +624,10 @@ class PrefixIndex:
     def _nodes_in(self, blocks: Blocks, stops: dict[Run, int]) -> list[Stretch]:
         """The nodes in these blocks, which are evicted in this order; `stops`: by run, the first of those that leave before them."""
         found: list[Stretch] = []
-        runs = self._device.run[blocks].tolist()
-        last, count = len(runs) - 1, 0
-        for i, run in enumerate(runs):
-            count += 1
-            if i == last or runs[i + 1] is not run:
-                stop = stops.get(run, run.num_device)
-                stops[run] = stop - count
-                found.append((run, stop - count, stop))
-                count = 0
+        for run, same in groupby(self._device.run[blocks].tolist()):
+            stop = stops.get(run, run.num_device)
+            stops[run] = first = stop - len(list(same))
+            found.append((run, first, stop))
         return found
 
     def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:

@@ -18,9 +18,7 @@ from paged.block_manager.errors import InvalidConfig, UnknownPin
 from paged.block_manager.free_list import Blocks
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Run
-
-Segment = tuple[Run, int, int]
+from paged.block_manager.runs import Run, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,6 @@ class Retentions:
         # The runs of each retention that ends, by number, last one first; (when, number) in order, of pins, too.
         self._until: dict[int, list[Run]] = {}
         self._ends: list[tuple[float, int]] = []
-
-    @property
-    def num_pins(self) -> int:
-        """Pins that hold."""
-        return len(self._pins)
 
     def pin(self, segments: list[Segment], until: float | None) -> Pin:
         """Hold each node of a prefix where it resides: on the device, and where it does not, on the host."""

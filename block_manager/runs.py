@@ -15,6 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+# Consecutive nodes of a run: the first one, and how many.
+Segment = tuple["Run", int, int]
+
 
 class Run:
     """One edge of the content tree.
@@ -142,9 +145,9 @@ class Path:
             at, run = run.at, run.parent
         self.run, self.at, self.published = run, at - drop, keep
 
-    def segments(self, first: int) -> list[tuple[Run, int, int]]:
+    def segments(self, first: int) -> list[Segment]:
         """The nodes of blocks `first` to `published` as (run, offset, count), in order; the path has no open run."""
-        found: list[tuple[Run, int, int]] = []
+        found: list[Segment] = []
         run: Run | None = self.run
         at, stop = self.at, self.published
         while run is not None and stop > first:
@@ -154,3 +157,13 @@ class Path:
             at, run = run.at, run.parent
         found.reverse()
         return found
+
+
+def first_of(segments: list[Segment], num_nodes: int) -> list[Segment]:
+    """The first so many nodes of segments, all of them if there are fewer."""
+    found: list[Segment] = []
+    for run, offset, count in segments:
+        if num_nodes > 0:
+            found.append((run, offset, min(count, num_nodes)))
+        num_nodes -= count
+    return found

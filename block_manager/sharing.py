@@ -17,7 +17,7 @@ from paged.block_manager.growth import Growth
 from paged.block_manager.offload import Offload
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import Match, PrefixIndex
-from paged.block_manager.runs import Run
+from paged.block_manager.runs import Segment, first_of
 from paged.block_manager.tables import Tables
 from paged.block_manager.tiers import Tiers
 
@@ -41,16 +41,6 @@ def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tier
     tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
 
-def first_of(segments: list[tuple[Run, int, int]], num_blocks: int) -> list[tuple[Run, int, int]]:
-    """The first so many nodes of segments (run, offset, count)."""
-    found: list[tuple[Run, int, int]] = []
-    for run, offset, count in segments:
-        if num_blocks > 0:
-            found.append((run, offset, min(count, num_blocks)))
-        num_blocks -= count
-    return found
-
-
 class Sharing:
     """Takes hits, publishes, switches and rolls back. Counts hit tokens: `hit_tokens`, and of them `pending_hit_tokens` and `host_hit_tokens`."""
 
@@ -68,7 +58,7 @@ class Sharing:
         self._flights = flights
         self._offload = offload
         self._device = device
-        self._index = index
+        self.index = index
         self._growth = growth
         self._tiers = tiers
         # By the batch for which they were found: when it has run, so have all that they depend on.
@@ -84,7 +74,7 @@ class Sharing:
         Does nothing for a row in flight, nor for one with blocks beyond its nodes: what it has computed itself it need not find. With
         `first_is_known` the caller has seen that some run begins with the row's first block.
         """
-        index, tables = self._index, self._tables
+        index, tables = self.index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
@@ -120,7 +110,7 @@ class Sharing:
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
         """The row, which has `have` blocks, shares what was found on the device. Returns the tokens won."""
-        index, tables, size = self._index, self._tables, self._tables.block_size
+        index, tables, size = self.index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
             # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
             self._growth.draw_promised()
@@ -141,10 +131,10 @@ class Sharing:
             self.hit_tokens += match.num_blocks * size
         return match.num_blocks * size
 
-    def _load(self, row: int, segments: list[tuple[Run, int, int]], room: int | None) -> int:
+    def _load(self, row: int, segments: list[Segment], room: int | None) -> int:
         """The row gets device blocks for nodes that follow its own and that only the host has; they are copied there. Returns the
         tokens won."""
-        index, tables, device, offload = self._index, self._tables, self._device, self._offload
+        index, tables, device, offload = self.index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
         num_blocks = min(sum(count for _, _, count in segments), device.num_available)
@@ -169,8 +159,8 @@ class Sharing:
 
     def publish(self, row: int) -> None:
         """The row's confirmed full blocks become nodes; a duplicate of one that is on the device already is given back."""
-        for column, run, at in self._index.publish(row):
-            self._switch(row, column, self._index.device_block(run, at))
+        for column, run, at in self.index.publish(row):
+            self._switch(row, column, self.index.device_block(run, at))
 
     def _switch(self, row: int, column: int, block: int) -> None:
         """Every table that names the row's block at `column`, a duplicate of `block`, names that one instead."""
@@ -190,7 +180,7 @@ class Sharing:
 
     def cut_sharers(self, flight: Flight) -> None:
         """Rows that share what the batch, the latest one, was to compute give up their tables from the first such node on."""
-        lost = self._index.nodes_lost(flight)
+        lost = self.index.nodes_lost(flight)
         if not lost:
             return
         starts = {share.row: share.start for share in flight.shares(self._tables)}
@@ -198,7 +188,7 @@ class Sharing:
             row = sharer.row
             if self._tables.uid[row] != sharer.uid:
                 continue
-            column = self._index.first_on(row, lost)
+            column = self.index.first_on(row, lost)
             # What a row was to compute itself falls back with its own share.
             if column >= 0 and (row not in starts or column < starts[row] // self._tables.block_size):
                 self._cut(sharer, column)
@@ -207,7 +197,7 @@ class Sharing:
         row = sharer.row
         self._lost_hits.setdefault(row, 0)
         if sharer.is_counted:
-            lost = (self._index.paths[row].published - column) * self._tables.block_size
+            lost = (self.index.paths[row].published - column) * self._tables.block_size
             self.hit_tokens -= lost
             self.pending_hit_tokens -= lost
             self._lost_hits[row] += lost
@@ -242,8 +232,8 @@ class Sharing:
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
-        self._index.close_run(row)
-        self._index.paths[row].truncate(keep)
+        self.index.close_run(row)
+        self.index.paths[row].truncate(keep)
         truncate_table(tables, self._flights, self._growth, self._tiers, row, keep)
 
     def is_unconfirmed(self, row: int) -> bool:

@@ -15,7 +15,7 @@ from paged.block_manager.moves import Moves, pairs_of
 from paged.block_manager.offload import Offload
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Run
+from paged.block_manager.runs import Segment, first_of
 from paged.block_manager.tables import Rows, Tables
 
 
@@ -34,8 +34,10 @@ class Tiers:
         self.tails: dict[int, Blocks] = {}
 
     def host_blocks_wanted(self, rows: Rows, keep: int) -> int:
-        """Host blocks that swap_out of these rows would draw."""
-        wanted = 0
+        """Host blocks that swap_out of these rows would draw. Closes their open runs: nodes of closed ones go as nodes."""
+        if self._index is not None:
+            for row in rows.tolist():
+                self._index.close_run(row)
         private: set[int] = set()
         # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
         newly_pinned: set[int] = set()
@@ -49,8 +51,7 @@ class Tiers:
                     elif self._host.num_refs(block) == 0:
                         newly_pinned.add(block)
             private.update(self._private_blocks(row, keep).tolist())
-        wanted += len(nodes) + len(private) + len(newly_pinned)
-        return wanted
+        return len(nodes) + len(private) + len(newly_pinned)
 
     def device_blocks_wanted(self, rows: Rows) -> int:
         """Device blocks that swap_in of these rows would take from what is available.
@@ -73,9 +74,6 @@ class Tiers:
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
-        for row in rows.tolist():
-            if self._index is not None:
-                self._index.close_run(row)
         self._host.require(self.host_blocks_wanted(rows, keep))
         copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
@@ -130,19 +128,14 @@ class Tiers:
         # Tail first, so that the host evicts children before parents, too.
         self._host.release(tail[::-1].astype(np.int64))
 
-    def _nodes(self, row: int, keep: int) -> list[tuple[Run, int, int]]:
+    def _nodes(self, row: int, keep: int) -> list[Segment]:
         """The row's nodes on the device from column `keep` on; what is on the host already stands behind them."""
         if self._index is None:
             return []
-        room = int(self._tables.num_blocks[row]) - keep
-        found: list[tuple[Run, int, int]] = []
-        for run, offset, count in self._index.paths[row].segments(keep):
-            if room > 0:
-                found.append((run, offset, min(count, room)))
-            room -= count
-        of_forks = self._index.nodes_of_forks(row)
-        stands_before = self._index.paths[row].published
-        return found + [(run, at, 1) for run, at in of_forks[max(0, keep - stands_before) :]]
+        path = self._index.paths[row]
+        found = first_of(path.segments(keep), int(self._tables.num_blocks[row]) - keep)
+        of_forks = self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
+        return found + [(run, at, 1) for run, at in of_forks]
 
     def _offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""

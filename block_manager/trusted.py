@@ -1,22 +1,19 @@
 """The memory layer's calls that trust their caller: what a scheduler makes in every step.
 
 Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. A caller that is not sure takes
-the calls of BlockManager, which check first and come here then. Knows everything below; does not know who calls.
+the calls of BlockManager, which check first and come here then. Knows everything below, and a step from its first row to its end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.errors import InvalidConfig
 from paged.block_manager.events import EventLog
 from paged.block_manager.flights import Flight, Flights, Share
-from paged.block_manager.free_list import Blocks
 from paged.block_manager.growing import rising_from
 from paged.block_manager.growth import NO_CHANGES, Growth, TableChanges
 from paged.block_manager.moves import NO_MOVES, Moves
@@ -25,7 +22,7 @@ from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
 from paged.block_manager.retention import Retentions
 from paged.block_manager.sharing import Sharing
-from paged.block_manager.stats import WINDOW, HitFigures
+from paged.block_manager.stats import WINDOW
 from paged.block_manager.tables import Rows, Tables
 from paged.block_manager.tiers import Tiers
 from paged.block_manager.views import Views
@@ -85,7 +82,6 @@ class TrustedCalls(Views):
             else None
         )
         self._batch = 1
-        self._is_claimed = False
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
         # No row knows more tokens than this.
@@ -104,18 +100,16 @@ class TrustedCalls(Views):
         """
         row = self._tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
-        if self._index is None or self._sharing is None:
+        if self._sharing is None:
             return row
-        self._index.open_path(row, root, reads=reads, writes=writes)
+        self._sharing.index.open_path(row, root, reads=reads, writes=writes)
         try:
             found = self._sharing.extend_hit(row, count=count)
         except MemoryError:
             self.close(row)
             raise
         if count and reads:
-            self._queries += 1
-            self._query_tokens += len(tokens)
-            self._recent.append((len(tokens), found))
+            self._count_lookup(len(tokens), found)
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
@@ -124,14 +118,13 @@ class TrustedCalls(Views):
         The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
-        tables, index, size = self._tables, self._index, self.block_size
-        row, num_tokens = tables.open(tokens), len(tokens)
+        sharing, size = self._sharing, self.block_size
+        row, num_tokens = self._tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
         computed = 0
-        if index is not None and self._sharing is not None:
-            self._queries += 1
-            self._query_tokens += num_tokens
+        if sharing is not None:
+            index = sharing.index
             key = root + tokens[:size].tobytes()
             if key not in index.runs and num_tokens >= size and most >= size:
                 index.open_run(row, index.open_path(row, root), key)
@@ -140,22 +133,22 @@ class TrustedCalls(Views):
                 if key in index.runs:
                     self._growth.evict_promised()
                     try:
-                        computed = self._sharing.extend_hit(row, first_is_known=True)
+                        computed = sharing.extend_hit(row, first_is_known=True)
                     except MemoryError:
                         self.close(row)
                         raise
-            self._recent.append((num_tokens, computed))
-        have, end = computed // size, computed + most
-        if end > num_tokens:
-            end = num_tokens
-        wanted = -(-end // size)
+            self._count_lookup(num_tokens, computed)
+        end = min(computed + most, num_tokens)
+        have, wanted = computed // size, -(-end // size)
         if wanted > have:
             self._growth.promise(row, have, wanted - have)
-        tables.num_launched[row] = end
-        self._flights.composed.place(row, computed, end)
-        if index is not None and not index.is_lazy[row]:
-            self._begin_pending(index, row, end)
+        self._launch_one(row, computed, end)
         return row, computed, end - computed
+
+    def _count_lookup(self, num_tokens: int, found: int) -> None:
+        self._queries += 1
+        self._query_tokens += num_tokens
+        self._recent.append((num_tokens, found))
 
     def draw_promised(self) -> None:
         """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
@@ -166,75 +159,12 @@ class TrustedCalls(Views):
         """Blocks that can be drawn beyond those that are promised."""
         return self._device.num_available - self._growth.num_promised
 
-    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
-        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
-
-        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. What only the host has is
-        loaded into `room` blocks at most (None: as many as can be drawn).
-        """
-        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count, room=room)
-
-    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
-        last; the rest is computed. Without it all is loaded."""
-        if self._offload is not None:
-            self._offload.is_worth_loading = is_worth_loading
-
     def take_moves(self) -> Moves:
         """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
 
         Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
         """
         return NO_MOVES if self._offload is None else self._offload.take_moves()
-
-    def give_to_host(self, rows: Rows, keep: int) -> Moves:
-        """`swap_out` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
-        return self._tiers.swap_out(rows, keep)
-
-    def take_from_host(self, rows: Rows) -> Moves:
-        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
-        rows = rows[self._tables.is_swapped[rows]]
-        before = self._tables.num_blocks[rows]
-        moves = self._tiers.swap_in(rows)
-        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
-            stop = int(self._tables.num_blocks[row])
-            self._growth.note(row, start)
-            if (
-                self._tables.num_launched[row] % self.block_size
-                and self._device.num_refs(self._tables.blocks[0, row, stop - 1]) > 1
-            ):
-                self._tables.shares_tail[row] = True
-                self._growth.any_shared_tail = True
-        return moves
-
-    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
-        return self._index is not None and self._index.has_first(root, tokens[: self.block_size].tobytes())
-
-    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
-        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
-
-        With `confirmed`, only those that no batch is still computing. Changes nothing.
-        """
-        index, size = self._index, self.block_size
-        if index is None or not self.has_first(tokens, root):
-            return 0
-        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // size)
-        blocks = index.blocks_of(match)
-        if confirmed and match.first_pending >= 0:
-            blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._device.state[blocks] > 0))
-
-    def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether what some row computes next may be what follows the cached prefix of these tokens: it ends where an open run does."""
-        index = self._index
-        if index is None or not self.has_first(tokens, root):
-            return False
-        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
-        if not match.segments:
-            return True
-        run, offset, count = match.segments[-1]
-        return run.row >= 0 and offset + count >= index.confirmed_length(run)
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
@@ -287,9 +217,7 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
         if len(short):
             growth.draw(rows[short], have[short], wanted)
-        tables.num_launched[rows] = ends
-        self._flights.composed.place(rows, ends - counts, ends)
-        self._look_up_next(rows, ends)
+        self._launch(rows, ends - counts, ends)
         return moves
 
     def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
@@ -305,92 +233,20 @@ class TrustedCalls(Views):
             moves = growth.copy_shared_tails(rows, len(short))
         if len(short):
             growth.promise_one_each(rows[short], have[short])
-        tables.num_launched[rows] = ends
-        self._flights.composed.place(rows, starts, ends)
-        self._look_up_next(rows, ends)
+        self._launch(rows, starts, ends)
         return moves
 
-    @property
-    def may_skip(self) -> bool:
-        """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
-        return not self._growth.any_shared_tail and self._offload is None and self.retentions.next_end == np.inf
-
-    def go_alone(self, rows: Rows) -> bool:
-        """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
-        another row of their batch, as long as no block is looked up (`most_decodes`)."""
-        index, num_blocks = self._index, self._tables.num_blocks
-        return index is None or not any(index.may_find_next(row, num_blocks.item(row)) for row in rows.tolist())
-
-    def most_decodes(self, rows: Rows, limit: int) -> int:
-        """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
-        them has to look a full block up."""
-        tables, index, size = self._tables, self._index, self.block_size
-        computed = tables.num_computed[rows]
-        if index is not None and index.num_attentive:
-            asking = index.attentive(rows)
-            if len(asking):
-                limit = min(limit, size - 1 - int((computed[asking] % size).max()))
-        if limit < 1:
-            return 0
-        spare = tables.num_blocks[rows] * size - computed
-        available = self.num_unpromised
-        if int(spare.max()) < size:
-            # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
-            rounds, place = divmod(available, len(rows))
-            return min(limit, rounds * size + int(np.partition(spare, place)[place]))
-        # Mostly there is room for all of them: that is asked first.
-        least, most, middle = 0, limit, limit
-        while least < most:
-            if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
-                least = middle
-            else:
-                most = middle - 1
-            middle = (least + most + 1) // 2
-        return least
-
-    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """`place_decodes`, `commit`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
-        of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
-        they can. Returns the blocks that each batch drew, int64 [k]."""
-        tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
-        computed = tables.num_computed[rows]
-        have = tables.num_blocks[rows].astype(np.int64)
-        # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
-        first = have * size - computed
-        counts = -(-np.maximum(num_steps - first, 0) // size)
-        places = np.repeat(np.arange(len(rows)), counts)
-        nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
-        steps = first[places] + nth * size
-        order = np.argsort(steps, kind="stable")
-        places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
-        self._longest = int(tables.num_tokens.max()) + num_steps
-        tables.ensure_tokens(self._longest + 1)
-        start = self._batch
-        if len(steps):
-            self._draw_ahead(rows[places], columns, start + steps)
-        self._begin_batch(start + num_steps)
-        tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
-        rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
-        tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
-        tables.num_tokens[rows] = ends + num_steps
-        tables.last_token[rows] = tokens[:, -1]
-        return np.bincount(steps, minlength=num_steps)
-
-    def _draw_ahead(self, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
-        """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
-
-        A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
-        """
-        device = self._device
-        evicted, first = device.num_evicted, int(batches[0])
-        self._begin_batch(first)
-        self._growth.promise_one_each(rows, columns)
-        self._growth.draw_promised()
-        if count := device.num_evicted - evicted:
-            later = int(batches[-count:].sum()) - count * first
-            device.idle_steps += later
-            if self._index is not None:
-                self._index.lifetime_steps += later
+    def place_one(self, row: int, count: int) -> Moves:
+        """`place` for one row."""
+        tables = self._tables
+        if self._growth.any_shared_tail:
+            return self.place(np.array([row]), np.array([count]))
+        start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
+        wanted = -(-(start + count) // self.block_size)
+        if wanted > have:
+            self._growth.draw_for(row, have, wanted)
+        self._launch_one(row, start, start + count)
+        return NO_MOVES
 
     def _begin_batch(self, number: int) -> None:
         self._batch = number
@@ -399,8 +255,19 @@ class TrustedCalls(Views):
         if self._index is not None:
             self._index.batch = number
 
-    def _look_up_next(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Rows that are not lazy were put in flight up to `ends` tokens."""
+    def _launch_one(self, row: int, start: int, end: int) -> None:
+        """`_launch` of one row."""
+        index = self._index
+        self._tables.num_launched[row] = end
+        self._flights.composed.place(row, start, end)
+        if index is not None and not index.is_lazy[row]:
+            self._begin_pending(index, row, end)
+
+    def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """The batch computes these rows, whose blocks are theirs or promised, from `starts` to `ends`; those that are not lazy look up
+        what comes next."""
+        self._tables.num_launched[rows] = ends
+        self._flights.composed.place(rows, starts, ends)
         index = self._index
         if index is not None and index.num_attentive:
             places = index.attentive(rows).tolist()
@@ -417,22 +284,6 @@ class TrustedCalls(Views):
             # First of all: what is evicted is known no more, and this row computes it for others, too.
             self._growth.evict_promised()
             index.begin_pending(row, end)
-
-    def place_one(self, row: int, count: int) -> Moves:
-        """`place` for one row."""
-        tables = self._tables
-        if self._growth.any_shared_tail:
-            return self.place(np.array([row]), np.array([count]))
-        have = int(tables.num_blocks[row])
-        end = int(tables.num_launched[row]) + count
-        wanted = -(-end // self.block_size)
-        if wanted > have:
-            self._growth.draw_for(row, have, wanted)
-        tables.num_launched[row] = end
-        self._flights.composed.place(row, end - count, end)
-        if self._index is not None and not self._index.is_lazy[row]:
-            self._begin_pending(self._index, row, end)
-        return NO_MOVES
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
@@ -598,8 +449,8 @@ class TrustedCalls(Views):
 
     def _publish(self, row: int) -> None:
         # A swapped row has no device block that could carry a node.
-        if not self._tables.is_swapped[row]:
-            self.publish(row)
+        if self._sharing is not None and not self._tables.is_swapped[row]:
+            self._sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
         """The batch, the latest that is out, did not run: rows fall back to where it began, pending nodes are withdrawn.
@@ -639,7 +490,7 @@ class TrustedCalls(Views):
         self._growth.give_back(row, max(keep, int(tables.reserved[row])))
 
     def _note_shared_tail(self, row: int) -> None:
-        """The row's last block, full a moment ago, may be partial now and others' as well."""
+        """The row's last block may be partial now and others' as well: full a moment ago, or on the host."""
         tables = self._tables
         column, offset = divmod(tables.num_launched.item(row), self.block_size)
         if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
@@ -662,79 +513,10 @@ class TrustedCalls(Views):
             self._growth.release(row, 0, min(first, num_blocks))
         tables.close(row)
 
-    def hold(self, blocks: Blocks) -> None:
-        """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
-        self._device.keep(blocks)
-
-    def release_held(self, blocks: Blocks) -> None:
-        """Give back what `hold` took."""
-        self._device.let_go(blocks)
-
-    def hold_host(self, blocks: Blocks) -> None:
-        """One more reference to each of these host blocks, which are pinned or carry content."""
-        self._host.keep(blocks)
-
-    def release_held_host(self, blocks: Blocks) -> None:
-        """Give back what `hold_host` took."""
-        self._host.let_go(blocks)
-
-    def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
-        if self._index is None:
-            return
-        last = self._index.last_node(row)
-        if last is None:
-            return
-        if until is None or until > self.retentions.now:
-            self.retentions.retain([(*last, 1)], level, until)
-
-    def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
-        """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.
-
-        Closes the rows' open runs, as a preemption of either kind does.
-        """
-        if self._index is not None:
-            for row in rows:
-                self._index.close_run(row)
-        return self._tiers.host_blocks_wanted(np.array(rows, np.int64), keep)
-
-    def blocks_to_return(self, rows: list[int]) -> int:
-        """Device blocks that `swap_in` of these rows would take from what is available."""
-        return self._tiers.device_blocks_wanted(np.array(rows, np.int64))
-
-    def num_host_tail(self, row: int) -> int:
-        """Host blocks that the row pins."""
-        return len(self._tiers.tails.get(row, ()))
-
-    def host_tail(self, row: int) -> Blocks:
-        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int64 [n]."""
-        tail = self._tiers.tails.get(row)
-        return np.empty(0, np.int64) if tail is None else tail.copy()
-
-    def publish(self, row: int) -> None:
-        """KV of the row's first tokens came from elsewhere (`set_computed`): its full blocks become nodes."""
-        if self._sharing is not None:
-            self._sharing.publish(row)
-
-    def is_unconfirmed(self, row: int) -> bool:
-        """Whether the row shares a block that a batch which has not ended is still computing."""
-        return self._sharing is not None and self._sharing.is_unconfirmed(row)
-
-    def set_computed(self, row: int, num_computed: int) -> None:
-        """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
-        self._tables.set_progress(row, num_computed)
-        self.publish(row)
-
     def shrink(self, row: int, reserved: int) -> None:
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
         self._tables.reserved[row] = reserved
         self._growth.give_back(row, max(-(-int(self._tables.num_launched[row]) // self.block_size), reserved))
-
-    def claim(self) -> None:
-        """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""
-        if self._is_claimed or len(self.live_rows):
-            raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
-        self._is_claimed = True
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
@@ -743,12 +525,3 @@ class TrustedCalls(Views):
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
         self._growth.put_back_changes(TableChanges(rows, columns, blocks))
-
-    def hit_figures(self) -> HitFigures:
-        """The lookups' figures, at no cost."""
-        sharing = self._sharing
-        if sharing is None:
-            return HitFigures()
-        return HitFigures(
-            self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
-        )

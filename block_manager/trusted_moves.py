@@ -1,0 +1,75 @@
+"""Rows that go to the host and come back, and blocks that transfers hold: calls that trust their caller, as those of a step do.
+
+Knows both tiers. Does not know why a row is swapped, nor what a copy costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from paged.block_manager.free_list import Blocks
+from paged.block_manager.moves import Moves
+from paged.block_manager.tables import Rows
+from paged.block_manager.trusted_stretches import StretchCalls
+
+
+class MoveCalls(StretchCalls):
+    """Swap, what it would take, and references beyond the tables."""
+
+    def give_to_host(self, rows: Rows, keep: int) -> Moves:
+        """`swap_out` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        return self._tiers.swap_out(rows, keep)
+
+    def take_from_host(self, rows: Rows) -> Moves:
+        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        rows = rows[self._tables.is_swapped[rows]]
+        before = self._tables.num_blocks[rows]
+        moves = self._tiers.swap_in(rows)
+        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
+            self._growth.note(row, start)
+            self._note_shared_tail(row)
+        return moves
+
+    def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
+        """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.
+
+        Closes the rows' open runs, as a preemption of either kind does.
+        """
+        return self._tiers.host_blocks_wanted(np.array(rows, np.int64), keep)
+
+    def blocks_to_return(self, rows: list[int]) -> int:
+        """Device blocks that `swap_in` of these rows would take from what is available."""
+        return self._tiers.device_blocks_wanted(np.array(rows, np.int64))
+
+    def num_host_tail(self, row: int) -> int:
+        """Host blocks that the row pins."""
+        return len(self._tiers.tails.get(row, ()))
+
+    def host_tail(self, row: int) -> Blocks:
+        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int64 [n]."""
+        tail = self._tiers.tails.get(row)
+        return np.empty(0, np.int64) if tail is None else tail.copy()
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
+        last; the rest is computed. Without it all is loaded."""
+        if self._offload is not None:
+            self._offload.is_worth_loading = is_worth_loading
+
+    def hold(self, blocks: Blocks) -> None:
+        """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
+        self._device.keep(blocks)
+
+    def release_held(self, blocks: Blocks) -> None:
+        """Give back what `hold` took."""
+        self._device.let_go(blocks)
+
+    def hold_host(self, blocks: Blocks) -> None:
+        """One more reference to each of these host blocks, which are pinned or carry content."""
+        self._host.keep(blocks)
+
+    def release_held_host(self, blocks: Blocks) -> None:
+        """Give back what `hold_host` took."""
+        self._host.let_go(blocks)
