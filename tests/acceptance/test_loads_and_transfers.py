@@ -41,6 +41,15 @@ def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make
     assert step(scheduler).tokens == {"runs": 1, "loads": 16}
 
 
+@pytest.mark.parametrize("policy", ["vllm", "tgi", "static"])
+def test_only_blocks_of_tokens_that_exist_elsewhere_are_loaded_into(make_scheduler, request_of, policy):
+    scheduler = make_scheduler(9, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("loads", 20, max_tokens=4, num_computed=6))
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() == [0, 4]
+    scheduler.update(batch, [])
+
+
 @pytest.mark.parametrize(("policy", "kept"), [("vllm", 1), ("trtllm-guaranteed-no-evict", 1), ("tgi", 6)])
 def test_blocks_for_what_did_not_arrive_go_back_unless_all_were_drawn_at_once(
     make_scheduler, request_of, step, policy, kept
