@@ -87,6 +87,8 @@ def test_a_row_that_came_back_goes_on_behind_what_it_samples_in_both_its_lives(m
     batches = [(first, [7, 7]), (second, [7]), (third, [8]), (fourth, [9]), (fifth, [10])]
     outputs = [told(scheduler.update(batch, tokens)) for batch, tokens in batches]
     assert outputs == [[("b", [token], None)] if token else [] for token in (7, 0, 8, 9, 10)]
+    # Of its four blocks it shared three with its first life, and computed the last one again.
+    assert scheduler.stats().recomputed_tokens == 16
 
 
 def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
