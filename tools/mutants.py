@@ -220,7 +220,8 @@ def page(document: dict[str, Any]) -> str:
         "",
         f"{killed} of {counted} mutants killed ({share:.1%}), {len(same)} more compute the same as the source.",
         f"Seed {document['seed']} on commit {document['commit']}; Python {document['python']}; "
-        f"{os.cpu_count()} cores; {document['seconds'] / 60:.0f} minutes.",
+        f"{os.cpu_count()} cores; {document['seconds'] / 60:.0f} minutes. "
+        f"{document['taken_over']} of those killed are of an earlier run.",
         "",
         "```",
         document["command"],
@@ -243,17 +244,19 @@ def page(document: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(out: Path, results: list[dict[str, object]], seed: int, seconds: float) -> None:
-    """The results so far as `out`.md and `out`.json."""
+def about(seed: int) -> dict[str, Any]:
+    """What the results are of."""
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    document = {
+    return {
         "command": " ".join(["python tools/mutants.py", *sys.argv[1:]]),
         "seed": seed,
         "commit": subprocess.run(described, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip(),
         "python": platform.python_version(),
-        "seconds": seconds,
-        "results": results,
     }
+
+
+def write(out: Path, document: dict[str, Any]) -> None:
+    """The results so far as `out`.md and `out`.json."""
     out.with_suffix(".md").write_text(page(document), encoding="utf-8")
     out.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -274,9 +277,11 @@ def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object
         why = known.get((mutant.path, mutant.removed, mutant.added))
         folder = free.get()
         try:
-            result = tried(mutant, folder, suite) | ({} if why is None else {"why": why})
+            result = tried(mutant, folder, suite)
         finally:
             free.put(folder)
+        if why is not None and result["by"] is None:
+            result["why"] = why
         with guard:
             results.append(result)
             if result["by"] is None and why is None:
@@ -309,7 +314,9 @@ def main() -> None:
     if asked.list:
         print("\n\n".join(mutant.diff for mutant in mutants))
         return
-    begun, before = time.monotonic(), killed_before(asked.out) if asked.again else {}
+    # Now: what is written may be a file of the repository.
+    begun, of = time.monotonic(), about(asked.seed)
+    before = killed_before(asked.out) if asked.again else {}
     taken_over = [before[mutant.diff] for mutant in mutants if mutant.diff in before]
     so_far: list[dict[str, object]] = taken_over
 
@@ -320,7 +327,8 @@ def main() -> None:
         print(f"{len(so_far)} of {len(mutants)} tried, {killed} of {counted} killed", flush=True)
         if asked.out is not None:
             # After each one: what was found so far outlives an interruption.
-            write(asked.out, so_far, asked.seed, time.monotonic() - begun)
+            document = {**of, "seconds": time.monotonic() - begun, "taken_over": len(taken_over), "results": so_far}
+            write(asked.out, document)
 
     hunt([mutant for mutant in mutants if mutant.diff not in before], asked.jobs, told)
     killed, counted, share = score(so_far)
