@@ -195,10 +195,13 @@ def stage(result: dict[str, object]) -> str:
     return by.split("/")[1] if by.startswith("tests/") else by if by == "time" else "import"
 
 
-def equivalents() -> dict[tuple[str, str, str], str]:
-    """Why a change computes the same, by path, removed and added lines."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", [])
-    return {(each["path"], each["removed"], each["added"]): each["why"] for each in listed}
+def why_the_same(mutant: Mutant) -> str | None:
+    """Why this change computes the same, if it is listed: by path, removed and added lines, and `beside`, a line next to them."""
+    for each in tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", []):
+        if (each["path"], each["removed"], each["added"]) == (mutant.path, mutant.removed, mutant.added):
+            if each.get("beside", "") in mutant.diff:
+                return str(each["why"])
+    return None
 
 
 def score(results: list[dict[str, object]]) -> tuple[int, int, float]:
@@ -270,12 +273,11 @@ def killed_before(out: Path) -> dict[str, dict[str, object]]:
 def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object]]], None]) -> None:
     """Try them all, so many at once; after each one, all results so far are told."""
     results: list[dict[str, object]] = []
-    known, guard = equivalents(), threading.Lock()
+    guard = threading.Lock()
     free: SimpleQueue[Path] = SimpleQueue()
 
     def one(mutant: Mutant) -> None:
-        why = known.get((mutant.path, mutant.removed, mutant.added))
-        folder = free.get()
+        why, folder = why_the_same(mutant), free.get()
         try:
             result = tried(mutant, folder, suite)
         finally:
