@@ -198,9 +198,9 @@ def stage(result: dict[str, object]) -> str:
 def why_the_same(mutant: Mutant) -> str | None:
     """Why this change computes the same, if it is listed: by path, removed and added lines, and `beside`, a line next to them."""
     for each in tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", []):
-        if (each["path"], each["removed"], each["added"]) == (mutant.path, mutant.removed, mutant.added):
-            if each.get("beside", "") in mutant.diff:
-                return str(each["why"])
+        is_this = (each["path"], each["removed"], each["added"]) == (mutant.path, mutant.removed, mutant.added)
+        if is_this and each.get("beside", "") in mutant.diff:
+            return str(each["why"])
     return None
 
 
