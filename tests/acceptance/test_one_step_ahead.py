@@ -91,6 +91,19 @@ def test_a_row_that_came_back_goes_on_behind_what_it_samples_in_both_its_lives(m
     assert scheduler.stats().recomputed_tokens == 16
 
 
+def test_what_was_appended_is_no_output_of_one_that_gave_its_row_back(make_scheduler, request_of):
+    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160)
+    scheduler.add(request_of("a", 63, max_tokens=5))
+    scheduler.add(request_of("b", 48, max_tokens=5, min_tokens=2, eos_token_id=9))
+    scheduler.update(scheduler.schedule(), [7], counts=[1, 0])
+    scheduler.append("b", range(100, 116))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    # Its first output is a stop id that does not count yet.
+    assert told(scheduler.update(first, [7, 9])) == [("a", [7], None), ("b", [9], None)]
+    scheduler.update(second, [7])
+
+
 def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
     scheduler, first, second = pair
     assert told(scheduler.update(first, [9, 6])) == [("a", [9], "stop"), ("b", [6], None)]
