@@ -138,7 +138,7 @@ def failure(folder: Path, arguments: Sequence[str], patience: float, examples: i
         status, said = pytest(folder, sorted({test.partition("::")[0] for test in arguments}), patience, examples)
     if not status:
         return None
-    if status == -1 or re.search(r"^Timeout \(", said, re.M):
+    if status == -1 or re.search(r"Timeout \(\d", said):
         return "time"
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
     return found[1] if found else (said.strip().splitlines() or [f"status {status}"])[-1]

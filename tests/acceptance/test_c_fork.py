@@ -305,3 +305,16 @@ def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_a
     assert manager.num_launched[[row, child]].tolist() == [4, 4]
     manager.swap_in([row, child])
     assert (manager.num_used, manager.host_used) == (1, 0)
+
+
+def test_C8_copies_for_several_that_fit_only_one_by_one_change_nothing(make_manager, fill):
+    manager = make_manager(3, 4)
+    row = fill(manager, range(6))
+    rows = [row, manager.fork(row), manager.fork(row)]
+    for each in rows:
+        manager.append(each, [each])
+    before = manager.snapshot()
+    # Two of the three need a copy, and one block is free.
+    with pytest.raises(OutOfBlocks):
+        manager.allocate(rows, [1, 1, 1])
+    assert manager.snapshot() == before
