@@ -213,3 +213,9 @@ def test_a_row_that_comes_back_waits_to_hear_how_many_of_its_drafts_were_right(m
     assert [(output.id, output.token_ids) for output in outputs] == [("b", [5, 8])]
     scheduler.update(second, [7])
     assert scheduler.schedule().seq_lens.tolist() == [65]
+
+
+def test_drafts_cannot_be_changed():
+    drafts = Drafts(np.array([0]), np.array([1]), np.array([5], np.int32))
+    with pytest.raises(AttributeError):
+        drafts.counts = np.array([2])
