@@ -64,7 +64,7 @@ soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (ten minutes on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)
 
-mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways, and see which changes no test notices (two hours)
+mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways, and see which changes no test notices (an hour on two cores)
 	@$(BIN)/python tools/mutants.py --out benchmarks/results/mutants
 
 clean: ## remove .venv, builds and caches

@@ -138,7 +138,7 @@ def failure(folder: Path, arguments: Sequence[str], patience: float, examples: i
         status, said = pytest(folder, sorted({test.partition("::")[0] for test in arguments}), patience, examples)
     if not status:
         return None
-    if status == -1 or re.search(r"^Timeout \(", said, re.M):
+    if status == -1 or re.search(r"Timeout \(\d", said):
         return "time"
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
     return found[1] if found else (said.strip().splitlines() or [f"status {status}"])[-1]
@@ -195,10 +195,13 @@ def stage(result: dict[str, object]) -> str:
     return by.split("/")[1] if by.startswith("tests/") else by if by == "time" else "import"
 
 
-def equivalents() -> dict[tuple[str, str, str], str]:
-    """Why a change computes the same, by path, removed and added lines."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", [])
-    return {(each["path"], each["removed"], each["added"]): each["why"] for each in listed}
+def why_the_same(mutant: Mutant) -> str | None:
+    """Why this change computes the same, if it is listed: by path, removed and added lines, and `beside`, a line next to them."""
+    for each in tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", []):
+        is_this = (each["path"], each["removed"], each["added"]) == (mutant.path, mutant.removed, mutant.added)
+        if is_this and each.get("beside", "") in mutant.diff:
+            return str(each["why"])
+    return None
 
 
 def score(results: list[dict[str, object]]) -> tuple[int, int, float]:
@@ -220,7 +223,8 @@ def page(document: dict[str, Any]) -> str:
         "",
         f"{killed} of {counted} mutants killed ({share:.1%}), {len(same)} more compute the same as the source.",
         f"Seed {document['seed']} on commit {document['commit']}; Python {document['python']}; "
-        f"{os.cpu_count()} cores; {document['seconds'] / 60:.0f} minutes.",
+        f"{os.cpu_count()} cores; {document['seconds'] / 60:.0f} minutes. "
+        f"{document['taken_over']} of those killed are of an earlier run.",
         "",
         "```",
         document["command"],
@@ -243,17 +247,19 @@ def page(document: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(out: Path, results: list[dict[str, object]], seed: int, seconds: float) -> None:
-    """The results so far as `out`.md and `out`.json."""
+def about(seed: int) -> dict[str, Any]:
+    """What the results are of."""
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    document = {
+    return {
         "command": " ".join(["python tools/mutants.py", *sys.argv[1:]]),
         "seed": seed,
         "commit": subprocess.run(described, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip(),
         "python": platform.python_version(),
-        "seconds": seconds,
-        "results": results,
     }
+
+
+def write(out: Path, document: dict[str, Any]) -> None:
+    """The results so far as `out`.md and `out`.json."""
     out.with_suffix(".md").write_text(page(document), encoding="utf-8")
     out.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -267,16 +273,17 @@ def killed_before(out: Path) -> dict[str, dict[str, object]]:
 def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object]]], None]) -> None:
     """Try them all, so many at once; after each one, all results so far are told."""
     results: list[dict[str, object]] = []
-    known, guard = equivalents(), threading.Lock()
+    guard = threading.Lock()
     free: SimpleQueue[Path] = SimpleQueue()
 
     def one(mutant: Mutant) -> None:
-        why = known.get((mutant.path, mutant.removed, mutant.added))
-        folder = free.get()
+        why, folder = why_the_same(mutant), free.get()
         try:
-            result = tried(mutant, folder, suite) | ({} if why is None else {"why": why})
+            result = tried(mutant, folder, suite)
         finally:
             free.put(folder)
+        if why is not None and result["by"] is None:
+            result["why"] = why
         with guard:
             results.append(result)
             if result["by"] is None and why is None:
@@ -309,7 +316,9 @@ def main() -> None:
     if asked.list:
         print("\n\n".join(mutant.diff for mutant in mutants))
         return
-    begun, before = time.monotonic(), killed_before(asked.out) if asked.again else {}
+    # Now: what is written may be a file of the repository.
+    begun, of = time.monotonic(), about(asked.seed)
+    before = killed_before(asked.out) if asked.again else {}
     taken_over = [before[mutant.diff] for mutant in mutants if mutant.diff in before]
     so_far: list[dict[str, object]] = taken_over
 
@@ -320,7 +329,8 @@ def main() -> None:
         print(f"{len(so_far)} of {len(mutants)} tried, {killed} of {counted} killed", flush=True)
         if asked.out is not None:
             # After each one: what was found so far outlives an interruption.
-            write(asked.out, so_far, asked.seed, time.monotonic() - begun)
+            document = {**of, "seconds": time.monotonic() - begun, "taken_over": len(taken_over), "results": so_far}
+            write(asked.out, document)
 
     hunt([mutant for mutant in mutants if mutant.diff not in before], asked.jobs, told)
     killed, counted, share = score(so_far)

@@ -230,3 +230,14 @@ def test_A19_a_snapshot_that_is_equal_to_itself_sees_every_change(make_manager, 
         change()
         assert manager.snapshot() not in seen
         seen.append(manager.snapshot())
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("call", ["reserve", "allocate"])
+def test_A6_what_is_refused_does_not_widen_the_tables(make_manager, call, num_rows):
+    manager = make_manager(8, 4)
+    rows = [manager.add(range(1000 * number, 1000 * number + 400)) for number in range(num_rows)]
+    width = manager.block_tables.shape[1]
+    with pytest.raises(OutOfBlocks):
+        getattr(manager, call)(rows, [400] * num_rows)
+    assert manager.block_tables.shape[1] == width

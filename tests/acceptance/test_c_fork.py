@@ -248,6 +248,14 @@ def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_m
     manager.swap_out([child])
 
 
+@pytest.mark.parametrize("length", [3, 4, 6, 8, 9])
+def test_C2_a_fork_stands_on_the_content_that_its_parent_stands_on(make_manager, fill, length):
+    manager = make_manager(8, 4)
+    row = fill(manager, range(length))
+    assert manager.block_hashes(manager.fork(row)) == manager.block_hashes(row)
+    assert len(manager.block_hashes(row)) == length // 4
+
+
 def test_C9_forks_that_left_and_returned_together_share_their_partial_block_until_one_writes(make_manager, fill):
     manager = make_manager(8, 4, host_blocks=4)
     row = fill(manager, range(6))
@@ -297,3 +305,16 @@ def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_a
     assert manager.num_launched[[row, child]].tolist() == [4, 4]
     manager.swap_in([row, child])
     assert (manager.num_used, manager.host_used) == (1, 0)
+
+
+def test_C8_copies_for_several_that_fit_only_one_by_one_change_nothing(make_manager, fill):
+    manager = make_manager(3, 4)
+    row = fill(manager, range(6))
+    rows = [row, manager.fork(row), manager.fork(row)]
+    for each in rows:
+        manager.append(each, [each])
+    before = manager.snapshot()
+    # Two of the three need a copy, and one block is free.
+    with pytest.raises(OutOfBlocks):
+        manager.allocate(rows, [1, 1, 1])
+    assert manager.snapshot() == before

@@ -195,3 +195,27 @@ def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_
     # The third block did not lie beside the second one, in which the seventh token is the third.
     assert (table, scheduler.check()) == ([0, 1], [])
     assert scheduler.schedule().slot_mapping[0] == 4 * table[1] + 2
+
+
+def test_a_row_that_comes_back_waits_to_hear_how_many_of_its_drafts_were_right(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 16, policy="vllm", max_tokens_per_step=160)
+    scheduler.add(request_of("a", 63, max_tokens=9))
+    scheduler.add(request_of("b", 62, max_tokens=9))
+    scheduler.update(scheduler.schedule(), [7, 7])
+    first = scheduler.schedule(drafts={"b": [5]})
+    second = scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    scheduler.abort("a")
+    third = scheduler.schedule()
+    # Whether it goes on behind one token or behind two is not known before the first update.
+    assert third.is_empty
+    outputs = scheduler.update(first, [7, 5, 8], counts=[1, 2])
+    assert [(output.id, output.token_ids) for output in outputs] == [("b", [5, 8])]
+    scheduler.update(second, [7])
+    assert scheduler.schedule().seq_lens.tolist() == [65]
+
+
+def test_drafts_cannot_be_changed():
+    drafts = Drafts(np.array([0]), np.array([1]), np.array([5], np.int32))
+    with pytest.raises(AttributeError):
+        drafts.counts = np.array([2])

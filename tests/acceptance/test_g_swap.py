@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Admission, OutOfBlocks, RowSwapped, UnknownRow
+from paged import Admission, OutOfBlocks, Policy, RowSwapped, UnknownRow
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):
@@ -289,3 +289,14 @@ def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_
     with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
         manager.swap_out([row])
     assert manager.snapshot() == before
+
+
+def test_G8_a_requests_usage_counts_its_blocks_both_ways(make_scheduler, request_of, run):
+    policy = Policy(name="swaps", take="tail", preemption="swap")
+    scheduler = make_scheduler(6, 4, host_blocks=6, policy=policy, prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 12, max_tokens=3))
+    usage = {id: output.usage for taken in run(scheduler) for id, output in taken.outputs.items() if output.usage}
+    stats = scheduler.stats()
+    assert stats.swapped_out_blocks == stats.swapped_in_blocks > 0
+    assert (usage["a"].swapped_blocks, usage["b"].swapped_blocks) == (0, 2 * stats.swapped_in_blocks)

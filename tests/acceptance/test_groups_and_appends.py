@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+
+from paged import NeverFits
 
 
 def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, request_of, step, scheduled):
@@ -137,3 +140,15 @@ def test_a_sequence_that_waits_for_its_caller_is_computed_again_and_its_row_samp
     assert sorted(batch.rows.tolist()) == sorted(rows)
     assert batch.samples.tolist() == [True, True]
     scheduler.update(batch, [7, 7])
+
+
+@pytest.mark.parametrize(("prompt_len", "num_blocks"), [(3, 2), (4, 4), (5, 3), (8, 5), (9, 4)])
+def test_a_group_needs_the_full_blocks_before_its_last_prompt_token_once(
+    make_scheduler, request_of, run, prompt_len, num_blocks
+):
+    with pytest.raises(NeverFits, match=f"needs {num_blocks} blocks"):
+        make_scheduler(num_blocks - 1, 4).add(request_of("group", prompt_len, max_tokens=1, num_sequences=2))
+    scheduler = make_scheduler(num_blocks, 4)
+    scheduler.add(request_of("group", prompt_len, max_tokens=1, num_sequences=2))
+    run(scheduler)
+    assert scheduler.stats().output_tokens == 2

@@ -67,6 +67,18 @@ def test_a_hit_on_the_host_goes_on_from_one_prompts_content_to_anothers(make_man
     manager.free([row])
 
 
+def test_a_hit_on_the_host_comes_back_as_far_as_there_is_room(make_manager, serve, fill):
+    manager = make_manager(5, 4, host_blocks=16, host_caching=True)
+    branched = [*A[:8], *B]
+    for tokens in (A, branched, list(range(200, 220))):
+        serve(manager, tokens)
+    fill(manager, range(300, 308))
+    row = manager.add([*branched, 1])
+    # Three blocks are available: for two of the first prompt, and one of the other.
+    assert (manager.num_computed[row], manager.num_available) == (12, 0)
+    manager.take_moves()
+
+
 def test_of_a_hit_on_the_host_too_one_token_is_always_computed(make_manager, serve):
     manager = make_manager(8, 4, host_blocks=24, host_caching=True)
     for tokens in ([7] * 8, [7] * 20, [7] * 32, list(range(200, 232))):

@@ -261,3 +261,28 @@ def test_I21_every_change_of_a_table_is_told_once(make_scheduler, request_of, st
     table = scheduler.manager.table(scheduler.rows_of("a")[0]).tolist()
     assert [block for _, _, block in told] == table
     assert [column for _, column, _ in told] == list(range(len(table)))
+
+
+def test_I17_a_row_that_has_its_last_token_in_flight_keeps_its_seat_until_its_batch_ends(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4, max_sequences=1)
+    scheduler.add(request_of("a", 4, max_tokens=1))
+    scheduler.add(request_of("b", 4, max_tokens=1))
+    first = scheduler.schedule()
+    assert (first.ids.tolist(), scheduler.schedule().is_empty) == (["a"], True)
+    scheduler.update(first, [7])
+    assert scheduler.schedule().ids.tolist() == ["b"]
+
+
+def test_I17_rows_that_wait_for_their_caller_take_no_seat_and_others_do(make_scheduler, request_of):
+    scheduler = make_scheduler(20, 4, max_sequences=2)
+    for name in ("waits", "last", "next", "late"):
+        scheduler.add(request_of(name, 4, max_tokens=2 if name == "last" else 9))
+    scheduler.update(scheduler.schedule(), [7], counts=[0, 1])
+    second = scheduler.schedule()
+    assert second.ids.tolist() == ["last", "next"]
+    # "last" has its last token in flight, so only "next" has one to go; nobody else may come in beside these two.
+    third = scheduler.schedule()
+    assert third.ids.tolist() == ["next"]
+    scheduler.update(second, [7, 7])
+    scheduler.update(third, [7])
+    assert scheduler.schedule().ids.tolist() == ["next", "late"]

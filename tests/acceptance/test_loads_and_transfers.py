@@ -41,6 +41,15 @@ def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make
     assert step(scheduler).tokens == {"runs": 1, "loads": 16}
 
 
+@pytest.mark.parametrize("policy", ["vllm", "tgi", "static"])
+def test_only_blocks_of_tokens_that_exist_elsewhere_are_loaded_into(make_scheduler, request_of, policy):
+    scheduler = make_scheduler(9, 4, policy=policy, prefix_caching=False)
+    scheduler.add(request_of("loads", 20, max_tokens=4, num_computed=6))
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() == [0, 4]
+    scheduler.update(batch, [])
+
+
 @pytest.mark.parametrize(("policy", "kept"), [("vllm", 1), ("trtllm-guaranteed-no-evict", 1), ("tgi", 6)])
 def test_blocks_for_what_did_not_arrive_go_back_unless_all_were_drawn_at_once(
     make_scheduler, request_of, step, policy, kept
@@ -183,6 +192,23 @@ def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_o
     assert scheduler.check() == []
     engine.run()
     assert [len(engine.outputs[name]) for name in ("a/0", "b/0")] == [2, 2]
+
+
+def test_what_lost_its_loads_and_finds_them_computed_runs_like_any_other(make_scheduler, request_of, run):
+    scheduler = make_scheduler(12, 1)
+    scheduler.add(request_of("a", [0, 0], max_tokens=2))
+    scheduler.add(request_of("b", [0, 1, 1, 1], max_tokens=2, num_computed=2))
+    batch = scheduler.schedule()
+    assert scheduler.status("b") == "loading"
+    scheduler.cancel(batch)
+    # This one computes in the same batch what "b" was to load.
+    scheduler.add(request_of("urgent", [0, 1, 1, 5], max_tokens=2, priority=-1))
+    again = scheduler.schedule()
+    assert (scheduler.status("b"), len(again.loads)) == ("running", 0)
+    scheduler.cancel(again)
+    assert (scheduler.status("b"), scheduler.check()) == ("running", [])
+    run(scheduler)
+    assert scheduler.stats().finished == 3
 
 
 def test_tokens_appended_while_loading_do_not_change_what_was_asked_for(make_scheduler, make_engine, request_of):

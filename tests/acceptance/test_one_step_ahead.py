@@ -72,6 +72,38 @@ def test_a_chunk_may_end_in_a_token_that_nobody_knows_behind_known_ones(make_sch
     assert told(scheduler.update(third, [8])) == [("b", [8], None)]
 
 
+def test_a_row_that_came_back_goes_on_behind_what_it_samples_in_both_its_lives(make_scheduler, request_of):
+    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160, max_outstanding=5)
+    scheduler.add(request_of("a", 64, max_tokens=5))
+    scheduler.add(request_of("b", 64, max_tokens=5))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.abort("a")
+    third, fourth, fifth = (scheduler.schedule() for _ in range(3))
+    # Token 65 is of the first batch, 66 of the third and 67 of the fourth.
+    for batch, before in ((fourth, third), (fifth, fourth)):
+        assert (batch.ids.tolist(), batch.token_ids.tolist()) == (["b"], [-1])
+        assert (batch.source_batches.tolist(), batch.source_places.tolist()) == ([before.number], [0])
+    assert (fourth.seq_lens.tolist(), fifth.seq_lens.tolist()) == ([66], [67])
+    batches = [(first, [7, 7]), (second, [7]), (third, [8]), (fourth, [9]), (fifth, [10])]
+    outputs = [told(scheduler.update(batch, tokens)) for batch, tokens in batches]
+    assert outputs == [[("b", [token], None)] if token else [] for token in (7, 0, 8, 9, 10)]
+    # Of its four blocks it shared three with its first life, and computed the last one again.
+    assert scheduler.stats().recomputed_tokens == 16
+
+
+def test_what_was_appended_is_no_output_of_one_that_gave_its_row_back(make_scheduler, request_of):
+    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160)
+    scheduler.add(request_of("a", 63, max_tokens=5))
+    scheduler.add(request_of("b", 48, max_tokens=5, min_tokens=2, eos_token_id=9))
+    scheduler.update(scheduler.schedule(), [7], counts=[1, 0])
+    scheduler.append("b", range(100, 116))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    # Its first output is a stop id that does not count yet.
+    assert told(scheduler.update(first, [7, 9])) == [("a", [7], None), ("b", [9], None)]
+    scheduler.update(second, [7])
+
+
 def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
     scheduler, first, second = pair
     assert told(scheduler.update(first, [9, 6])) == [("a", [9], "stop"), ("b", [6], None)]

@@ -38,3 +38,15 @@ def test_a_step_that_would_compute_nothing_asks_the_same_victims_first(strategy,
     scheduler.add(Request(id="new", prompt=[4, 4, 4, 4], max_tokens=1))
     batch = scheduler.schedule()
     assert (batch.preempted, batch.admitted) == (((first, "recompute"),), ("new",))
+
+
+def test_a_victim_in_the_middle_leaves_its_place_to_those_behind_it(make_scheduler, request_of, step):
+    fewest = Policy(name="fewest blocks", victim="fewest_blocks")
+    scheduler = make_scheduler(7, 4, policy=fewest, prefix_caching=False)
+    for name, length in (("a", 8), ("small", 4), ("large", 12)):
+        scheduler.add(request_of(name, length))
+    step(scheduler)
+    # Each needs a block more, and one is free: the small one wants none and gives one.
+    second = step(scheduler)
+    assert second.batch.preempted == (("small", "recompute"),)
+    assert second.tokens == {"a": 1, "large": 1}

@@ -123,6 +123,13 @@ def test_an_arrival_may_lie_before_the_schedulers_time(make_scheduler, request_o
     assert scheduler.waiting_ids() == ["sooner", "later"]
 
 
+def test_integers_are_times_that_differ_where_floats_would_not(make_scheduler, request_of):
+    scheduler = make_scheduler(4, 4, max_sequences=1)
+    scheduler.add(request_of("later", 4), now=2**60 + 1)
+    scheduler.add(request_of("sooner", 4), now=2**60)
+    assert scheduler.waiting_ids() == ["sooner", "later"]
+
+
 def keep(scheduler, now):
     """Run a request whose content is kept for half a second."""
     scheduler.add(kept(lasts=0.5))

@@ -266,3 +266,15 @@ def test_what_is_no_batch_ends_nothing(two_out, no_batch):
     assert whole_state(scheduler) == before
     scheduler.cancel(second)
     scheduler.cancel(first)
+
+
+def test_an_empty_batch_may_be_cancelled_by_its_scheduler_and_by_no_other(make_scheduler):
+    ours, other = make_scheduler(4, 4), make_scheduler(4, 4)
+    batch = ours.schedule()
+    assert batch.is_empty
+    ours.cancel(batch)
+    ours.cancel(batch)
+    for end in (other.cancel, lambda foreign: other.update(foreign, [])):
+        with pytest.raises(ForeignBatch):
+            end(batch)
+    assert ours.update(batch, []) is not None

@@ -343,6 +343,15 @@ def test_a_healthy_manager_has_no_violation():
     assert healthy_manager().check() == []
 
 
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
+    manager = BlockManager(4, 2)
+    for tokens in ([1, 2, 3], [5, 6, 7]):
+        compute(manager, manager.add(tokens))
+    del manager._index.paths[row]
+    assert f"4: run {row} is open for row {row}, which has no path." in manager.check()
+
+
 def test_a_manager_without_prefix_caching_has_no_tree_to_check():
     manager = BlockManager(4, 2, prefix_caching=False)
     compute(manager, manager.add([1, 2, 3]))

@@ -78,3 +78,18 @@ def test_a_group_comes_back_when_the_worst_cases_of_all_its_sequences_fit():
     while scheduler.has_unfinished:
         step(scheduler)
     assert scheduler.stats().preemptions == 1
+
+
+def test_what_it_reserves_is_counted_once_while_it_computes_its_prompt():
+    scheduler = Scheduler(BlockManager(7, 4, prefix_caching=False), policy=DROPS_ALL, max_chunk=4)
+    scheduler.add(Request(id="a", prompt=[1] * 12, max_tokens=3))
+    scheduler.add(Request(id="b", prompt=[2] * 12, max_tokens=9))
+    while scheduler.status("a") != "finished":
+        step(scheduler)
+    assert scheduler.stats().preemptions == 1
+    while scheduler.status("b") == "waiting":
+        step(scheduler)
+    # In the middle of its prompt "b" may need six blocks in all, and the seventh is there for "c".
+    assert scheduler.manager.num_used == 1
+    scheduler.add(Request(id="c", prompt=[3], max_tokens=1))
+    assert step(scheduler).ids.tolist() == ["b", "c"]

@@ -57,3 +57,9 @@ def test_assertions_annotations_and_messages_stay(source):
         source('def f(a: "int | None" = None):\n    """Says 1 < 2."""\n    assert a == 1, f"{a < 2}"\n    return a\n')
         == []
     )
+
+
+@pytest.mark.parametrize(("line", "lines"), [(2, [1, 2]), (3, [3]), (4, [4, 5, 6]), (5, [4, 5, 6]), (7, [7])])
+def test_a_line_stands_in_a_statement_or_in_the_head_of_one(tool, line, lines):
+    source = "def f(a,\n      b=1):\n    if a:\n        g(\n            a,\n        )\n    return b\n"
+    assert list(tool.statement_at(line, source)) == lines
