@@ -56,7 +56,8 @@ campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (o
 	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
-	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py $(PYTEST)
+	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py \
+		tests/model/test_late_batches_change_nothing.py $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

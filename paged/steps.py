@@ -98,7 +98,12 @@ class Steps:
         batch = self._put_out(began, note_admitted)
         if batch is None:
             return None
-        forward = self._clock()
+        self._host_s += self._clock() - began
+        return self._run(batch, on_logits)
+
+    def _run(self, batch: Batch, on_logits: OnLogits | None) -> FailedBatch | None:
+        """The forward pass of a batch that is out and whose copies are made, and what is sampled from it; as `launch`."""
+        began = self._clock()
         try:
             logits = self._runner.logits(self._filled_in(batch))
         except Exception as error:
@@ -117,8 +122,8 @@ class Steps:
         self._launched.append(_Launched(batch, tokens, computed))
         values = self._values[batch.number] = np.zeros(len(batch.rows), np.int32)
         values[batch.samples] = tokens
-        self._model_s += computed - forward
-        self._host_s += (forward - began) + (self._clock() - computed)
+        self._model_s += computed - began
+        self._host_s += self._clock() - computed
         return None
 
     @property

@@ -86,9 +86,13 @@ class Runner:
         run_moves(self.pool, moves)
 
     def logits(self, batch: Batch) -> Tensor:
-        """float32 [rows that sample, vocabulary]: the forward pass of a batch whose moves have run."""
+        """float32 [k, vocabulary]: the forward pass of a batch whose moves have run. Logits after the last token of each row that
+        samples, and after each of the num_drafts tokens before it."""
         is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
-        is_sampled[batch.query_start_loc[1:][batch.samples] - 1] = True
+        counts = batch.num_drafts[batch.samples] + 1
+        # Where the tokens begin that each of them samples after.
+        first = batch.query_start_loc[1:][batch.samples] - counts
+        is_sampled[np.repeat(first - (counts.cumsum() - counts), counts) + np.arange(counts.sum())] = True
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
         step = StepTokens(
             batch.positions,

@@ -135,7 +135,7 @@ def request_of(
     )
 
 
-def build_engine(world: EngineWorld) -> Any:
+def build_engine(world: EngineWorld, steps_ahead: int = 0) -> Any:
     """Our own engine, batch-invariant, in float32, on a decoder of random weights. Raises MissingExtra without the extra `engine`."""
     from paged import Engine
     from paged.extras import import_with_extra
@@ -154,4 +154,5 @@ def build_engine(world: EngineWorld) -> Any:
         max_chunk=world.max_chunk,
         max_model_len=world.max_model_len,
         backend=world.backend,
+        steps_ahead=steps_ahead,
     )

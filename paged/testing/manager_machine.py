@@ -342,6 +342,21 @@ class ManagerMachine(RigMachine):
     def reset_cache(self) -> None:
         self.rig.reset_cache()
 
+    @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS and not self.rig.pins)
+    @rule(tokens=prompts(), others=prompts(), how=st.sampled_from(["confirm", "cancel"]))
+    def reset_in_flight(self, tokens: list[int], others: list[int], how: str) -> None:
+        """All rows go while a batch computes for them, and the cache is forgotten; its blocks hold something else when the batch ends."""
+        self.serve(tokens, None, "start")
+        self.rig.seal()
+        self.rig.free(self.rig.rows)
+        self.rig.reset_cache()
+        if how == "confirm" or not self.capabilities.cancel:
+            self.serve(others, None, "start")
+            self.rig.confirm()
+        else:
+            self.rig.cancel()
+            self.serve(others, None, "free")
+
     @where(lambda self: self.rig.rows)
     @rule(pick=picks)
     def misuse(self, pick: int) -> None:

@@ -65,6 +65,9 @@ class RandomEngine:
         # Requests of one burst arrive in a row, mostly with the same beginning.
         self.burst = self.leaving = self.num_failing = 0
         self.prompt: list[int] = []
+        # Or one whose steps fail, mostly where they copy, with what was scheduled behind them.
+        self.is_unlucky = rig.world.host_blocks > 0 and chance.random() < 0.5
+        self.coming: list[str] = []
 
     def do(self) -> None:
         """Make one call."""
@@ -74,6 +77,9 @@ class RandomEngine:
     def next_call(self) -> Call:
         """One call that makes sense now."""
         rig, chance = self.rig, self.chance
+        while self.coming:
+            if (call := self._call_of(self.coming.pop(0))) is not None:
+                return call
         if not rig.has_work or self.burst or (len(rig.live) < self.max_live and chance.random() < 0.2):
             self.burst = self.burst - 1 if self.burst else chance.choice([0, 0, 1, 2])
             return "add", (self.request(),)
@@ -84,6 +90,14 @@ class RandomEngine:
         if rig.flights and len(rig.flights[-1].batch.moves) and chance.random() < 0.3:
             # A step that fails before it has copied anything.
             return "cancel", (False,)
+        if len(rig.flights) > 1 and chance.random() < 0.5:
+            gave_way = [id for id, _ in rig.flights[-1].batch.preempted]
+            if any(rig.in_flight(id) for id in gave_way):
+                # Whoever gave way while batches compute for it gets no token of those.
+                return "update", ((0,),)
+        if self.is_unlucky and rig.has_work and not rig.flights and chance.random() < 0.3:
+            self.coming = ["fail"]
+            return "schedule", ()
         if self.num_failing and rig.flights:
             # Those behind one that failed fail with it.
             self.num_failing -= 1
@@ -118,6 +132,26 @@ class RandomEngine:
         if verb == "cancel" and rig.flights:
             return "cancel", (chance.random() < 0.5,)
         return "update", (counts,)
+
+    def _call_of(self, verb: str) -> Call | None:
+        """One call of several that were to come; None: it makes no sense any more."""
+        rig, chance = self.rig, self.chance
+        if verb == "fail":
+            if rig.flights and len(rig.flights[-1].batch.moves):
+                # Some go before the step fails, so that others return behind it; those that are left need more room afterwards.
+                more = chance.randint(0, 2)
+                self.coming = ["abort"] * chance.randint(0, 2) + ["schedule"] * more + ["cancel"] * (more + 1)
+                self.coming += ["append"] * chance.choice([0, 0, 2, 4])
+            return None
+        if verb == "abort":
+            in_flight = [id for id in rig.live if rig.in_flight(id)]
+            return ("abort", (chance.choice(in_flight),)) if in_flight else None
+        if verb == "append":
+            free = [id for id in rig.live if not rig.in_flight(id)]
+            return ("append", (chance.choice(free), [0] * chance.randint(1, 5))) if free else None
+        if verb == "cancel":
+            return ("cancel", (False,)) if rig.flights else None
+        return verb, ()
 
     def request(self) -> object:
         """A request that mostly fits the world, with a prompt that others begin with, too."""

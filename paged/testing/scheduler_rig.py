@@ -456,6 +456,9 @@ class SchedulerRig:
             self._fail_on([] if self.is_held(id) else [f"{id} is in no batch, and yet loaded says so"])
             return
         del self.loads[id]
+        for flight in self.flights:
+            # What has arrived is loaded by no batch any more.
+            flight.loading = [other for other in flight.loading if other != id]
         if num_tokens:
             self.computed[id, 0] = first + num_tokens
         self._check()

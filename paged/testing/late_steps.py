@@ -1,0 +1,95 @@
+"""The steps of our own `Engine` on a device that lags: a batch runs when it is to be ended.
+
+What an engine may not read then has become another by then. `run_late(engine)` makes an engine step so. Knows one
+engine and its steps. Does not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Literal
+
+from paged.engine import Engine
+from paged.live_request import RowSampling
+from paged.scheduler import Batch, Outputs
+from paged.steps import FailedBatch, OnLogits, Steps
+from paged.testing.late_runner import NO_BLOCKS, Blocks, LateRunner
+from paged.uninterrupted import Uninterrupted
+
+
+class DeviceLost(Exception):
+    """The stand-in device failed, as it was told to."""
+
+
+class LateSteps(Steps):
+    """Batches of one engine, each of which runs when its tokens are asked for.
+
+    fails  where the next batch to run fails: before its copies, behind them, or in its forward pass; the engine's step raises DeviceLost
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.scheduler, engine.runner, engine._sampling, engine._clock)
+        self.late = LateRunner(engine.runner)
+        self.fails: Literal["before", "behind", "within"] | None = None
+        # How each row is sampled, when a batch was put out: rows get others' values while it waits.
+        self._asked: list[tuple[Batch, RowSampling, OnLogits | None]] = []
+        self._free: Blocks = NO_BLOCKS
+
+    @property
+    def num_launched(self) -> int:
+        """Batches that are out."""
+        return len(self._outstanding)
+
+    def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
+        """Only queue the batch."""
+        self._free = (self._scheduler.manager.block_states() == 0).nonzero()[0]
+        batch = self._put_out(self._clock(), note_admitted)
+        if batch is not None:
+            self._asked.append((batch, deepcopy(self._sampling), on_logits))
+        return None
+
+    def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
+        """Run the oldest batch, and end it."""
+        if self._asked:
+            self._fail_if_asked()
+            batch, sampling, on_logits = self._asked.pop(0)
+            now, self._sampling = self._sampling, sampling
+            try:
+                failed = self._run(batch, on_logits)
+            finally:
+                self._sampling = now
+            if failed is not None:
+                raise failed.error
+            self.late.keep(batch, self._values[batch.number])
+        return super().finish(deliver)
+
+    def take_back(self) -> None:
+        """Cancel every batch that is out, the latest first."""
+        with Uninterrupted():
+            for waiting in (self._launched, self._values, self._asked):
+                waiting.clear()
+            while self._outstanding:
+                batch = self._outstanding.pop()
+                self._scheduler.cancel(batch, moved=self.late.drop(batch))
+
+    def _fail_if_asked(self) -> None:
+        fails, self.fails = self.fails, None
+        if fails is not None:
+            if fails == "behind":
+                self.late.move()
+            if fails == "within":
+                self.late.spoil()
+            raise DeviceLost(fails)
+
+    def _move(self, batch: Batch) -> None:
+        self.late.put(batch, self._free)
+
+    def _filled_in(self, batch: Batch) -> Batch:
+        return self.late.take()
+
+
+def run_late(engine: Engine) -> LateSteps:
+    """Let an engine that has not begun step on a device that lags; returns its steps."""
+    steps = engine._steps = LateSteps(engine)
+    return steps

@@ -1,0 +1,226 @@
+"""Batches that are scheduled ahead and run later, in order, give the answers of stepping plainly, tokens and logits, to the last bit.
+
+Twice: our engine one step ahead, and our scheduler with two or three batches out, drafts included. The device is a queue; what a batch
+does not carry is another by the time it runs, and free blocks hold NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, note, settings, strategies as st
+
+pytest.importorskip("torch")
+
+from paged.testing.engine_rig import Alone
+from paged.testing.engine_world import EngineRequest, build_engine, submit
+from paged.testing.late_run import LateRun
+from paged.testing.late_steps import DeviceLost, run_late
+from paged.testing.pressure import Answers, differences
+from paged.testing.pressure_run import run_alone
+from paged.testing.protocol import capabilities_of
+from paged.testing.tiny_model import tiny_model
+
+VOCABULARY = 97
+
+
+def stopped(answers, chance, who):
+    """A stop id that ends the sequence in the middle, and its answer until then."""
+    stop = chance.choice(answers.tokens[who])
+    length = answers.tokens[who].index(stop) + 1
+    cut(answers, who, length)
+    answers.reasons[who] = "stop"
+    return stop
+
+
+def cut(answers, who, length):
+    """The answer is over after so many tokens."""
+    del answers.tokens[who][length:], answers.logits[who][length:]
+
+
+def judged(found, alone):
+    """What is wrong: an aborted request has the beginning of its answer, all others have the whole; logits behind the last token count for
+    nothing."""
+    for who, tokens in found.tokens.items():
+        del found.logits[who][len(tokens) :]
+        if found.reasons.get(who) == "abort":
+            cut(alone, who, len(tokens))
+            alone.reasons[who] = "abort"
+    return differences(found, alone) + found.violations + alone.violations
+
+
+def scheduler_ahead(chance, draw_world):
+    """(what is wrong, what happened): a world served by scheduler and runner with two or three batches out, and drafts."""
+    world = draw_world(chance)
+    model = tiny_model(VOCABULARY)
+    guesses = run_alone(model, world.requests, world.conditions.backend)
+    alone, requests = deepcopy(guesses), []
+    for request in world.requests:
+        stops = (stopped(alone, chance, (request.id, 0)),) if chance.random() < 0.4 else ()
+        requests.append(msgspec.structs.replace(request, stop_token_ids=stops))
+    run = LateRun(model, world.conditions, guesses, chance, depth=chance.choice([2, 2, 3]))
+    return judged(run.run(requests), alone), run.events
+
+
+def engine_ahead(chance, draw_world, spoil=None):
+    """The same, served by our engine one step ahead, some of the answers drawn by seeds."""
+    world = draw_world(chance)
+    conditions = replace(world.conditions, vocabulary=VOCABULARY)
+    alone, requests = Answers(), []
+    for request in world.requests:
+        asked = EngineRequest(
+            id=request.id,
+            prompt=list(request.prompt),
+            max_tokens=request.max_tokens,
+            temperature=chance.choice([0.0, 0.0, 1.5]),
+            seed=chance.randrange(3),
+            priority=request.priority,
+            reads_cache=request.reads_cache,
+            writes_cache=request.writes_cache,
+            keeps=request.retention and (request.retention.priority, request.retention.lasts),
+        )
+        stream, who = Alone(build_engine, conditions)(asked), (request.id, 0)
+        alone.tokens[who], alone.logits[who] = list(stream.tokens), list(stream.logits)
+        alone.reasons[who] = "length"
+        stops = (stopped(alone, chance, who),) if chance.random() < 0.4 else ()
+        requests.append(msgspec.structs.replace(asked, stop_token_ids=stops))
+    engine = build_engine(conditions, steps_ahead=1)
+    steps = run_late(engine)
+    if spoil is not None:
+        spoil(steps.late)
+    found, events = served(engine, steps, requests, chance)
+    return judged(found, alone), events
+
+
+def served(engine, steps, requests, chance, most_steps=2000):
+    """(answers, what happened): all requests, with aborts and failing steps in between."""
+    answers, events, arriving = Answers(violations=steps.late.violations), Counter(), list(requests)
+    engine.on_logits = lambda id, place, row: answers.see((id, 0), place, row)
+
+    def receive(outputs):
+        for output in outputs:
+            answers.take(output)
+
+    for _ in range(most_steps):
+        if not (arriving or engine.has_unfinished):
+            break
+        while arriving and (chance.random() < 0.4 or not engine.has_unfinished):
+            answers.expect((arriving[0].id, 0))
+            submit(engine, arriving.pop(0), capabilities_of(engine))
+        live = [who[0] for who in answers.tokens if who not in answers.reasons]
+        if live and chance.random() < 0.03:
+            events["aborted"] += 1
+            events["aborted in flight"] += len(steps.late) > 0
+            receive(filter(None, [engine.abort(chance.choice(live))]))
+        steps.fails = chance.choice(["before", "behind", "within"]) if chance.random() < 0.08 else None
+        try:
+            receive(engine.step())
+        except DeviceLost as error:
+            events["cancelled"] += 1
+            events[f"cancelled {error}"] += 1
+        events["late"] += len(steps.late) > 0
+    stats = engine.scheduler.stats()
+    events["recomputed"] += stats.preemptions_recompute
+    events["swapped"] += stats.preemptions_swap
+    events["hit"] += stats.hit_tokens
+    events["void"] += stats.voided_tokens
+    answers.violations += engine.check()
+    if engine.manager.num_used:
+        answers.violations.append(f"{engine.manager.num_used} blocks are held when all have ended.")
+    return answers, events
+
+
+KINDS = {"scheduler": scheduler_ahead, "engine": engine_ahead}
+
+# A world costs as much as five examples of the other tests.
+FEW = settings(max_examples=max(1, settings().max_examples // 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(chance=st.randoms(use_true_random=False))
+def test_batches_that_run_late_change_no_bit_of_an_answer(kind, chance, draw_world):
+    wrong, events = KINDS[kind](chance, draw_world)
+    note(dict(events))
+    assert wrong == []
+
+
+HAPPENS = ["late", "recomputed", "swapped", "hit", "void", "aborted in flight"]
+HAPPENS += ["cancelled before", "cancelled behind", "cancelled within"]
+DRAFTED = ["drafts accepted", "drafts rejected", "unknown", "preempted in flight", "cancelled with copies"]
+
+
+@pytest.mark.parametrize(("kind", "happens"), [("scheduler", HAPPENS + DRAFTED), ("engine", HAPPENS)])
+def test_all_that_can_come_between_a_batch_and_its_end_does(kind, happens, draw_world):
+    total = Counter()
+    for seed in range(25):
+        wrong, events = KINDS[kind](random.Random(seed), draw_world)
+        assert wrong == [], seed
+        total += events
+    assert [name for name in happens if total[name] < 2] == []
+
+
+def reads_the_tables_of_the_scheduler(late):
+    """Those of the time when it runs, by which later batches have been scheduled."""
+    seen = late._seen_here
+    late._seen_here = lambda waiting: msgspec.structs.replace(seen(waiting), block_tables=waiting.batch.block_tables)
+
+
+def copies_as_soon_as_it_can(late):
+    """Before batches that wait have run."""
+    put = late.put
+
+    def put_and_move(batch, free):
+        put(batch, free)
+        late._waiting, waiting = late._waiting[-1:], late._waiting
+        late.move()
+        late._waiting = waiting
+
+    late.put = put_and_move
+
+
+def takes_values_from_the_next_place(late):
+    keep = late.keep
+    late.keep = lambda batch, tokens: keep(batch, np.roll(tokens, 1))
+
+
+def takes_no_value_from_anywhere(late):
+    late.keep = lambda batch, tokens: late._sampled.update({batch.number: np.zeros_like(tokens)})
+
+
+def takes_changes_when_it_gets_them(late):
+    """Tables change while batches that wait still need them as they were."""
+    put = late.put
+
+    def put_and_change(batch, free):
+        put(batch, free)
+        late.__class__._apply_changes(late, batch)
+
+    late.put, late._apply_changes = put_and_change, lambda batch: None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        reads_the_tables_of_the_scheduler,
+        copies_as_soon_as_it_can,
+        takes_values_from_the_next_place,
+        takes_no_value_from_anywhere,
+        takes_changes_when_it_gets_them,
+    ],
+)
+def test_a_device_that_takes_what_is_not_its_batch_s_own_is_found(fault, draw_world):
+    for seed in range(100):
+        try:
+            wrong, _ = engine_ahead(random.Random(seed), draw_world, fault)
+        except (IndexError, ValueError):
+            return
+        if wrong:
+            return
+    pytest.fail("nothing was found")
