@@ -249,26 +249,7 @@ class BlockManager(ContentCalls, Uncopyable):
         Who writes the shared partial block first copies it. Of batches that are out it has the same shares, as far as their tokens
         are known. Raises UnknownRow or RowSwapped, changing nothing.
         """
-        row = self._tables.one(row)
-        tables, index = self._tables, self._index
-        launched = tables.content_end(row)
-        num_blocks = -(-launched // self.block_size)
-        child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
-        if index is not None:
-            index.fork_path(row, child)
-        if num_blocks:
-            blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
-            self._device.hold(blocks)
-            self._growth.write(child, 0, blocks)
-        tables.num_launched[child] = launched
-        tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
-        self._flights.inherit(row, child, launched)
-        if launched % self.block_size:
-            tables.shares_tail[row] = tables.shares_tail[child] = True
-            self._growth.any_shared_tail = True
-        if self._sharing is not None:
-            self._sharing.share_fork(row, child)
-        return child
+        return self.fork_of(self._tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """All blocks from column `keep` on go to the host, after what batches that are out write into them.

@@ -386,6 +386,42 @@ class TrustedCalls(Views):
         """Whether a row that is placed may have to copy a partial block that others share."""
         return self._growth.any_shared_tail
 
+    def fork_of(self, row: int) -> int:
+        """`fork` of a row that the caller vouches for."""
+        tables, index = self._tables, self._index
+        launched = tables.content_end(row)
+        num_blocks = -(-launched // self.block_size)
+        child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
+        if index is not None:
+            index.fork_path(row, child)
+        if num_blocks:
+            blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
+            self._device.hold(blocks)
+            self._growth.write(child, 0, blocks)
+        tables.num_launched[child] = launched
+        tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
+        self._flights.inherit(row, child, launched)
+        if launched % self.block_size:
+            tables.shares_tail[row] = tables.shares_tail[child] = True
+            self._growth.any_shared_tail = True
+        if self._sharing is not None:
+            self._sharing.share_fork(row, child)
+        return child
+
+    def fork_to_write(self, row: int) -> tuple[int, Moves]:
+        """A fork of a row that no batch computes, and the copy of its partial block, which would be made when one of both writes it. Raises
+        OutOfBlocks, changing nothing."""
+        tables, growth = self._tables, self._growth
+        if tables.num_launched[row] % self.block_size:
+            self._device.require(1)
+        shared_it_before = tables.shares_tail.item(row)
+        child = self.fork_of(row)
+        moves = growth.copy_shared_tails(np.array([child]), 0)
+        # Only the child stood in its way.
+        tables.shares_tail[row] = shared_it_before
+        growth.any_shared_tail = bool(tables.shares_tail.any())
+        return child, moves
+
     def give_up_from(self, row: int, num_tokens: int) -> None:
         """What batches that are out compute of the row from token `num_tokens` on is void: it is launched to there at most."""
         self._flights.clip(row, num_tokens)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, is_integer, token_array
 from paged.block_manager.copying import Uncopyable
-from paged.scheduler import ending
+from paged.scheduler import ending, forks
 from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
 from paged.scheduler.batch import Batch, Output, Outputs
@@ -358,6 +358,26 @@ class Scheduler(Uncopyable):
             return None
         return ending.finish(state, request, int(sequence), code)
 
+    def fork(self, request_id: str, sequence: int = 0) -> int:
+        """One more sequence of a request that runs: it knows all that `sequence` does, shares its blocks, and goes on by itself. Returns its
+        number, by which outputs, `append`, `finish` and drafts name it.
+
+        Its partial block is copied: the next batch has the copy among its moves, so that no other moves run with it. Outputs so far count
+        for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, the policy
+        reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
+        """
+        return forks.fork(self._state, self._living(request_id), self._number(request_id, sequence))
+
+    def adopt(self, request_id: str, fork: int, sequence: int = 0) -> None:
+        """`sequence` goes on as `fork`, another sequence of its request, with that one's tokens and blocks; `fork` is none any more, and has
+        no last output. What `sequence` knew beyond their common beginning is forgotten.
+
+        For a tree of drafts: fork, give each fork a branch (`schedule(drafts=...)`), adopt the one of which most was right, finish the others.
+        Raises UnknownRequest, RequestInFlight, or InvalidRequest (one of both does not run, or both are one), changing nothing.
+        """
+        request = self._living(request_id)
+        forks.adopt(self._state, request, self._number(request_id, fork), self._number(request_id, sequence))
+
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
 
@@ -560,6 +580,11 @@ class Scheduler(Uncopyable):
         if request is None:
             raise UnknownRequest(request_id)
         return request
+
+    def _number(self, request_id: str, sequence: object) -> int:
+        if not is_integer(sequence):
+            raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
+        return int(sequence)
 
     def _moves_in_background(self, batch: Batch) -> bool:
         moves = batch.moves

@@ -222,6 +222,10 @@ class RunningRows:
         self._rows, self._joined = rows, []
         return True
 
+    def reorder(self) -> None:
+        """The running requests have these rows in another order."""
+        self._is_stale = True
+
     def replace(self, before: Rows, after: Rows) -> bool:
         """Whether exactly `before`, an array that was adopted, are the rows that run; if so, they are `after` from now on."""
         if before is not self._rows or self._joined or self._left or self._is_stale:

@@ -7,7 +7,7 @@ policies, so memory pressure cannot change what it expects.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paged.testing.content import Contents
@@ -38,6 +38,7 @@ class ExpectedRequest:
         ]
         self.is_aborted = False
         self.was_appended_to = False
+        self.was_forked = False
         # Ended from outside a batch, because memory or model could not hold more of it.
         self.was_cut_short = False
 
@@ -73,6 +74,18 @@ class ExpectedRequest:
         sequence.limit = min(sequence.limit + len(tokens), longest)
         sequence.starves = False
         self.was_appended_to = True
+
+    def fork(self, index: int) -> int:
+        """One more sequence goes on from where this one is; returns its number."""
+        sequence = self.sequences[index]
+        self.sequences.append(replace(sequence, tokens=sequence.tokens[:], outputs=sequence.outputs[:]))
+        self.was_forked = True
+        return len(self.sequences) - 1
+
+    def adopt(self, fork: int, index: int) -> None:
+        """A sequence goes on as another one, which is none any more."""
+        self.sequences[index] = self.sequences[fork]
+        self.sequences[fork] = replace(self.sequences[fork], reason="adopted")
 
     def accept(self, index: int, sampled: Sequence[int]) -> tuple[list[int], str | None]:
         """Feed sampled tokens to one sequence; returns what has to be delivered of them and the finish reason, if any."""

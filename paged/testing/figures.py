@@ -44,6 +44,10 @@ class Figures:
         """A batch was taken back."""
         self.cancelled_tokens += len(batch.token_ids)
 
+    def goes_on_as(self, key: Key, other: Key) -> None:
+        """The first sequence is what the second one is."""
+        self.most[key] = self.most.get(other, 0)
+
     def forget(self, id: str) -> None:
         """The id stands for nobody, or for somebody else from now on."""
         for key in [key for key in self.most if key[0] == id]:

@@ -147,7 +147,7 @@ def at_rest(rig: SchedulerRig) -> list[str]:
 
 def received(rig: SchedulerRig, book: ExpectedRequest) -> list[str]:
     """A request that nothing disturbed got exactly what it would have got alone with ample memory."""
-    if book.is_aborted or book.was_appended_to or book.was_cut_short:
+    if book.is_aborted or book.was_appended_to or book.was_cut_short or book.was_forked:
         return []
     found = []
     for number, sequence in enumerate(book.sequences):

@@ -245,6 +245,41 @@ class SchedulerMachine(RigMachine):
         id = self.rig.live[pick % len(self.rig.live)]
         self.rig.append(id, tokens, sequence % len(self.rig.books[id].sequences))
 
+    @property
+    def forks(self) -> bool:
+        """Whether the subject forks sequences that run."""
+        return self.capabilities.fork and hasattr(self.rig.scheduler, "fork")
+
+    @where(lambda self: self.forks and self.rig.live)
+    @rule(pick=picks, sequence=st.integers(0, 3))
+    def fork(self, pick: int, sequence: int) -> None:
+        id = self.rig.live[pick % len(self.rig.live)]
+        self.rig.fork(id, sequence % len(self.rig.books[id].sequences))
+
+    @where(lambda self: self.forks and self.rig.live)
+    @rule(pick=picks, fork=st.integers(0, 3), sequence=st.integers(0, 3))
+    def adopt(self, pick: int, fork: int, sequence: int) -> None:
+        id = self.rig.live[pick % len(self.rig.live)]
+        num_sequences = len(self.rig.books[id].sequences)
+        self.rig.adopt(id, fork % num_sequences, sequence % num_sequences)
+
+    @where(lambda self: self.forks and self.rig.live and not self.rig.flights)
+    @rule(pick=picks, num_forks=st.integers(1, 2), steps=st.integers(1, 6), counts=COUNTS, is_cancelled=st.booleans())
+    def branch(self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool) -> None:
+        """A sequence goes on in several ways for some steps, the first of which may fail; then as one of them."""
+        id = self.rig.live[pick % len(self.rig.live)]
+        first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
+        for _ in range(num_forks):
+            self.rig.fork(id, first)
+        if is_cancelled and self.capabilities.cancel:
+            self.rig.schedule()
+            self.rig.cancel(False)
+        self.go_on(steps, counts)
+        while self.rig.flights:
+            self.rig.update(())
+        if id in self.rig.live:
+            self.rig.adopt(id, len(self.rig.books[id].sequences) - 1, first)
+
     @where(lambda self: self.rig.loads)
     @rule(pick=picks, num_tokens=st.integers(0, 8))
     def loaded(self, pick: int, num_tokens: int) -> None:

@@ -66,8 +66,8 @@ class SchedulerRig:
         # What was guessed to come next of each sequence, for the batch that was scheduled last.
         self.proposed: dict[Key, list[int]] = {}
         self.num_added = 0
-        # Groups of moves of cancelled batches that are still to run.
-        self.num_carried = 0
+        # Groups of moves that are still to run, one a batch: of cancelled batches (False), or copies for forks (True).
+        self.carried: list[bool] = []
         # The latest batch that was cancelled after its moves had run.
         self.last_moved = 0
         self.has_failed = False
@@ -96,8 +96,8 @@ class SchedulerRig:
 
     @property
     def carries_moves(self) -> bool:
-        """Whether moves of a cancelled batch are still to run."""
-        return self.num_carried > 0
+        """Whether moves that were decided before the next batch are still to run."""
+        return bool(self.carried)
 
     def in_flight(self, id: str) -> bool:
         """Whether a batch that is out computes for this request, void or not."""
@@ -216,7 +216,7 @@ class SchedulerRig:
         )
         if self.carries_moves and len(batch.moves):
             # While such a group waits, a batch makes no moves of its own.
-            self.num_carried -= 1
+            del self.carried[0]
         if not batch.is_empty:
             self.flights.append(flight)
         self.events["several outstanding"] += len(self.flights) > 1
@@ -360,8 +360,8 @@ class SchedulerRig:
         self.events["cancel behind another"] += len(self.flights) > 0
         if moved:
             self.last_moved = max(self.last_moved, flight.number)
-        if not moved:
-            self.num_carried += len(flight.batch.moves) > 0
+        if not moved and len(flight.batch.moves):
+            self.carried.insert(0, False)
         for id in dict.fromkeys(flight.loading):
             # Whoever lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
             is_loading = self.scheduler.status(id) == "loading"
@@ -426,6 +426,94 @@ class SchedulerRig:
             book.append(sequence, tokens, self.world.limit_of(book.request))
             self.events["append"] += 1
         self._check()
+
+    def fork(self, id: str, sequence: int = 0) -> None:
+        """One more sequence of a request that runs, from where this one is: full blocks shared, the partial one copied."""
+        from paged import OutOfBlocks, PagedError, RequestInFlight
+
+        self._note("fork", id, sequence)
+        book, policy = self.books[id], getattr(self.scheduler, "policy", None)
+        is_live = book.sequences[sequence].reason is None
+        can = is_live and self.scheduler.status(id) == "running"
+        can &= policy is None or (policy.reservation == "prompt" and policy.batching == "continuous")
+        can &= self._num_running() < self.world.max_sequences
+        before = self._table_of(id, sequence) if can else []
+        try:
+            with self._blaming(PagedError):
+                number = self.scheduler.fork(id, sequence)
+        except RequestInFlight:
+            self._fail_on(
+                [] if self.in_flight(id) or self.transfers else [f"{id} is not in flight, and yet fork says so"]
+            )
+        except OutOfBlocks as error:
+            is_full = error.free == 0 and self.computed.get((id, sequence), 0) % self.world.block_size
+            self._fail_on([] if is_full else [f"a fork of {id}/{sequence}: {error}"])
+            self.events["fork refused for want of a block"] += 1
+        except PagedError as error:
+            self._fail_on([f"a fork of {id}/{sequence}, which runs: {error}"] if can else [])
+        else:
+            self._fail_on([] if can and not self.in_flight(id) else [f"{id}/{sequence} was forked; it may not be"])
+            if book.fork(sequence) != number:
+                self._fail_on(
+                    [f"the fork of {id}/{sequence} is number {number}; it has {len(book.sequences)} sequences"]
+                )
+            if (id, sequence) in self.computed:
+                self.computed[id, number] = self.computed[id, sequence]
+            self.figures.goes_on_as((id, number), (id, sequence))
+            table, partial = self._table_of(id, number), self.computed.get((id, sequence), 0) % self.world.block_size
+            num_shared = len(before) - bool(partial)
+            if table[:num_shared] != before[:num_shared] or len(table) != len(before):
+                self._fail_on([f"the fork of {id}/{sequence} has table {table}, made of {before}"])
+            if partial:
+                self._fail_on(
+                    [f"{id}/{sequence} and its fork both write {before[-1:]}"] if table[-1:] == before[-1:] else []
+                )
+                if not (self.carried and self.carried[-1]):
+                    self.carried.append(True)
+            self.events["fork"] += 1
+        self._check()
+
+    def adopt(self, id: str, fork: int, sequence: int = 0) -> None:
+        """A sequence goes on as another one of its request, with that one's tokens and blocks."""
+        from paged import PagedError, RequestInFlight
+
+        self._note("adopt", id, fork, sequence)
+        book = self.books[id]
+        can = fork != sequence and self.scheduler.status(id) == "running"
+        can &= book.sequences[fork].reason is None and book.sequences[sequence].reason is None
+        before = self._table_of(id, fork) if can else []
+        try:
+            with self._blaming(PagedError):
+                self.scheduler.adopt(id, fork, sequence)
+        except RequestInFlight:
+            self._fail_on(
+                [] if self.in_flight(id) or self.transfers else [f"{id} is not in flight, and yet adopt says so"]
+            )
+        except PagedError as error:
+            self._fail_on([f"{id}/{sequence} and {fork} run, and yet: {error}"] if can else [])
+        else:
+            self._fail_on([] if can and not self.in_flight(id) else [f"{id}/{sequence} adopted {fork}; it may not"])
+            book.adopt(fork, sequence)
+            self.figures.goes_on_as((id, sequence), (id, fork))
+            self.computed.pop((id, sequence), None)
+            if (id, fork) in self.computed:
+                self.computed[id, sequence] = self.computed.pop((id, fork))
+            self._fail_on(
+                [] if self._table_of(id, sequence) == before else [f"{id}/{sequence} has not the table of {fork}"]
+            )
+            self.events["adopt"] += 1
+        self._check()
+
+    def _num_running(self) -> int:
+        """Sequences of the requests that run."""
+        running = [self.books[id] for id in self.live if self.scheduler.status(id) == "running"]
+        return sum(sequence.reason is None for book in running for sequence in book.sequences)
+
+    def _table_of(self, id: str, sequence: int) -> list[int]:
+        """The blocks of a live sequence whose request has rows."""
+        live = [number for number, each in enumerate(self.books[id].sequences) if each.reason is None]
+        rows = self.scheduler.rows_of(id)
+        return list(self.manager.table(rows[live.index(sequence)]).tolist())
 
     def loaded(self, id: str, num_tokens: int) -> None:
         """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""

@@ -346,6 +346,12 @@ _OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (id, tokens, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
     ),
     "run": lambda rig, index: (index,) if index < len(rig.flights) else None,
+    "fork": lambda rig, id, sequence=0: (
+        (id, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
+    ),
+    "adopt": lambda rig, id, fork, sequence=0: (
+        (id, fork, sequence) if id in rig.books and max(fork, sequence) < len(rig.books[id].sequences) else None
+    ),
 }
 """Calls that need something to be there: what is left of their arguments, None if nothing is."""
 _RULES: dict[type[Any], dict[str, Callable[..., tuple[Any, ...] | None]]] = {

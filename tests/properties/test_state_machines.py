@@ -124,6 +124,8 @@ def test_the_managers_machine_reaches(manager_run, event, share):
         ("append", 0.2),
         ("load", 0.1),
         ("moved", 0.002),
+        ("fork", 0.1),
+        ("adopt", 0.03),
     ],
 )
 def test_the_schedulers_machine_reaches(scheduler_run, event, share):

@@ -1,0 +1,114 @@
+"""Forks: a sequence that runs goes on twice, and takes one of its forks' places again.
+
+    r1 / 0 | known ... 17 |   fork   | r1 / 0 | ... 17 |   drafts, tokens   | r1 / 0 | ... 17 5 |   adopt
+                                     | r1 / 1 | ... 17 |                    | r1 / 1 | ... 17 9 4 |    r1 / 0 | ... 17 9 4 |
+
+A tree of drafts is forks of a sequence with a branch of drafts each, a beam search forks those that go on best. All full blocks are
+shared; the partial one is copied at once, because both go on to write it, and the copy runs before the next batch. Knows sequences, rows
+and that copy. Does not know why somebody forks, nor which fork is the right one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.block_manager.moves import joined
+from paged.scheduler.errors import InvalidRequest, RequestInFlight
+from paged.scheduler.request import RequestState, replaced
+from paged.scheduler.state import Carried, State
+from paged.scheduler.status import Status
+
+_NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
+# What is carried for no batch.
+_NO_BATCH = 0
+
+
+def fork(state: State, request: RequestState, sequence: int) -> int:
+    """A new sequence of the request, which knows what this one does. Returns its number.
+
+    Raises InvalidRequest (the sequence does not run, the policy reserves or runs batches whole, or there is no seat), RequestInFlight, or
+    OutOfBlocks (no block for the copy), changing nothing.
+    """
+    _must_run(state, request, sequence)
+    policy, seats = state.policy, state.limits.max_sequences
+    if state.reservation.reserves or policy.batching != "continuous":
+        raise InvalidRequest(
+            f'request "{request.id}": policy "{policy.name}" reserves what a request may become at worst; it has no forks.'
+        )
+    if state.running_rows.count() >= seats:
+        raise InvalidRequest(
+            f'request "{request.id}": {state.running_rows.count()} sequences run already; max_sequences is {seats}.'
+        )
+    row, number = request.rows[sequence], len(request.rows)
+    state.columns.ensure(state.columns.num_bound + 1)
+    child, moves = state.manager.fork_to_write(row)
+    request.is_plain = False
+    request.num_live += 1
+    request.rows.append(child)
+    request.tokens.append(None)
+    request.max_total += (request.max_total[sequence],)
+    request.high_water += (request.high_water[sequence],)
+    request.appended += (request.appended[sequence],)
+    request.is_quiet += (request.is_quiet[sequence],)
+    state.columns.bind(child, request, number)
+    if row in state.silent:
+        state.silent.add(child)
+    if row in state.recovering:
+        state.recovering[child] = state.recovering[row]
+    _give_no_bound(state, request)
+    state.running_rows.join([child], at_end=False)
+    _go_on_unevenly(state)
+    if len(moves):
+        if state.carried and state.carried[-1].number == _NO_BATCH:
+            state.carried[-1].moves = joined([state.carried[-1].moves, moves])
+        else:
+            state.carried.append(Carried(moves, _NO_LOADS, _NO_BATCH))
+    return number
+
+
+def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
+    """The sequence goes on as `of`, another one of its request, which is none from now on: it takes its tokens and its blocks.
+
+    Raises InvalidRequest (one of them does not run, or both are the same) or RequestInFlight, changing nothing.
+    """
+    if of == sequence:
+        raise InvalidRequest(f'request "{request.id}": sequence {sequence} cannot adopt itself.')
+    for each in (sequence, of):
+        _must_run(state, request, each)
+    state.running_rows.leave([request.rows[sequence]])
+    state.close_row(request, sequence)
+    row = request.rows[of]
+    request.rows[sequence], request.rows[of] = row, -1
+    for name in ("max_total", "high_water", "appended", "is_quiet"):
+        values = getattr(request, name)
+        setattr(request, name, replaced(values, sequence, values[of]))
+    state.columns.release(row, of)
+    state.columns.bind(row, request, sequence)
+    request.num_live -= 1
+    # The rows of a request stand in the order of its sequences.
+    state.running_rows.reorder()
+    state.admission_blocked = False
+    _give_no_bound(state, request)
+    _go_on_unevenly(state)
+
+
+def _must_run(state: State, request: RequestState, sequence: int) -> None:
+    if not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
+        raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence}.')
+    if request.status is not Status.RUNNING:
+        raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
+    if state.is_in_flight(request) or request.id in state.busy_ids or state.waits_for_transfer(request.rows[sequence]):
+        raise RequestInFlight(request.id)
+
+
+def _give_no_bound(state: State, request: RequestState) -> None:
+    """What was reserved for the request was the worst case of the sequences that it had."""
+    if request.is_bounded:
+        request.is_bounded = False
+        state.bounded.remove(request)
+
+
+def _go_on_unevenly(state: State) -> None:
+    state.steady = None
+    state.columns.advance_unevenly()

@@ -1,0 +1,151 @@
+"""Forks of a sequence that runs: shared blocks, one copy, branches of drafts, and the one that is adopted."""
+
+import numpy as np
+import pytest
+
+from paged import (
+    BlockManager,
+    InvalidRequest,
+    OutOfBlocks,
+    Request,
+    RequestInFlight,
+    Scheduler,
+    UnknownRequest,
+)
+
+
+def running(num_blocks=16, prompt=(1, 2, 3, 4, 5, 6), policy="paged", **limits):
+    """A request "a" whose prompt has been computed, and that has sampled 7."""
+    scheduler = Scheduler(BlockManager(num_blocks, 4), policy=policy, **limits)
+    scheduler.add(Request(id="a", prompt=list(prompt), max_tokens=8))
+    scheduler.update(scheduler.schedule(), [7])
+    return scheduler
+
+
+def tables(scheduler, id="a"):
+    return [scheduler.manager.table(row).tolist() for row in scheduler.rows_of(id)]
+
+
+def test_a_fork_shares_full_blocks_and_has_a_copy_of_the_partial_one():
+    scheduler = running()
+    before = scheduler.manager.num_available
+    assert scheduler.fork("a") == 1
+    ours, theirs = tables(scheduler)
+    assert ours[:1] == theirs[:1] and ours[1] != theirs[1]
+    assert scheduler.manager.num_available == before - 1
+    batch = scheduler.schedule()
+    assert batch.moves.device_to_device.tolist() == [[ours[1], theirs[1]]]
+    assert batch.sequences.tolist() == [0, 1] and batch.positions.tolist() == [6, 6]
+    assert scheduler.check() == []
+
+
+def test_a_fork_at_the_end_of_a_block_copies_nothing():
+    scheduler = running(prompt=(1, 2, 3, 4))
+    before = scheduler.manager.num_available
+    scheduler.fork("a")
+    assert scheduler.manager.num_available == before
+    assert not len(scheduler.schedule().moves)
+
+
+def test_a_tree_of_drafts_ends_in_its_best_branch():
+    scheduler = running()
+    branches = [0, scheduler.fork("a"), scheduler.fork("a")]
+    proposed = {("a", 0): [8, 9], ("a", 1): [10, 11], ("a", 2): [12]}
+    batch = scheduler.schedule(drafts=proposed)
+    assert batch.num_drafts.tolist() == [2, 2, 1]
+    # 10 and 11 were right, and 20 comes after them.
+    scheduler.update(batch, [10, 10, 11, 20, 10], [1, 3, 1])
+    table = tables(scheduler)[1]
+    scheduler.adopt("a", branches[1])
+    scheduler.finish("a", branches[2])
+    assert tables(scheduler) == [table]
+    row = scheduler.rows_of("a")[0]
+    assert scheduler.manager.tokens[row, :10].tolist() == [1, 2, 3, 4, 5, 6, 7, 10, 11, 20]
+    batch = scheduler.schedule()
+    assert (batch.ids.tolist(), batch.sequences.tolist(), batch.positions.tolist()) == (["a"], [0], [9])
+    assert scheduler.check() == []
+
+
+def test_who_adopts_leaves_nothing_behind():
+    scheduler = running()
+    scheduler.adopt("a", scheduler.fork("a"))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        outputs = list(scheduler.update(batch, np.full(len(batch.rows), 9)))
+    assert [(output.sequence, output.finish_reason) for output in outputs] == [(0, "length")]
+    assert outputs[0].usage.output_tokens == 8
+    assert scheduler.manager.num_available == scheduler.manager.num_blocks and scheduler.check() == []
+
+
+def test_forks_of_a_cancelled_step_are_copied_by_the_next_one():
+    scheduler = running()
+    scheduler.fork("a")
+    batch = scheduler.schedule()
+    scheduler.cancel(batch)
+    assert scheduler.schedule().moves.device_to_device.tolist() == batch.moves.device_to_device.tolist()
+    assert scheduler.check() == []
+
+
+def test_a_request_with_forks_gives_way_and_returns_whole():
+    scheduler = running(num_blocks=6)
+    scheduler.fork("a")
+    scheduler.add(Request(id="b", prompt=[9] * 6, max_tokens=8, priority=0))
+    ended = {}
+    for _ in range(80):
+        if not scheduler.has_unfinished:
+            break
+        batch = scheduler.schedule()
+        for output in scheduler.update(batch, np.full(batch.ticket.num_samples, 5)):
+            if output.finish_reason:
+                ended[output.id, output.sequence] = output.finish_reason
+    assert ended == {("a", 0): "length", ("a", 1): "length", ("b", 0): "length"}
+    assert scheduler.check() == []
+
+
+def test_what_cannot_be_forked_says_why_and_changes_nothing():
+    scheduler = running(max_sequences=1)
+    with pytest.raises(InvalidRequest, match="max_sequences is 1"):
+        scheduler.fork("a")
+    with pytest.raises(UnknownRequest):
+        scheduler.fork("b")
+    for sequence in (1, -1, "0", True):
+        with pytest.raises(InvalidRequest, match="no .*sequence"):
+            scheduler.fork("a", sequence)
+    batch = scheduler.schedule()
+    with pytest.raises(RequestInFlight):
+        scheduler.fork("a")
+    scheduler.update(batch, [8])
+    scheduler.add(Request(id="w", prompt=[1], max_tokens=1))
+    with pytest.raises(InvalidRequest, match="waiting"):
+        scheduler.fork("w")
+    assert tables(scheduler) == [[0, 1]] and scheduler.check() == []
+
+
+def test_without_a_block_for_the_copy_there_is_no_fork():
+    scheduler = running(num_blocks=2)
+    with pytest.raises(OutOfBlocks) as caught:
+        scheduler.fork("a")
+    assert (caught.value.wanted, caught.value.free) == (1, 0)
+    assert len(tables(scheduler)) == 1 and scheduler.check() == []
+
+
+def test_a_policy_that_reserves_has_no_forks():
+    with pytest.raises(InvalidRequest, match='policy "orca-max" reserves'):
+        running(num_blocks=64, policy="orca-max", max_model_len=32).fork("a")
+
+
+def test_only_another_live_sequence_is_adopted():
+    scheduler = running()
+    fork = scheduler.fork("a")
+    with pytest.raises(InvalidRequest, match="adopt itself"):
+        scheduler.adopt("a", 0)
+    with pytest.raises(InvalidRequest, match="no live sequence 5"):
+        scheduler.adopt("a", 5)
+    scheduler.finish("a", fork)
+    with pytest.raises(InvalidRequest, match="no live sequence 1"):
+        scheduler.adopt("a", fork)
+    batch = scheduler.schedule()
+    with pytest.raises(RequestInFlight):
+        scheduler.fork("a")
+    scheduler.update(batch, [8])
+    assert scheduler.check() == []
