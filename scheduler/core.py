@@ -360,7 +360,7 @@ class Scheduler(Uncopyable):
 
     def fork(self, request_id: str, sequence: int = 0) -> int:
         """One more sequence of a request that runs: it knows all that `sequence` does, shares its blocks, and goes on by itself. Returns its
-        number, by which outputs, `append`, `finish` and drafts name it.
+        number, by which outputs, `append`, `finish` and drafts name it; a fork that is gone leaves its number to the next one.
 
         Its partial block is copied: the next batch has the copy among its moves, so that no other moves run with it. Outputs so far count
         for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, the policy

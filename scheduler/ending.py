@@ -208,6 +208,8 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
+        # Who waits for tokens from the caller takes no seat.
+        state.admission_blocked = False
         _hush(state, rows[(given == 0) & goes_on])
     usage = {}
     if len(done):

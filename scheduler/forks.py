@@ -20,6 +20,8 @@ from paged.scheduler.state import Carried, State
 from paged.scheduler.status import Status
 
 _NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
+# What a request's state says of each of its sequences.
+_BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
 # What is carried for no batch.
 _NO_BATCH = 0
 
@@ -40,17 +42,21 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise InvalidRequest(
             f'request "{request.id}": {state.running_rows.count()} sequences run already; max_sequences is {seats}.'
         )
-    row, number = request.rows[sequence], len(request.rows)
+    row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1
-    request.rows.append(child)
-    request.tokens.append(None)
-    request.max_total += (request.max_total[sequence],)
-    request.high_water += (request.high_water[sequence],)
-    request.appended += (request.appended[sequence],)
-    request.is_quiet += (request.is_quiet[sequence],)
+    # A tree of drafts a step: numbers of forks that are gone are given again, or there would be ever more of them.
+    own, num = request.request.num_sequences, len(request.rows)
+    number = next((number for number in range(own, num) if not state.delivers(request, number)), num)
+    if number == num:
+        request.rows.append(child)
+        request.tokens.append(None)
+    request.rows[number] = child
+    for name in _BY_SEQUENCE:
+        values = getattr(request, name)
+        setattr(request, name, (*values[:number], values[sequence], *values[number + 1 :]))
     state.columns.bind(child, request, number)
     if row in state.silent:
         state.silent.add(child)
@@ -80,7 +86,7 @@ def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
     state.close_row(request, sequence)
     row = request.rows[of]
     request.rows[sequence], request.rows[of] = row, -1
-    for name in ("max_total", "high_water", "appended", "is_quiet"):
+    for name in _BY_SEQUENCE:
         values = getattr(request, name)
         setattr(request, name, replaced(values, sequence, values[of]))
     state.columns.release(row, of)

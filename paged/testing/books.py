@@ -77,10 +77,13 @@ class ExpectedRequest:
 
     def fork(self, index: int) -> int:
         """One more sequence goes on from where this one is; returns its number."""
-        sequence = self.sequences[index]
-        self.sequences.append(replace(sequence, tokens=sequence.tokens[:], outputs=sequence.outputs[:]))
+        sequence, forks = self.sequences[index], range(self.request.num_sequences, len(self.sequences))
+        number = next((fork for fork in forks if self.sequences[fork].reason is not None), len(self.sequences))
+        self.sequences[number : number + 1] = [
+            replace(sequence, tokens=sequence.tokens[:], outputs=sequence.outputs[:])
+        ]
         self.was_forked = True
-        return len(self.sequences) - 1
+        return number
 
     def adopt(self, fork: int, index: int) -> None:
         """A sequence goes on as another one, which is none any more."""

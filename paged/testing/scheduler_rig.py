@@ -453,10 +453,9 @@ class SchedulerRig:
             self._fail_on([f"a fork of {id}/{sequence}, which runs: {error}"] if can else [])
         else:
             self._fail_on([] if can and not self.in_flight(id) else [f"{id}/{sequence} was forked; it may not be"])
-            if book.fork(sequence) != number:
-                self._fail_on(
-                    [f"the fork of {id}/{sequence} is number {number}; it has {len(book.sequences)} sequences"]
-                )
+            if (due := book.fork(sequence)) != number:
+                self._fail_on([f"the fork of {id}/{sequence} is number {number}; {due} is the first that is free"])
+            self.computed.pop((id, number), None)
             if (id, sequence) in self.computed:
                 self.computed[id, number] = self.computed[id, sequence]
             self.figures.goes_on_as((id, number), (id, sequence))
