@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.moves import joined
+from paged.block_manager.moves import Moves, pairs_of
 from paged.scheduler.errors import InvalidRequest, RequestInFlight
 from paged.scheduler.request import RequestState, replaced
 from paged.scheduler.state import Carried, State
@@ -66,10 +66,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.running_rows.join([child], at_end=False)
     _go_on_unevenly(state)
     if len(moves):
-        if state.carried and state.carried[-1].number == _NO_BATCH:
-            state.carried[-1].moves = joined([state.carried[-1].moves, moves])
-        else:
-            state.carried.append(Carried(moves, _NO_LOADS, _NO_BATCH))
+        _carry(state, *moves.device_to_device[0].tolist())
     return number
 
 
@@ -97,6 +94,20 @@ def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
     state.admission_blocked = False
     _give_no_bound(state, request)
     _go_on_unevenly(state)
+
+
+def _carry(state: State, source: int, copy: int) -> None:
+    """The copy runs with the next batch. Engines run the pairs of a group at once: none reads what another one writes."""
+    last = state.carried[-1] if state.carried else None
+    pairs = {} if last is None or last.number != _NO_BATCH else dict(last.moves.device_to_device[:, ::-1].tolist())
+    # What is still to be copied itself is read where it comes from. A copy whose fork is gone gives way.
+    pairs[copy] = pairs.get(source, source)
+    moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
+    if last is None or last.number != _NO_BATCH or pairs.keys() & set(pairs.values()):
+        moves = Moves(device_to_device=pairs_of([(source, copy)]))
+        state.carried.append(Carried(moves, _NO_LOADS, _NO_BATCH))
+    else:
+        last.moves = moves
 
 
 def _must_run(state: State, request: RequestState, sequence: int) -> None:

@@ -66,8 +66,8 @@ class SchedulerRig:
         # What was guessed to come next of each sequence, for the batch that was scheduled last.
         self.proposed: dict[Key, list[int]] = {}
         self.num_added = 0
-        # Groups of moves that are still to run, one a batch: of cancelled batches (False), or copies for forks (True).
-        self.carried: list[bool] = []
+        # Groups of moves that are still to run, one a batch: of cancelled batches (None), or copies for forks, by what is written.
+        self.carried: list[dict[int, int] | None] = []
         # The latest batch that was cancelled after its moves had run.
         self.last_moved = 0
         self.has_failed = False
@@ -361,7 +361,7 @@ class SchedulerRig:
         if moved:
             self.last_moved = max(self.last_moved, flight.number)
         if not moved and len(flight.batch.moves):
-            self.carried.insert(0, False)
+            self.carried.insert(0, None)
         for id in dict.fromkeys(flight.loading):
             # Whoever lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
             is_loading = self.scheduler.status(id) == "loading"
@@ -467,8 +467,7 @@ class SchedulerRig:
                 self._fail_on(
                     [f"{id}/{sequence} and its fork both write {before[-1:]}"] if table[-1:] == before[-1:] else []
                 )
-                if not (self.carried and self.carried[-1]):
-                    self.carried.append(True)
+                self._carry(before[-1], table[-1])
             self.events["fork"] += 1
         self._check()
 
@@ -502,6 +501,15 @@ class SchedulerRig:
             )
             self.events["adopt"] += 1
         self._check()
+
+    def _carry(self, source: int, copy: int) -> None:
+        """A copy for a fork is to run: with those that are to run already, unless one of them reads or writes what another one does."""
+        pairs = dict(self.carried[-1] or {}) if self.carried else {}
+        pairs[copy] = pairs.get(source, source)
+        if self.carried and self.carried[-1] is not None and not pairs.keys() & set(pairs.values()):
+            self.carried[-1] = pairs
+        else:
+            self.carried.append({copy: source})
 
     def _num_running(self) -> int:
         """Sequences of the requests that run."""

@@ -66,6 +66,25 @@ def test_a_tree_of_drafts_ends_in_its_best_branch():
     assert scheduler.check() == []
 
 
+def test_copies_of_forks_of_forks_can_run_at_once():
+    scheduler = running()
+    first = scheduler.fork("a")
+    second = scheduler.fork("a", first)
+    (source, *copies) = [table[1] for table in tables(scheduler)]
+    assert scheduler.schedule().moves.device_to_device.tolist() == [[source, copy] for copy in copies]
+    assert (first, second) == (1, 2) and scheduler.check() == []
+
+
+def test_a_block_that_is_read_for_a_fork_is_written_by_no_other_copy_of_its_group():
+    scheduler = running(num_blocks=3)
+    fork = scheduler.fork("a")
+    # Its block is free, and the only one that is: the next fork's copy goes where the first one's comes from.
+    scheduler.adopt("a", fork)
+    scheduler.fork("a")
+    groups = [scheduler.schedule().moves.device_to_device.tolist() for _ in range(2)]
+    assert groups == [[[1, 2]], [[2, 1]]]
+
+
 def test_who_adopts_leaves_nothing_behind():
     scheduler = running()
     scheduler.adopt("a", scheduler.fork("a"))
