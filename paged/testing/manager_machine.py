@@ -94,15 +94,15 @@ class ManagerMachine(RigMachine):
         if how != "out" and self.rig.naive.batches:
             getattr(self.rig, how)()
 
-    @where(
-        lambda self: self.capabilities.rows_in_flight and self.capabilities.private_rows and not self.rig.naive.batches
-    )
+    @where(lambda self: self.capabilities.rows_in_flight and self.capabilities.private_rows)
     @rule(
         tokens=prompts(), salt=st.integers(0, 2), shares=st.booleans(), forks=st.booleans(), num_ended=st.integers(0, 2)
     )
     def overtake(self, tokens: list[int], salt: int, shares: bool, forks: bool, num_ended: int) -> None:
         """A row computes content that is cached, which is evicted then; a row of the next batch computes it, too, and maybe a third one
         shares that. So the first batch ends with content that a later one has pending."""
+        while self.rig.naive.batches:
+            self.rig.confirm()
         if self.rig.idle_rows:
             self.rig.free(self.rig.idle_rows)
         size = self.rig.world.block_size
@@ -214,6 +214,15 @@ class ManagerMachine(RigMachine):
         row = chosen(self.rig.free_rows, pick)
         self.rig.truncate(row, num_blocks % (len(self.rig.naive.rows[row].table) + 1))
 
+    @where(lambda self: self.capabilities.truncate and self.capabilities.rows_in_flight and self.rig.flying_rows)
+    @rule(pick=picks, num_blocks=st.integers(0, 8), then=st.sampled_from(["cancel", "confirm"]))
+    def cut_short(self, pick: int, num_blocks: int, then: str) -> None:
+        """A row gives up blocks that a batch computes, which ends then."""
+        row = chosen(self.rig.flying_rows, pick)
+        self.rig.truncate(row, num_blocks % (len(self.rig.naive.rows[row].table) + 1))
+        if then == "confirm" or self.capabilities.cancel:
+            getattr(self.rig, then)()
+
     @where(lambda self: self.capabilities.fork and self.rig.device_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks)
     def fork(self, pick: int) -> None:
@@ -282,6 +291,24 @@ class ManagerMachine(RigMachine):
             self.rig.swap_in([row])
         elif then == "confirm" or (then == "cancel" and self.capabilities.cancel):
             getattr(self.rig, then)()
+
+    @where(
+        lambda self: (
+            self.capabilities.host_tier
+            and self.capabilities.rows_in_flight
+            and self.capabilities.cancel
+            and self.rig.partial_rows
+        )
+    )
+    @rule(pick=picks, token=st.integers(0, 1))
+    def fill_and_leave(self, pick: int, token: int) -> None:
+        """A row goes to the host while a batch fills its last block; the batch fails, and the block never gets full."""
+        row = chosen(self.rig.partial_rows, pick)
+        self.rig.append(row, [token] * self.rig.world.block_size)
+        self.rig.allocate([row], [self.rig.left(row)])
+        self.rig.swap_out([row], 0)
+        if self.rig.naive.batches:
+            self.rig.cancel()
 
     @where(lambda self: self.capabilities.host_tier and self.rig.free_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, salt=st.integers(0, 2), both=st.booleans())
