@@ -329,6 +329,8 @@ class PrefixIndex:
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False
+        # A row that shared them and went to the host may have left copies there.
+        self.host.give_up(run, at)
         if at == 0:
             self._abandon_run(run.row, run)
         else:

@@ -87,6 +87,7 @@ class ExpectedRequest:
 
     def adopt(self, fork: int, index: int) -> None:
         """A sequence goes on as another one, which is none any more."""
+        self.was_forked = True
         self.sequences[index] = self.sequences[fork]
         self.sequences[fork] = replace(self.sequences[fork], reason="adopted")
 

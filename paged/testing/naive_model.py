@@ -497,7 +497,9 @@ class NaiveManager(NaiveContent):
         namespace, tokens = node
         for other in [n for n in self.device.pending if n[0] == namespace and n[1][: len(tokens)] == tokens]:
             self.gave_way += 1
-            self.device.withdraw(other)
+            for pool in (self.device, self.host):
+                if other in pool.pending:
+                    pool.withdraw(other)
 
     def _cut(self, row: Row, keep: int) -> None:
         """The row's blocks from column `keep` on go back, and what batches compute there is lost."""
