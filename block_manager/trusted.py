@@ -288,9 +288,8 @@ class TrustedCalls(Views):
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
         the blocks that they `have`, those promised to them among them, `needs` more are promised to each."""
-        for nth in range(int(needs.max())):
-            lacking = (needs > nth).nonzero()[0]
-            self._growth.promise_one_each(rows[lacking], have[lacking] + nth)
+        if total := int(needs.sum()):
+            self._growth.promise(rows.repeat(needs), rising_from(have, needs), total)
         self._tables.num_launched[rows] = ends
         self._flights.composed.lengthen(rows, ends)
 
@@ -433,26 +432,27 @@ class TrustedCalls(Views):
         tables = self._tables
         if not self._any_reserved:
             return tables.slot_base[rows] + positions
+        return self._looked_up(rows, positions)
+
+    def _looked_up(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n]: the slot of `positions[i]` of `rows[i]`, in whichever block of its table."""
         columns = positions // self.block_size
-        blocks = tables.blocks[0, rows, columns]
+        blocks = self._tables.blocks[0, rows, columns]
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
         return slots
 
     def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [counts.sum()]: the slots of `counts[i]` positions of `rows[i]`, which rise, packed."""
-        tables, size = self._tables, self.block_size
+        tables = self._tables
         slots: NDArray[np.int64] = tables.slot_base[rows].repeat(counts)
         slots += positions
         # That holds in a row's last block, where most of them are.
         first = counts.cumsum() - counts
-        others = (positions[first] < (tables.num_blocks[rows] - 1) * size).nonzero()[0]
+        others = (positions[first] < (tables.num_blocks[rows] - 1) * self.block_size).nonzero()[0]
         if len(others):
             counts = counts[others]
             places = rising_from(first[others], counts)
-            positions = positions[places]
-            columns = positions // size
-            blocks = tables.blocks[0, rows[others].repeat(counts), columns]
-            slots[places] = (blocks - columns) * np.int64(size) + positions
+            slots[places] = self._looked_up(rows[others].repeat(counts), positions[places])
         return slots
 
     def settle(self, flight: Flight) -> None:

@@ -26,10 +26,13 @@ NUM_PASSING = 4
 class Admission:
     """This one lets requests join at every step.
 
+    joins             requests join those that run
     chunked           a prompt may be split over steps; else a request comes in when the budget is enough for all of it
     max_passes        how often a waiting request that does not fit is passed by one of the next four
     takes_plain_ones  an ordinary request needs no more than its prompt's blocks, and may enter in parts
     """
+
+    joins = True
 
     def __init__(self, policy: Policy, *, takes_plain_ones: bool) -> None:
         self.chunked, self.max_passes = policy.chunked, policy.max_passes

@@ -19,6 +19,10 @@ from paged.scheduler.status import FINISH_REASONS
 if TYPE_CHECKING:
     from paged.scheduler.request import RequestState
 
+# `Batch.loads` where there are none.
+NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
+NO_LOADS.flags.writeable = False
+
 Heir = tuple["RequestState", int]
 """A request and which sequence of it."""
 

@@ -366,7 +366,8 @@ class Scheduler(Uncopyable):
         for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, the policy
         reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
         """
-        return forks.fork(self._state, self._living(request_id), self._number(request_id, sequence))
+        request = self._living(request_id)
+        return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
     def adopt(self, request_id: str, fork: int, sequence: int = 0) -> None:
         """`sequence` goes on as `fork`, another sequence of its request, with that one's tokens and blocks; `fork` is none any more, and has
@@ -376,7 +377,7 @@ class Scheduler(Uncopyable):
         Raises UnknownRequest, RequestInFlight, or InvalidRequest (one of both does not run, or both are one), changing nothing.
         """
         request = self._living(request_id)
-        forks.adopt(self._state, request, self._number(request_id, fork), self._number(request_id, sequence))
+        forks.adopt(self._state, request, self._live_sequence(request, fork), self._live_sequence(request, sequence))
 
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
@@ -392,9 +393,7 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
-        if not is_integer(sequence) or not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
-            raise InvalidRequest(f'request "{request_id}" has no live sequence {sequence!r}.')
-        sequence = int(sequence)
+        sequence = self._live_sequence(request, sequence)
         if state.is_in_flight(request) or request_id in state.busy_ids:
             # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
@@ -412,10 +411,9 @@ class Scheduler(Uncopyable):
         state.steady = None
         state.columns.advance_unevenly()
         state.admission_blocked = False
-        if request.is_bounded and len(array):
+        if len(array):
             # What was reserved for it was the worst case of what it knew.
-            request.is_bounded = False
-            state.bounded.remove(request)
+            state.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
         if request_id in state.parked and len(array):
@@ -581,9 +579,10 @@ class Scheduler(Uncopyable):
             raise UnknownRequest(request_id)
         return request
 
-    def _number(self, request_id: str, sequence: object) -> int:
-        if not is_integer(sequence):
-            raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
+    def _live_sequence(self, request: RequestState, sequence: Any) -> int:
+        is_one = is_integer(sequence) and 0 <= sequence < len(request.rows)
+        if not is_one or not self._state.delivers(request, sequence):
+            raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
     def _moves_in_background(self, batch: Batch) -> bool:

@@ -252,9 +252,7 @@ def _park(state: State, request: RequestState) -> None:
         return
     state.remember_high_water(request)
     state.away.remove(request)
-    if request.is_bounded:
-        request.is_bounded = False
-        state.bounded.remove(request)
+    state.lift_bound(request)
     drop_rows(state, request)
     request.is_quiet = (True,)
     request.status = Status.WAITING
@@ -528,8 +526,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         if request.num_live == 0:
             (state.running if request.status is Status.RUNNING else state.away).remove(request)
             request.follows = None
-            if request.is_bounded:
-                state.bounded.remove(request)
+            state.lift_bound(request)
             state.end(request, _FINISHED[code])
             usage[i] = state.usage_of(request)
     return usage

@@ -10,16 +10,13 @@ and that copy. Does not know why somebody forks, nor which fork is the right one
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from paged.block_manager.moves import Moves, pairs_of
+from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.scheduler.batch import NO_LOADS
 from paged.scheduler.errors import InvalidRequest, RequestInFlight
 from paged.scheduler.request import RequestState, replaced
 from paged.scheduler.state import Carried, State
 from paged.scheduler.status import Status
 
-_NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 # What a request's state says of each of its sequences.
 _BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
 # What is carried for no batch.
@@ -27,16 +24,16 @@ _NO_BATCH = 0
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
-    """A new sequence of the request, which knows what this one does. Returns its number.
+    """A new sequence of the request, which knows what this live one does. Returns its number.
 
     Raises InvalidRequest (the sequence does not run, the policy reserves or runs batches whole, or there is no seat), RequestInFlight, or
     OutOfBlocks (no block for the copy), changing nothing.
     """
     _must_run(state, request, sequence)
-    policy, seats = state.policy, state.limits.max_sequences
-    if state.reservation.reserves or policy.batching != "continuous":
+    seats = state.limits.max_sequences
+    if state.reservation.reserves or not state.admission.joins:
         raise InvalidRequest(
-            f'request "{request.id}": policy "{policy.name}" reserves what a request may become at worst; it has no forks.'
+            f'request "{request.id}": policy "{state.policy.name}" reserves what a request may become at worst; it has no forks.'
         )
     if state.running_rows.count() >= seats:
         raise InvalidRequest(
@@ -56,22 +53,21 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     request.rows[number] = child
     for name in _BY_SEQUENCE:
         values = getattr(request, name)
-        setattr(request, name, (*values[:number], values[sequence], *values[number + 1 :]))
+        setattr(request, name, replaced(values, number, values[sequence]))
     state.columns.bind(child, request, number)
     if row in state.silent:
         state.silent.add(child)
     if row in state.recovering:
         state.recovering[child] = state.recovering[row]
-    _give_no_bound(state, request)
     state.running_rows.join([child], at_end=False)
-    _go_on_unevenly(state)
+    _note_other_sequences(state, request)
     if len(moves):
         _carry(state, *moves.device_to_device[0].tolist())
     return number
 
 
 def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
-    """The sequence goes on as `of`, another one of its request, which is none from now on: it takes its tokens and its blocks.
+    """The sequence goes on as `of`, another live one of its request, which is none from now on: it takes its tokens and its blocks.
 
     Raises InvalidRequest (one of them does not run, or both are the same) or RequestInFlight, changing nothing.
     """
@@ -92,40 +88,30 @@ def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
     # The rows of a request stand in the order of its sequences.
     state.running_rows.reorder()
     state.admission_blocked = False
-    _give_no_bound(state, request)
-    _go_on_unevenly(state)
+    _note_other_sequences(state, request)
 
 
 def _carry(state: State, source: int, copy: int) -> None:
     """The copy runs with the next batch. Engines run the pairs of a group at once: none reads what another one writes."""
-    last = state.carried[-1] if state.carried else None
-    pairs = {} if last is None or last.number != _NO_BATCH else dict(last.moves.device_to_device[:, ::-1].tolist())
+    group = state.carried[-1] if state.carried and state.carried[-1].number == _NO_BATCH else None
+    pairs: dict[int, int] = {} if group is None else dict(group.moves.device_to_device[:, ::-1].tolist())
     # What is still to be copied itself is read where it comes from. A copy whose fork is gone gives way.
     pairs[copy] = pairs.get(source, source)
-    moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
-    if last is None or last.number != _NO_BATCH or pairs.keys() & set(pairs.values()):
-        moves = Moves(device_to_device=pairs_of([(source, copy)]))
-        state.carried.append(Carried(moves, _NO_LOADS, _NO_BATCH))
-    else:
-        last.moves = moves
+    if group is None or pairs.keys() & set(pairs.values()):
+        pairs, group = {copy: source}, Carried(NO_MOVES, NO_LOADS, _NO_BATCH)
+        state.carried.append(group)
+    group.moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
 
 
 def _must_run(state: State, request: RequestState, sequence: int) -> None:
-    if not 0 <= sequence < len(request.rows) or not state.delivers(request, sequence):
-        raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence}.')
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
     if state.is_in_flight(request) or request.id in state.busy_ids or state.waits_for_transfer(request.rows[sequence]):
         raise RequestInFlight(request.id)
 
 
-def _give_no_bound(state: State, request: RequestState) -> None:
-    """What was reserved for the request was the worst case of the sequences that it had."""
-    if request.is_bounded:
-        request.is_bounded = False
-        state.bounded.remove(request)
-
-
-def _go_on_unevenly(state: State) -> None:
+def _note_other_sequences(state: State, request: RequestState) -> None:
+    """What is known of the rows that run, and of the request's worst case, was of the sequences that it had."""
+    state.lift_bound(request)
     state.steady = None
     state.columns.advance_unevenly()

@@ -8,13 +8,11 @@ from numpy.typing import NDArray
 from paged.block_manager.growing import GrowingView, rising, rising_from
 from paged.block_manager.moves import NO_MOVES, joined
 from paged.scheduler.awaited import sources_of
-from paged.scheduler.batch import Batch, Ticket
+from paged.scheduler.batch import NO_LOADS, Batch, Ticket
 from paged.scheduler.composition import ones
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State, Step
 
-_NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
-_NO_LOADS.flags.writeable = False
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
 _NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
@@ -54,8 +52,11 @@ class Packer:
         batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
         if state.outstanding and num_decodes:
             last_tokens, batches, places = self._await(state, step, last_tokens)
+        bounds = rising(num_decodes + 1)
         if decode_counts is not None:
-            begins = decode_counts.cumsum() - decode_counts
+            bounds = np.zeros(num_decodes + 1, np.int64)
+            np.cumsum(decode_counts, out=bounds[1:])
+            begins = bounds[:-1]
             last_tokens = self._before_drafts(last_tokens, begins, step.draft_tokens)
             batches, places = self._spread(batches, begins, len(starts)), self._spread(places, begins, len(starts))
         num_decode_tokens = len(last_tokens)
@@ -66,8 +67,7 @@ class Packer:
             rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
             counts, start_loc = ones(num_rows).copy(), rising(num_rows + 1).copy()
             if decode_counts is not None:
-                counts[:num_decodes] = decode_counts
-                np.cumsum(decode_counts, out=start_loc[1 : num_decodes + 1])
+                counts[:num_decodes], start_loc[: num_decodes + 1] = decode_counts, bounds
             token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
             slot_mapping = np.empty(num_tokens, np.int64)
             rows[:num_decodes], seq_lens[:num_decodes] = decodes, step.decode_ends
@@ -97,10 +97,8 @@ class Packer:
                 samples[partial] = False
                 samples.flags.writeable = False
         else:
-            counts, start_loc, samples = ones(num_decodes), rising(num_decodes + 1), _ALL_TRUE.first(num_decodes)
-            if decode_counts is not None:
-                counts, start_loc = decode_counts, np.zeros(num_decodes + 1, np.int64)
-                np.cumsum(counts, out=start_loc[1:])
+            counts = ones(num_decodes) if decode_counts is None else decode_counts
+            start_loc, samples = bounds, _ALL_TRUE.first(num_decodes)
             token_ids, positions, slot_mapping, num_samples = last_tokens, starts.copy(), slots, num_decodes
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
@@ -125,7 +123,7 @@ class Packer:
             num_drafts = np.zeros(len(rows), np.int64)
             num_drafts[:num_decodes] = step.draft_counts
             num_drafts.flags.writeable = False
-        loads, moves = _NO_LOADS, NO_MOVES
+        loads, moves = NO_LOADS, NO_MOVES
         if step.loads or step.moves:
             loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
             for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):

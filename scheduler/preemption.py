@@ -98,9 +98,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
         _count(state, step, victim, "swap" if swaps else "recompute")
-    if victim.is_bounded:
-        victim.is_bounded = False
-        state.bounded.remove(victim)
+    state.lift_bound(victim)
     if swaps:
         _swap_out(state, step, victim, keep)
     elif keep:

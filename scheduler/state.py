@@ -301,6 +301,12 @@ class State:
         self.manager.close(row)
         self.columns.release(row, sequence)
 
+    def lift_bound(self, state: RequestState) -> None:
+        """The request's worst case is not what was reserved, or is reserved no more."""
+        if state.is_bounded:
+            state.is_bounded = False
+            self.bounded.remove(state)
+
     def retain_content(self, state: RequestState, row: int) -> None:
         """The sequence in this row has finished: what it computed is kept as its request wishes."""
         retention = state.request.retention

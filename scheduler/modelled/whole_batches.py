@@ -17,6 +17,8 @@ class WholeBatches(Admission):
     """Requests come in when nothing runs, as many as go together. The budget does not bound a batch: its prompts take as many steps as
     they need."""
 
+    joins = False
+
     def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
         """Admit the head of the queue and those that go with it, as seats and memory allow."""
         if not was_empty:

@@ -26,6 +26,13 @@ def tables(scheduler, id="a"):
     return [scheduler.manager.table(row).tolist() for row in scheduler.rows_of(id)]
 
 
+def refuses_in_flight(scheduler, call):
+    batch = scheduler.schedule()
+    with pytest.raises(RequestInFlight):
+        call()
+    scheduler.update(batch, [8])
+
+
 def test_a_fork_shares_full_blocks_and_has_a_copy_of_the_partial_one():
     scheduler = running()
     before = scheduler.manager.num_available
@@ -130,10 +137,7 @@ def test_what_cannot_be_forked_says_why_and_changes_nothing():
     for sequence in (1, -1, "0", True):
         with pytest.raises(InvalidRequest, match="no .*sequence"):
             scheduler.fork("a", sequence)
-    batch = scheduler.schedule()
-    with pytest.raises(RequestInFlight):
-        scheduler.fork("a")
-    scheduler.update(batch, [8])
+    refuses_in_flight(scheduler, lambda: scheduler.fork("a"))
     scheduler.add(Request(id="w", prompt=[1], max_tokens=1))
     with pytest.raises(InvalidRequest, match="waiting"):
         scheduler.fork("w")
@@ -163,8 +167,5 @@ def test_only_another_live_sequence_is_adopted():
     scheduler.finish("a", fork)
     with pytest.raises(InvalidRequest, match="no live sequence 1"):
         scheduler.adopt("a", fork)
-    batch = scheduler.schedule()
-    with pytest.raises(RequestInFlight):
-        scheduler.fork("a")
-    scheduler.update(batch, [8])
+    refuses_in_flight(scheduler, lambda: scheduler.fork("a"))
     assert scheduler.check() == []
