@@ -363,8 +363,8 @@ class Scheduler(Uncopyable):
         number, by which outputs, `append`, `finish` and drafts name it; a fork that is gone leaves its number to the next one.
 
         Its partial block is copied: the next batch has the copy among its moves, so that no other moves run with it. Outputs so far count
-        for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, the policy
-        reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
+        for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its
+        request is private, the policy reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
         """
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))

@@ -26,10 +26,12 @@ _NO_BATCH = 0
 def fork(state: State, request: RequestState, sequence: int) -> int:
     """A new sequence of the request, which knows what this live one does. Returns its number.
 
-    Raises InvalidRequest (the sequence does not run, the policy reserves or runs batches whole, or there is no seat), RequestInFlight, or
-    OutOfBlocks (no block for the copy), changing nothing.
+    Raises InvalidRequest (the sequence does not run, its request is private, the policy reserves or runs batches whole, or there is no
+    seat), RequestInFlight, or OutOfBlocks (no block for the copy), changing nothing.
     """
     _must_run(state, request, sequence)
+    if request.request.is_private:
+        raise InvalidRequest(f'request "{request.id}": a request that shares nothing with others has no forks.')
     seats = state.limits.max_sequences
     if state.reservation.reserves or not state.admission.joins:
         raise InvalidRequest(

@@ -436,7 +436,7 @@ class SchedulerRig:
         is_live = book.sequences[sequence].reason is None
         can = is_live and self.scheduler.status(id) == "running"
         can &= policy is None or (policy.reservation == "prompt" and policy.batching == "continuous")
-        can &= self._num_running() < self.world.max_sequences
+        can &= book.request.reads_cache and book.request.writes_cache and self._num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
         try:
             with self._blaming(PagedError):

@@ -157,6 +157,16 @@ def test_a_policy_that_reserves_has_no_forks():
         running(num_blocks=64, policy="orca-max", max_model_len=32).fork("a")
 
 
+@pytest.mark.parametrize("wish", ["reads_cache", "writes_cache"])
+def test_a_private_request_has_no_forks_as_it_may_be_no_group(wish):
+    scheduler = Scheduler(BlockManager(16, 4))
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=8, **{wish: False}))
+    scheduler.update(scheduler.schedule(), [7])
+    with pytest.raises(InvalidRequest, match="shares nothing"):
+        scheduler.fork("a")
+    assert tables(scheduler) == [[0, 1]] and scheduler.check() == []
+
+
 def test_only_another_live_sequence_is_adopted():
     scheduler = running()
     fork = scheduler.fork("a")
