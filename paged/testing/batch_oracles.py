@@ -99,8 +99,8 @@ def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     ahead = [id for id in before.waiting if id in entered or id in still_waits]
     found += _overtaken(rig, entered, ahead)
     # Where nobody else could go on, those who wait for tokens from the caller make room, and those who gave way in vain to
-    # a request that this very step ended stay out.
-    at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle]
+    # a request that this very step ended stay out. Who waited before has lost its blocks in an update, and is only told of now.
+    at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle and id not in before.waiting]
     others_run = any(id not in entered for id, _ in keys_of(batch))
     if entered and at_work and others_run:
         found.append(f"11: {entered} were admitted in a step that preempted {at_work}")
