@@ -568,12 +568,17 @@ class ManagerRig:
     def _match(
         self, pairs: Any, copies: Sequence[Copy], sources: dict[Block, int], targets: dict[Block, int]
     ) -> list[str]:
-        """The real copies have to be the model's, source by source; learns where the destinations lie."""
-        real = dict(np.asarray(pairs).tolist())
+        """The real copies have to be the model's, source by source; learns where the destinations lie.
+
+        A block is read twice where it is content to one row and a fork knows its beginning only: in the order of the rows.
+        """
+        real: dict[int, list[int]] = {}
+        for read, written in np.asarray(pairs).tolist():
+            real.setdefault(read, []).append(written)
         expected = sorted(sources[source] for source, _ in copies)
-        if sorted(real) != expected or len(real) != len(pairs):
-            return [f"blocks {sorted(real)} are copied, expected {expected}"]
-        targets.update({target: real[sources[source]] for source, target in copies})
+        if sorted(read for read, written in real.items() for _ in written) != expected:
+            return [f"blocks {sorted(np.asarray(pairs)[:, 0].tolist())} are copied, expected {expected}"]
+        targets.update({target: real[sources[source]].pop(0) for source, target in copies})
         return []
 
     def _compare(self) -> None:
