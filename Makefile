@@ -15,7 +15,7 @@ FAULTS ?=
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants clean
+.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants signals clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,6 +67,9 @@ faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, a
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways, and see which changes no test notices (an hour on two cores)
 	@$(BIN)/python tools/mutants.py --out benchmarks/results/mutants
+
+signals: $(STAMP) ## interrupt each command a hundred times at random moments, and see that it is gone at once (half an hour)
+	@$(BIN)/python tools/try_signals.py
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -21,7 +21,7 @@ from paged import Policy
 from paged.simulator import Load, Scenario, run
 from paged.simulator.scenario import Budget
 from paged.simulator.search import Rates, search
-from paged.simulator.study import processes
+from paged.simulator.workers import processes
 
 TTFTS, GAPS = (10.0, 20.0, 40.0), (0.2, 1.0)
 TARGETS = tuple((ttft, gap) for gap in GAPS for ttft in TTFTS)

@@ -20,6 +20,7 @@ from paged.scheduler import InvalidRequest
 from paged.uninterrupted import Uninterrupted
 
 OnOutput = Callable[[EngineOutput], None]
+OnCompletion = Callable[[int, Completion], None]
 
 
 class LLM:
@@ -38,12 +39,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_output: OnOutput | None = None,
+        on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
         """Answer every prompt, text or token ids. `params` holds for all, or is a list, one a prompt.
 
         `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
         "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
-        for its next `step`.
+        for its next `step`. `on_completion` is called with an answer's place among the prompts and the answer, when it
+        has ended: what it has seen is yours, whatever ends the call.
 
         Raises as Engine.add_request does, before anything runs, and as Engine.step does; what a callback raises, and
         Ctrl-C, come out as they are. Whatever is raised, these requests have been aborted then, and the engine can be
@@ -58,7 +61,7 @@ class LLM:
                     # No request is added without being noted.
                     with Uninterrupted():
                         requests.append(self._added(prompt, its))
-                self._drive(requests, on_output)
+                self._drive(requests, on_output, on_completion)
             except BaseException:
                 self.engine.forget([request.id for request in requests])
                 raise
@@ -69,9 +72,11 @@ class LLM:
         assert request is not None, "a request that was just added lives"
         return request
 
-    def _drive(self, requests: list[LiveRequest], on_output: OnOutput | None) -> None:
+    def _drive(
+        self, requests: list[LiveRequest], on_output: OnOutput | None, on_completion: OnCompletion | None
+    ) -> None:
         """Step until each of the requests has ended, by itself or by an abort."""
-        engine, ids = self.engine, {request.id for request in requests}
+        engine, ids = self.engine, {request.id: place for place, request in enumerate(requests)}
         going = deque(requests)
         while True:
             while going and going[0].last is not None:
@@ -82,6 +87,9 @@ class LLM:
             for output in engine.outputs_of(ids):
                 if on_output is not None:
                     on_output(output)
+                if on_completion is not None and output.finish_reason is not None:
+                    place = ids[output.id]
+                    on_completion(place, requests[place].completion())
 
 
 def _listed(prompts: Any) -> list[Any]:

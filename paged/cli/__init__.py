@@ -4,8 +4,10 @@ It needs the extra `cli`, and says so in one line where that is not installed.
 """
 
 import io
+import os
 import sys
 
+from paged.cli import signals
 from paged.extras import MissingExtra, import_with_extra
 
 __all__ = ["main"]
@@ -13,6 +15,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """The entry point of the `paged` script. Exits with its status."""
+    signals.end_at_once()
+    _have_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show µ or █ gets a question mark, not a traceback.
@@ -22,4 +26,16 @@ def main() -> None:
     except MissingExtra as problem:
         print(f"paged: {problem}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(app.run())
+    signals.interrupt()
+    signals.leave(app.run())
+
+
+def _have_streams() -> None:
+    """A closed standard stream is a number that the next file gets, and None in Python."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            file = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(file, "r" if name == "stdin" else "w", closefd=False))
+            if number == 1:
+                print("paged: standard output is closed", file=sys.stderr)
+                sys.exit(2)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from paged import MissingExtra, PagedError, __version__
+from paged.cli import signals
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
 from paged.cli.check import check_app
@@ -72,20 +73,35 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
         sys.stdout.flush()
-    except (PagedError, MissingExtra, _UsageError) as problem:
+    except BaseException as problem:
+        return signals.status() if signals.is_interrupt(problem) else _status_of(problem)
+    # Typer makes a status of a KeyboardInterrupt, one for all.
+    return signals.status() if status == INTERRUPTED else status if isinstance(status, int) else 0
+
+
+def _status_of(problem: BaseException) -> int:
+    """The exit status after what a user can get wrong, which is told. Raises what is a bug of ours."""
+    if isinstance(problem, BrokenPipeError):
+        # The reader (head, less) has gone.
+        _forget_output()
+        return READER_GONE
+    if isinstance(problem, PagedError | MissingExtra | _UsageError):
         format_message = getattr(problem, "format_message", problem.__str__)
         return _refused(format_message())
-    except BrokenPipeError:
-        # The reader (head, less) has gone; what is left must not be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
-    except OSError as problem:
-        return _refused(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
-    except MemoryError:
+    if isinstance(problem, MemoryError):
         return _refused("this machine has too little memory for a pool of that size")
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    return status if isinstance(status, int) else 0
+    if not isinstance(problem, OSError):
+        raise problem
+    if problem.filename:
+        return _refused(f"{problem.filename}: {problem.strerror}")
+    # Every file that we write is named in what it raises; this one has no name.
+    _forget_output()
+    return _refused(f"standard output: {problem.strerror or problem}")
+
+
+def _forget_output() -> None:
+    """What is left in the buffer must not be flushed at exit where it cannot go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(message: str) -> int:

@@ -1,5 +1,6 @@
 """`paged bench`: what the scheduler costs on this machine."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from paged import InvalidConfig
 from paged.bench import DecodeStep, decode_step
 from paged.cli.options import Json
-from paged.cli.show import print_json, table
+from paged.cli.show import counted, print_json, table
 
 bench_app = typer.Typer(
     help="Measure what memory management and scheduling cost on this machine.", no_args_is_help=False
@@ -42,11 +43,20 @@ def scheduler(
 
     Example: `paged bench scheduler --rows 1024 --holes 16 --caching on`
     """
-    results = [
-        decode_step(count, caching=is_on, context=context, holes=holes, steps=steps)
-        for count in _numbers(rows)
-        for is_on in _caching(caching)
-    ]
+    asked = [(count, is_on) for count in _numbers(rows) for is_on in _caching(caching)]
+    results: list[DecodeStep] = []
+    try:
+        for count, is_on in asked:
+            results.append(decode_step(count, caching=is_on, context=context, holes=holes, steps=steps))
+    except KeyboardInterrupt:
+        if results:
+            _show(results, context, holes, json)
+        print(f"paged: interrupted; {len(results)} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
+        raise
+    _show(results, context, holes, json)
+
+
+def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:
     if json:
         print_json(results)
     else:

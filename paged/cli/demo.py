@@ -95,7 +95,11 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
     prompt_of = RealText(trace, model.tokenizer).prompt
     ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)
     tight, tokens, seconds = _answered(model, trace, prompt_of, WITH_MODEL, TITLE, speed, is_silent)
-    ample, expected, _ = _answered(model, trace, prompt_of, ample_memory, AMPLE_TITLE, 1000.0, is_silent)
+    try:
+        ample, expected, _ = _answered(model, trace, prompt_of, ample_memory, AMPLE_TITLE, 1000.0, is_silent)
+    except KeyboardInterrupt:
+        _show(tight, {}, is_silent)
+        raise
     num_tokens = sum(map(len, tokens.values()))
     return tight, {
         "model": "the checkpoint that ships with paged",

@@ -4,23 +4,27 @@ Knows where prompts come from and how answers are shown. Does not know how they 
 """
 
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from paged import PagedError, SamplingParams
 from paged.cli.options import Json
-from paged.cli.show import console, print_json, printed
+from paged.cli.show import console, print_json, printed, progress_bar
 
 if TYPE_CHECKING:
     from paged.engine import Engine
-    from paged.results import Completion, EngineOutput
+    from paged.results import Completion, EngineOutput, EngineStats
 
 _PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The model", "Memory"
+
+
+SOME_FAILED = 1
 
 
 class NoPrompt(PagedError, ValueError):
@@ -76,6 +80,7 @@ def generate(
 
     Prompts come from --prompt, --file, or standard input, a line each. A single answer is written as it comes; many are shown when all are done.
     The same call gives the same text: an answer depends on nothing but its prompt and its sampling values, unless --fast is given.
+    Status 1 where a request failed.
 
     Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
     """
@@ -100,12 +105,20 @@ def generate(
         max_tokens_per_step=max_tokens_per_step,
         max_sequences=max_sequences,
     )
-    if json:
-        print_json(_document(llm.engine, llm.generate(prompts, params), fast))
-    elif len(prompts) == 1:
-        _write_as_it_comes(llm, prompts[0], params)
+    if len(prompts) == 1 and not json:
+        answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:
-        _write_many(llm, prompts, params)
+        answered = _answered(
+            llm,
+            prompts,
+            params,
+            lambda found: print_json(_document(llm.engine, found, fast)) if json else _write(found),
+        )
+    failed = [completion for completion in answered if completion.error is not None]
+    for completion in failed:
+        print(f"paged: {completion.id} failed: {completion.error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(SOME_FAILED)
 
 
 def _prompts(given: list[str] | None, file: str | None) -> list[str]:
@@ -132,19 +145,19 @@ def _lines(name: str, data: bytes) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _document(engine: "Engine", completions: "list[Completion]", fast: bool) -> dict[str, Any]:
+def _document(engine: "Engine", completions: "dict[int, Completion]", fast: bool) -> dict[str, Any]:
     stats = engine.stats()
     return {
         "model": str(engine.model.path),
         "backend": engine.runner.backend.name,
         "batch_invariant": not fast,
-        "completions": [msgspec.to_builtins(completion) for completion in completions],
+        "completions": [msgspec.to_builtins(completion) for _, completion in sorted(completions.items())],
         "stats": msgspec.to_builtins(stats),
-        "tokens_per_s": stats.output_tokens / (stats.host_s + stats.model_s) if stats.output_tokens else 0.0,
+        "tokens_per_s": _tokens_per_s(stats),
     }
 
 
-def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> None:
+def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> "Completion":
     out = console()
     # Ahead of the first text, and not before: a prompt that is refused is not repeated.
     ahead = [prompt]
@@ -154,44 +167,44 @@ def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> None:
         if out.is_terminal:
             sys.stdout.flush()
 
-    completion = llm.generate([prompt], params, on_output=write)[0]
-    printed("")
-    _complain(completion)
+    try:
+        (completion,) = llm.generate([prompt], params, on_output=write)
+    finally:
+        if not ahead:
+            printed("")
+    return completion
 
 
-def _write_many(llm: Any, prompts: list[str], params: SamplingParams) -> None:
-    errors = Console(stderr=True, highlight=False)
-    answered = (
-        _answered_behind_a_bar(llm, prompts, params, errors) if errors.is_terminal else llm.generate(prompts, params)
-    )
-    for number, completion in enumerate(answered, 1):
-        printed(f"[{number}] {completion.prompt}{completion.text}")
+def _write(completions: "dict[int, Completion]") -> None:
+    for place, completion in sorted(completions.items()):
+        printed(f"[{place + 1}] {completion.prompt}{completion.text}")
         printed("")
-        _complain(completion)
 
 
-def _answered_behind_a_bar(llm: Any, prompts: list[str], params: SamplingParams, errors: Console) -> "list[Completion]":
-    columns = (
-        TextColumn("answers"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[rate]}"),
-    )
-    with Progress(*columns, console=errors, transient=True) as progress:
-        task = progress.add_task("answers", total=len(prompts), rate="")
+def _answered(
+    llm: Any, prompts: list[str], params: SamplingParams, show: "Callable[[dict[int, Completion]], None]"
+) -> "list[Completion]":
+    """All answers, shown when the last one has ended, or an interrupt has come; behind a bar for somebody who waits."""
+    found: dict[int, Completion] = {}
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[rate]}"))
+    task = None if bar is None else bar.add_task("answers", total=len(prompts), rate="")
 
-        def advance(output: "EngineOutput") -> None:
-            if output.finish_reason is not None:
-                stats = llm.engine.stats()
-                seconds = stats.host_s + stats.model_s
-                rate = f"{stats.output_tokens / seconds:,.0f} tokens/s" if seconds else ""
-                progress.update(task, advance=1, rate=rate)
+    def note(place: int, completion: "Completion") -> None:
+        found[place] = completion
+        if bar is not None and task is not None:
+            bar.update(task, advance=1, rate=f"{_tokens_per_s(llm.engine.stats()):,.0f} tokens/s")
 
-        answered: list[Completion] = llm.generate(prompts, params, on_output=advance)
+    try:
+        with bar or nullcontext():
+            answered: list[Completion] = llm.generate(prompts, params, on_completion=note)
+    except KeyboardInterrupt:
+        show(found)
+        print(f"paged: interrupted; {len(found)} of {len(prompts)} prompts had been answered", file=sys.stderr)
+        raise
+    show(found)
     return answered
 
 
-def _complain(completion: "Completion") -> None:
-    if completion.error is not None:
-        print(f"paged: {completion.id} failed: {completion.error}", file=sys.stderr)
+def _tokens_per_s(stats: "EngineStats") -> float:
+    seconds = stats.host_s + stats.model_s
+    return stats.output_tokens / seconds if seconds else 0.0

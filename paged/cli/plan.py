@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
@@ -10,8 +10,8 @@ from rich.progress import TaskID, TimeElapsedColumn
 from paged import InvalidConfig
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
-from paged.cli.plan_words import as_document, nothing_meets, print_answers, print_probes, under_way
-from paged.cli.show import print_json, progress_bar
+from paged.cli.plan_words import as_document, in_order, nothing_meets, print_answers, print_probes, under_way
+from paged.cli.show import counted, print_json, progress_bar
 from paged.simulator import Find, Plan, Progress, Scenario, Targets, plans
 
 
@@ -45,7 +45,7 @@ def plan(
         _one("--rate-scale", {scenario.load.rate for scenario in asked})
     elif find == "memory":
         _one("--blocks", {scenario.blocks for scenario in asked})
-    found = _planned(find, asked, targets, seeds=seeds, jobs=jobs, tolerance=tolerance)
+    found = _planned(find, asked, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
     if json:
         print_json([as_document(plan) for plan in found])
     elif len(found) == 1:
@@ -65,13 +65,22 @@ def _one(option: str, values: Collection[object]) -> None:
 
 
 def _planned(
-    find: Find, scenarios: list[Scenario], targets: Targets, *, seeds: int, jobs: int, tolerance: float | None
+    find: Find,
+    scenarios: list[Scenario],
+    targets: Targets,
+    *,
+    seeds: int,
+    jobs: int,
+    tolerance: float | None,
+    json: bool,
 ) -> list[Plan]:
-    """The plans, with a line for each search while it runs."""
+    """The plans, with a line for each search while it runs. Interrupted, it shows what was tried."""
     bar = progress_bar(TimeElapsedColumn())
     lines: dict[int, TaskID] = {}
+    tried: dict[int, Plan] = {}
 
     def watch(progress: Progress) -> None:
+        tried[progress.place] = progress.plan
         if bar is None:
             return
         line = lines.get(progress.place)
@@ -82,7 +91,19 @@ def _planned(
         else:
             bar.update(line, description=under_way(progress, progress.value))
 
-    with ExitStack() as stack:
-        if bar is not None:
-            stack.enter_context(bar)
-        return plans(find, scenarios, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, watch=watch)
+    try:
+        with bar or nullcontext():
+            return plans(find, scenarios, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, watch=watch)
+    except KeyboardInterrupt:
+        begun = [in_order(plan) for _, plan in sorted(tried.items()) if plan.probes]
+        if json and begun:
+            print_json([as_document(plan) for plan in begun])
+        elif not json:
+            for plan in begun:
+                print_probes(plan)
+        num_probes = sum(len(plan.probes) for plan in begun)
+        print(
+            f"paged: interrupted; {counted(num_probes, 'value')} had been tried, and there is no answer",
+            file=sys.stderr,
+        )
+        raise

@@ -46,6 +46,11 @@ def as_document(plan: Plan) -> dict[str, object]:
     return first | asked | found | {"probes": probes}
 
 
+def in_order(plan: Plan) -> Plan:
+    """A plan that is under way, with what it has tried by rising value."""
+    return msgspec.structs.replace(plan, probes=tuple(sorted(plan.probes, key=lambda probe: probe.value)))
+
+
 def print_probes(plan: Plan) -> None:
     """All that was tried, and the answer if there is one."""
     columns = [*_value_columns(plan), *_LATENCIES.values(), "outcome", "steps", "took"]
@@ -104,8 +109,10 @@ def nothing_meets(plan: Plan) -> str:
 def under_way(progress: Progress, value: float) -> str:
     """A search that is trying this value, in a line."""
     # The latest of either kind are the ends of the bracket.
-    ends = {probe.met: f", {_plain(probe.value)} {'meets' if probe.met else 'misses'}" for probe in progress.probes}
-    return f"{policy_of(progress.scenario)}: trying {_plain(value)}{''.join(ends.values())}"
+    ends = {
+        probe.met: f", {_plain(probe.value)} {'meets' if probe.met else 'misses'}" for probe in progress.plan.probes
+    }
+    return f"{policy_of(progress.plan.scenario)}: trying {_plain(value)}{''.join(ends.values())}"
 
 
 def missed(miss: Miss) -> str:

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paged import InvalidConfig
 from paged.cli.options import Json
+from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, table
 from paged.extras import import_with_extra
 from paged.hardware import Profile, model_named
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
-from paged.report import writable
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -71,7 +71,7 @@ def profile(
     """
     if model is not None and shape is not None:
         raise InvalidConfig("--model and --shape both say which model; give one")
-    writable(out)
+    check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
     design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
     loaded = _loaded(model, shape, dtype, device, threads)

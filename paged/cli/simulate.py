@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,11 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from paged import InvalidConfig
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
+from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, progress_bar
 from paged.cli.summary import print_comparison, print_summary
 from paged.extras import import_with_extra
-from paged.report import TraceEvents, writable, write_csv, write_html, write_trace_events
+from paged.report import TraceEvents, write_csv, write_html, write_trace_events
 from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
+from paged.whole_file import whole_file
 
 
 @asks_for_scenarios
@@ -48,27 +50,26 @@ def simulate(
     for name, path in (("--log", log), ("--trace-events", trace_events)):
         if path is not None and len(scenarios) > 1:
             raise InvalidConfig(f"{name} follows one simulation; {len(scenarios)} were asked for")
-    for path in (csv, html, trace_events, log):
-        if path is not None:
-            writable(path)
+    files = {"--csv": csv, "--html": html, "--trace-events": trace_events, "--log": log}
+    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
     if html is not None:
         # What it needs is asked for before the simulation, too.
         import_with_extra("plotly", "report.write_html")
     if len(scenarios) == 1:
         outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:
-        outcomes = _side_by_side(scenarios, jobs, check)
+        outcomes = _side_by_side(scenarios, jobs, check, json)
     if csv is not None:
         write_csv(csv, outcomes)
     if html is not None:
         write_html(html, outcomes)
-    _show(outcomes, json)
+    _show(outcomes, json, is_one=len(scenarios) == 1)
 
 
-def _show(outcomes: list[Outcome], json: bool) -> None:
+def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
     if json:
         print_json([as_document(outcome) for outcome in outcomes])
-    elif len(outcomes) == 1:
+    elif is_one:
         print_summary(outcomes[0].result)
     else:
         print_comparison(outcomes)
@@ -104,7 +105,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
     with ExitStack() as stack:
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
         if log is not None:
-            file = stack.enter_context(log.open("w", encoding="utf-8"))
+            file = stack.enter_context(whole_file(log))
             watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
         progress = _bar()
         if progress is not None:
@@ -119,15 +120,24 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
     return outcome
 
 
-def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool) -> list[Outcome]:
+def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool, json: bool) -> list[Outcome]:
+    """All of them. Interrupted, it shows those that have ended."""
     found: dict[int, Outcome] = {}
     progress = _bar()
-    if progress is None:
-        found.update(run_all(scenarios, jobs=jobs, check=check))
-    else:
-        with progress:
-            bar = progress.add_task("simulations", total=len(scenarios))
-            for place, outcome in run_all(scenarios, jobs=jobs, check=check):
+    bar = None if progress is None else progress.add_task("simulations", total=len(scenarios))
+    try:
+        with progress or nullcontext(), closing(run_all(scenarios, jobs=jobs, check=check)) as ended:
+            for place, outcome in ended:
                 found[place] = outcome
-                progress.advance(bar)
+                if progress is not None and bar is not None:
+                    progress.advance(bar)
+    except KeyboardInterrupt:
+        if found:
+            _show(_in_order(found), json)
+            print(f"paged: interrupted; {len(found)} of {len(scenarios)} simulations had ended", file=sys.stderr)
+        raise
+    return _in_order(found)
+
+
+def _in_order(found: dict[int, Outcome]) -> list[Outcome]:
     return [found[place] for place in sorted(found)]

@@ -19,6 +19,7 @@ from paged.hardware.files import read_described
 from paged.hardware.least_squares import non_negative_least_squares
 from paged.hardware.model_shape import ModelShape
 from paged.hardware.step_work import StepWork, Tiling
+from paged.whole_file import whole_file
 
 _AMOUNTS = {
     "seconds_per_computed_token": "computed_tokens",
@@ -146,8 +147,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return read_described(Path(path), cls)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        """Write it as JSON. Raises UnwritablePath."""
+        with whole_file(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
 
     def seconds(self, work: StepWork) -> Any:
         """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""

@@ -4,9 +4,9 @@ Knows outcomes and how they are drawn. Nothing is simulated here. Plots need the
 """
 
 from paged.report.columns import flat, write_csv
-from paged.report.errors import UnwritablePath, writable
 from paged.report.page import write_html
 from paged.report.trace_events import TraceEvents, write_trace_events
+from paged.whole_file import UnwritablePath, writable
 
 __all__ = [
     "TraceEvents",

@@ -12,6 +12,7 @@ import msgspec
 
 from paged import __version__
 from paged.simulator import Outcome
+from paged.whole_file import whole_file
 
 Cell = str | int | float | bool | None
 
@@ -48,10 +49,10 @@ def flat(outcome: Outcome) -> dict[str, Cell]:
 
 
 def write_csv(path: str | Path, outcomes: Sequence[Outcome]) -> None:
-    """A header, and a row for each outcome. What does not exist is an empty cell. Raises OSError."""
+    """A header, and a row for each outcome. What does not exist is an empty cell. Raises UnwritablePath."""
     rows = [flat(outcome) for outcome in outcomes]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path, newline="") as file:
         writer = csv.DictWriter(file, names, restval="")
         writer.writeheader()
         writer.writerows(rows)

@@ -22,6 +22,7 @@ from paged.report.roof import roofline
 from paged.report.sections import SECTIONS
 from paged.report.table import lines
 from paged.simulator import Outcome
+from paged.whole_file import whole_file
 
 # A browser that honours it cannot fetch anything, whatever a script in the file should try.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -57,7 +58,8 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
         f"<script>{_asset('page.js')}</script>",
         "</body></html>\n",
     ]
-    Path(path).write_text("\n".join(parts), encoding="utf-8")
+    with whole_file(path) as file:
+        file.write("\n".join(parts))
 
 
 def _asset(name: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from paged.simulator import Outcome, Step
+from paged.whole_file import whole_file
 
 Event = dict[str, Any]
 
@@ -113,13 +114,14 @@ class TraceEvents:
 
 
 def write_trace_events(path: str | Path, events: TraceEvents, outcome: Outcome) -> None:
-    """A Chrome trace of a simulation that has run: `events` has seen each of its steps. About 500 bytes each. Raises OSError."""
+    """A Chrome trace of a simulation that has run: `events` has seen each of its steps. About 500 bytes each. Raises UnwritablePath."""
     document = {
         "displayTimeUnit": "ms",
         "otherData": {"times": "virtual", "applied": list(outcome.applied)},
         "traceEvents": events.events(outcome),
     }
-    Path(path).write_bytes(msgspec.json.encode(document))
+    with whole_file(path) as file:
+        file.write(msgspec.json.encode(document).decode())
 
 
 def _counters(outcome: Outcome) -> Iterator[Event]:

@@ -20,7 +20,7 @@ class Decision(msgspec.Struct, frozen=True):
     requests   who was in it, by id, and `tokens`, how many of each were computed
     admitted   ids that came in, returning ones among them
     preempted  (id, "recompute" or "swap")
-    ended      the numbers of the requests that ended with it
+    ended      ids of the requests that ended with it
     """
 
     step: int
@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     admitted: tuple[str, ...]
     preempted: tuple[tuple[str, str], ...]
-    ended: tuple[int, ...]
+    ended: tuple[str, ...]
 
 
 def decision_of(step: Step) -> Decision:
@@ -44,7 +44,7 @@ def decision_of(step: Step) -> Decision:
         tokens=tuple(batch.num_tokens.tolist()),
         admitted=batch.admitted,
         preempted=batch.preempted,
-        ended=step.ended,
+        ended=tuple(map(str, step.ended)),
     )
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from paged import InvalidConfig
 from paged.simulator.probe import Round
-from paged.simulator.study import processes
 from paged.simulator.trial import Tally, tried
+from paged.simulator.workers import processes
 
 T = TypeVar("T")
 Search = Generator[Round, list[Tally], T]
@@ -55,22 +55,18 @@ def _side_by_side(searches: Sequence[Search[T]], jobs: int) -> list[T]:
             else:
                 under_way[place] = asked, [pool.submit(tried, trial) for trial in asked.trials]
 
-        try:
-            for place in range(len(searches)):
-                go_on(place, None)
-            while under_way:
-                running = [future for _, futures in under_way.values() for future in futures if not future.done()]
-                wait(running, return_when=FIRST_COMPLETED)
-                for place, (asked, futures) in list(under_way.items()):
-                    tallies = _deciding(asked, futures)
-                    if tallies is not None:
-                        # Seeds after the one that decided: the report would depend on who was faster.
-                        for future in futures:
-                            future.cancel()
-                        go_on(place, tallies)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for place in range(len(searches)):
+            go_on(place, None)
+        while under_way:
+            running = [future for _, futures in under_way.values() for future in futures if not future.done()]
+            wait(running, return_when=FIRST_COMPLETED)
+            for place, (asked, futures) in list(under_way.items()):
+                tallies = _deciding(asked, futures)
+                if tallies is not None:
+                    # Seeds after the one that decided: the report would depend on who was faster.
+                    for future in futures:
+                        future.cancel()
+                    go_on(place, tallies)
     return [found[place] for place in sorted(found)]
 
 

@@ -74,12 +74,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A search that is about to try a value, or has ended (None): its place among those that run, and what it has tried."""
+    """A search that is about to try a value, or has ended (None): its place among those that run, and the plan as far as it has come.
+
+    That has no answer, and its probes stand as they were tried.
+    """
 
     place: int
-    scenario: Scenario
+    plan: Plan
     value: Value | None
-    probes: tuple[Probe, ...]
 
 
 Watching = Callable[[Progress], object]
@@ -205,7 +207,7 @@ class _Sought:
         return self._plan(answer, missed, probes)
 
     def _tell(self, value: Value | None, probes: Sequence[Probe]) -> None:
-        self._watch(Progress(self._place, self.scenario, value, tuple(probes)))
+        self._watch(Progress(self._place, self._plan(None, None, probes), value))
 
     def _probed(self, value: Value, probes: Sequence[Probe], *, gives_up: bool) -> Generator[Round, list[Tally], Probe]:
         self._tell(value, probes)

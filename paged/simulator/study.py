@@ -4,16 +4,16 @@ Knows scenarios and results. Does not know what a simulation does, nor how resul
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import as_completed
 from itertools import product
-from multiprocessing import get_context
 from typing import Any
 
 import msgspec
 
 from paged import InvalidConfig, Policy
 from paged.simulator.scenario import Budget, Outcome, Scenario, run
+from paged.simulator.workers import processes
 
 # Two-sided 95 % of Student's t, by degrees of freedom; from 30 on the normal's.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -56,10 +56,12 @@ def grid(
     return found
 
 
-def run_all(scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False) -> Iterator[tuple[int, Outcome]]:
+def run_all(
+    scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False
+) -> Generator[tuple[int, Outcome], None, None]:
     """(place, outcome) of each scenario as it ends, in `jobs` processes; with one job in this one and in order.
 
-    Raises what a scenario raises; the others are given up then.
+    Raises what a scenario raises; the others are given up then, as they are by Ctrl-C, or when the iterator is closed.
     """
     if jobs < 1:
         raise InvalidConfig(f"{jobs} jobs were asked for; at least 1 is needed")
@@ -70,17 +72,8 @@ def run_all(scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False
         return
     with processes(jobs) as pool:
         places = {pool.submit(run, scenario, check=check): place for place, scenario in enumerate(scenarios)}
-        try:
-            for future in as_completed(places):
-                yield places[future], future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def processes(jobs: int) -> ProcessPoolExecutor:
-    """So many processes for simulations, each a fresh interpreter: what this one has imported or threads it runs are none of their business."""
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+        for future in as_completed(places):
+            yield places[future], future.result()
 
 
 def interval(values: Iterable[float]) -> Interval:

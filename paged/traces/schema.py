@@ -15,6 +15,7 @@ from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 from paged.traces.limits import MAX_NAME, MAX_PRIORITY, is_name
 from paged.traces.records import Line, Record
 from paged.traces.trace import NOT_DECLARED, Trace
+from paged.whole_file import whole_file
 
 _LINES_AT_ONCE = 10_000
 
@@ -103,7 +104,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     """Write a trace in our own schema, as JSON Lines; what a request does not say is left out.
 
     `read_trace(path, seed=trace.seed)` gives every column back exactly, and every prompt; the name is then the file's, and `applied` is
-    empty. Raises OSError where the file cannot be written, and InvalidConfig for a tenant that would not come back as it is.
+    empty. Raises UnwritablePath, and InvalidConfig for a tenant that would not come back as it is.
     """
     for tenant in sorted(set(trace.tenant.tolist())):
         if not is_name(tenant):
@@ -111,9 +112,10 @@ def save_trace(trace: Trace, path: str | Path) -> None:
                 f"tenant {tenant!a} is no name; up to {MAX_NAME} characters that print, no space around"
             )
     encoder = msgspec.json.Encoder()
-    with Path(path).open("wb") as file:
+    with whole_file(path) as file:
         for start in range(0, len(trace), _LINES_AT_ONCE):
-            file.write(encoder.encode_lines(_rows(trace, start, min(start + _LINES_AT_ONCE, len(trace)))))
+            rows = _rows(trace, start, min(start + _LINES_AT_ONCE, len(trace)))
+            file.write(encoder.encode_lines(rows).decode())
 
 
 def _rows(trace: Trace, start: int, stop: int) -> list[dict[str, Any]]:

@@ -187,7 +187,7 @@ def test_the_log_has_a_line_a_step_that_decided_something(paged, tmp_path):
     (result,) = json.loads(out)
     assert status == 0
     assert len(lines) + sum(line["skipped"] for line in lines) == result["steps"]
-    assert sorted(request for line in lines for request in line["ended"]) == list(range(12))
+    assert sorted(int(id) for line in lines for id in line["ended"]) == list(range(12))
     assert [line["end_s"] for line in lines] == sorted(line["end_s"] for line in lines)
 
 

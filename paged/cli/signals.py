@@ -1,0 +1,103 @@
+"""What a signal does to a command: it is gone within a second, says no more than what it had finished, and its status is 128 and the signal.
+
+Until a command runs there is nothing to keep, and it ends where it is. Then the signal is a KeyboardInterrupt, wherever Python is: bars and
+live views put the terminal right, files that are half written go, and a command prints what it has. A thread waits beside it, for what
+does not listen (a library that swallows the interrupt, a product that takes a second), and ends the process. Knows signals. Does not
+know commands.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from threading import Thread
+from typing import Any, NoReturn
+
+GRACE_S = 0.4
+"""Between a signal and the end of the process, whatever it does."""
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C has come."""
+
+
+_latest = signal.SIGINT
+
+
+def end_at_once() -> None:
+    """From now on a signal ends the process where it is. Signals that this process was told to ignore (nohup, a shell's `&`) stay ignored."""
+    _on_signals(dict.fromkeys(_SIGNALS, _end))
+
+
+def interrupt() -> None:
+    """From now on a signal interrupts what runs; it has GRACE_S to come to an end, or until a second one comes."""
+    came, comes = os.pipe()
+    os.set_blocking(comes, False)
+    # The system writes its number there at once, whatever the main thread is doing.
+    signal.set_wakeup_fd(comes, warn_on_full_buffer=False)
+    Thread(target=_end_late, args=(came,), daemon=True).start()
+    sys.unraisablehook = _other_than_interrupts
+    # Ctrl-C keeps Python's own handler: what belongs together holds that one back.
+    _on_signals({number: signal.default_int_handler if number == signal.SIGINT else _raise for number in _SIGNALS})
+
+
+def leave(status: int) -> NoReturn:
+    """End the process with this status: after a signal at once, for libraries may take a second to say goodbye."""
+    for number in _SIGNALS:
+        # The command has ended, and so has its status been decided.
+        signal.signal(number, signal.SIG_IGN)
+    if status > 128:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def status() -> int:
+    """The exit status after a KeyboardInterrupt: of the signal that it was."""
+    return 128 + _latest
+
+
+def is_interrupt(problem: BaseException | None) -> bool:
+    """Whether this exception is a KeyboardInterrupt, or was raised while one passed."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem is not None
+
+
+def _on_signals(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: object) -> None:
+    os._exit(128 + number)
+
+
+def _raise(number: int, _frame: object) -> None:
+    global _latest
+    _latest = signal.Signals(number)
+    raise Ended
+
+
+def _end_late(came: int) -> None:
+    number = _next(came)
+    Thread(target=lambda: _end(_next(came), None), daemon=True).start()
+    time.sleep(GRACE_S)
+    _end(number, None)
+
+
+def _next(came: int) -> int:
+    """The next signal that ends a process; others, of a resized terminal for one, have a byte there, too."""
+    while (number := os.read(came, 1)[0]) not in _SIGNALS:
+        pass
+    return number
+
+
+def _other_than_interrupts(unraisable: Any) -> None:
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)

@@ -1,0 +1,151 @@
+"""Commands that a signal ends: the short form of `make signals`, and what each says of that which it had finished."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paged.cli import signals
+
+TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
+# Machines that run tests run many at once; what holds on an idle one is what `make signals` measures.
+LIMIT_S = 5.0
+
+
+def tool():
+    spec = importlib.util.spec_from_file_location("try_signals", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["try_signals"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="sessions are looked up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("name", ["simulate", "plan", "generate one", "bench"])
+@pytest.mark.parametrize("after_s", [0.3, 1.5])
+def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, after_s):
+    try_signals = tool()
+    command = try_signals.COMMANDS[name]
+    ran = try_signals.ran(command, tmp_path, number, after_s, to_all=number == signal.SIGINT, limit_s=LIMIT_S)
+    assert ran.wrong == [], ran.said
+
+
+def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(tmp_path):
+    out = tmp_path / "out.csv"
+    study = ["simulate", "azure", "--limit", "40", "--blocks", "2000", "--jobs", "1", "--csv", str(out)]
+    # The second policy's simulation is far longer than anybody waits.
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, *study, "--policy", "paged,vllm"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline() == "the second\n"
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "paged" in said and "vllm" not in said
+    assert errors == "paged: interrupted; 1 of 2 simulations had ended\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+ENDLESS = """
+import sys, time
+from paged.simulator import study
+run, num_run = study.run, 0
+def second_never_ends(scenario, check=False):
+    global num_run
+    num_run += 1
+    if num_run == 2:
+        print("the second", file=sys.stderr, flush=True)
+        time.sleep(60)
+    return run(scenario, check=check)
+study.run = second_never_ends
+from paged.cli import main
+main()
+"""
+
+
+def test_a_plan_that_is_interrupted_prints_what_it_had_tried(monkeypatch, capsys):
+    from paged.cli import app
+    from paged.simulator import driver
+
+    tried, num_tried = driver.tried, []
+
+    def third_is_interrupted(trial):
+        num_tried.append(trial)
+        if len(num_tried) == 3:
+            raise KeyboardInterrupt
+        return tried(trial)
+
+    monkeypatch.setattr(driver, "tried", third_is_interrupted)
+    search = ["plan", "azure", "--limit", "40", "--blocks", "2000", "--find", "rate", "--ttft", "10", "--jobs", "1"]
+    assert app.run(search) == 130
+    out, errors = capsys.readouterr()
+    assert out.count(" met ") == 2
+    assert "2 values had been tried, and there is no answer" in errors
+
+
+def test_workers_of_a_study_end_with_a_program_that_is_killed():
+    try_signals = tool()
+    program = (
+        "from paged.simulator import Load, Scenario, grid, run_all\n"
+        "if __name__ == '__main__':\n"
+        "    base = Scenario(load=Load(trace='synthetic:poisson,rate=4,requests=100000,lengths=sharegpt'), blocks=2000)\n"
+        "    print('begins', flush=True)\n"
+        "    list(run_all(grid(base, policies=['paged', 'vllm']), jobs=2))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        process.stdout.readline()
+        time.sleep(1.0)
+        assert len(try_signals.session(process.pid)) > 2
+        process.kill()
+    until = time.monotonic() + 30
+    while (left := try_signals.session(process.pid)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert left == []
+
+
+def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
+    assert not signals.is_interrupt(ValueError())
+    assert signals.is_interrupt(signals.Ended())
+    with pytest.raises(ValueError, match="seven") as caught:
+        raise_while_interrupted()
+    assert signals.is_interrupt(caught.value)
+
+
+def raise_while_interrupted():
+    try:
+        raise KeyboardInterrupt
+    finally:
+        int("seven")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status", "said"),
+    [
+        ("policies >&-", 2, "paged: standard output is closed\n"),
+        ("policies > /dev/full", 2, "paged: standard output: No space left on device\n"),
+        ("generate <&-", 2, "paged: no prompt; give --prompt TEXT, --file FILE, or lines on standard input.\n"),
+        ("policies 2>&- > /dev/null", 0, ""),
+        (
+            "simulate azure --limit 5 --blocks 500 --log /dev/full > /dev/null",
+            2,
+            "paged: /dev/full: cannot be written, no space left on device\n",
+        ),
+    ],
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_streams_that_are_closed_or_full_are_told_in_a_line(redirected, status, said):
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m paged {redirected}', sys.executable], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stderr) == (status, said)
