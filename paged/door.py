@@ -6,12 +6,13 @@ Knows kinds of values and their limits. Does not know what they are for.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from paged.block_manager import InvalidTokens
-from paged.block_manager.arguments import checked_integer, is_real, token_array
+from paged.block_manager.arguments import checked_integer, is_integer, is_real, token_array
 from paged.scheduler import InvalidRequest
 
 
@@ -27,14 +28,42 @@ def checked_time(name: str, value: Any) -> float:
     return float(value)
 
 
+def checked_text(prompt: str) -> str:
+    """Text that can be encoded. Raises InvalidRequest for one with a lone surrogate, which stands for no character."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"character {error.start} of the prompt is {prompt[error.start]!a}, half of a surrogate pair; that is no text."
+        ) from None
+    return prompt
+
+
+def shown(value: object) -> str:
+    """As Python writes it, cut short."""
+    # Python refuses to write an integer of thousands of digits, and nobody would read a list of a million stop ids.
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an integer too long to write"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def checked_tokens(prompt: Any) -> list[int]:
     """Token ids as a list of int. Raises InvalidRequest for what is no flat sequence of integers from 0 to 2^31 - 1."""
-    if isinstance(prompt, (bytes, bytearray)) or not hasattr(prompt, "__iter__"):
-        raise InvalidRequest(f"a prompt has to be text, or a sequence of token ids; got {prompt!r}.")
+    if isinstance(prompt, Mapping) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)):
+        raise InvalidRequest(
+            f"a prompt has to be text, or a sequence of token ids; got {shown(prompt)}. "
+            f"Chat messages become text by the tokenizer's apply_chat_template."
+        )
+    if isinstance(prompt, (bytes, bytearray, set, frozenset)) or not hasattr(prompt, "__iter__"):
+        raise InvalidRequest(f"a prompt has to be text, or a sequence of token ids; got {shown(prompt)}.")
     ids = prompt if isinstance(prompt, (np.ndarray, list)) else list(prompt)
     # numpy takes a bool among integers for an integer.
-    if isinstance(ids, list) and any(type(token) is bool for token in ids):
-        raise InvalidRequest("token ids have to be integers; got bool.")
+    if isinstance(ids, list) and set(map(type, ids)) - {int}:
+        for token in ids:
+            if not is_integer(token):
+                raise InvalidRequest(f"token ids have to be integers; got {shown(token)}.")
     try:
         found: list[int] = token_array(ids).tolist()
     except InvalidTokens as error:

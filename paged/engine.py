@@ -13,7 +13,7 @@ from typing import Literal
 
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, checked_integer
-from paged.door import checked_limit, checked_time, checked_tokens
+from paged.door import checked_limit, checked_text, checked_time, checked_tokens
 from paged.live_request import LiveRequest, RowSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -234,7 +234,7 @@ class Engine:
             return checked_tokens(prompt)
         if self.model.tokenizer is None:
             raise InvalidRequest(f"{self.model.path}: no tokenizer there, so prompts have to be token ids.")
-        found: list[int] = self.model.tokenizer.encode(prompt, verbose=False)
+        found: list[int] = self.model.tokenizer.encode(checked_text(prompt), verbose=False)
         return found
 
     def abort(self, request_id: str) -> EngineOutput | None:

@@ -6,11 +6,12 @@ Knows an engine. Does not know how a step is made.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paged.block_manager import InvalidConfig
+from paged.door import shown
 from paged.engine import Engine
 from paged.live_request import LiveRequest
 from paged.model.loading import LoadedModel
@@ -95,16 +96,15 @@ class LLM:
 def _listed(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
-    try:
-        several = list(prompts)
-    except TypeError:
+    if isinstance(prompts, Mapping | bytes | bytearray) or not hasattr(prompts, "__iter__"):
         raise InvalidRequest(
-            f"prompts have to be text, or a list of prompts, each text or token ids; got {prompts!r}."
-        ) from None
+            f"prompts have to be text, or a list of prompts, each text or token ids; got {shown(prompts)}."
+        )
+    several = list(prompts)
     for prompt in several:
         if not isinstance(prompt, str) and not hasattr(prompt, "__len__"):
             raise InvalidRequest(
-                f"a prompt has to be text, or a sequence of token ids; got {prompt!r}. "
+                f"a prompt has to be text, or a sequence of token ids; got {shown(prompt)}. "
                 f"One prompt of token ids is a list within a list."
             )
     return several

@@ -16,6 +16,7 @@ from paged.cli import signals
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
 from paged.cli.check import check_app
+from paged.cli.commands import Command, Group
 from paged.cli.demo import demo
 from paged.cli.generate import generate
 from paged.cli.plan import plan
@@ -35,20 +36,20 @@ app = typer.Typer(
     name="paged",
     help="A paged KV-cache memory manager and scheduler: under real load, and under a real model.",
     epilog="Begin with: `paged demo`",
-    add_completion=False,
+    cls=Group,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(generate)
-app.command()(simulate)
-app.command()(plan)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(generate)
+app.command(cls=Command)(simulate)
+app.command(cls=Command)(plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
-app.command()(capacity)
-app.command()(profile)
-app.command()(policies)
+app.command(cls=Command)(capacity)
+app.command(cls=Command)(profile)
+app.command(cls=Command)(policies)
 
 
 def _show_version(wanted: bool) -> None:

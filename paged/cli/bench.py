@@ -7,11 +7,12 @@ import typer
 
 from paged import InvalidConfig
 from paged.bench import DecodeStep, decode_step
+from paged.cli.commands import Command, Group
 from paged.cli.options import Json
 from paged.cli.show import counted, print_json, table
 
 bench_app = typer.Typer(
-    help="Measure what memory management and scheduling cost on this machine.", no_args_is_help=False
+    help="Measure what memory management and scheduling cost on this machine.", cls=Group, no_args_is_help=False
 )
 
 
@@ -21,7 +22,7 @@ def _bench(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@bench_app.command()
+@bench_app.command(cls=Command)
 def scheduler(
     rows: Annotated[
         str, typer.Option(help="How many sequences decode; several numbers with commas between.")

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from paged.cli.commands import Command, Group
 from paged.cli.options import Json
 from paged.cli.show import print_json, printed
 
 STILL_FAILS = 1
 
-check_app = typer.Typer(help="Run again what the test kit found.", no_args_is_help=False)
+check_app = typer.Typer(help="Run again what the test kit found.", cls=Group, no_args_is_help=False)
 
 
 @check_app.callback(invoke_without_command=True)
@@ -22,7 +23,7 @@ def _check(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@check_app.command()
+@check_app.command(cls=Command)
 def replay(
     file: Annotated[Path, typer.Argument(help="A program that the kit saved, or `save` of paged.testing.")],
     build: Annotated[

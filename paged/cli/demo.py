@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,11 +87,13 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """The simulation under pressure, and what comparing it with one in ample memory gave."""
-    from paged.checkpoint import checkpoint_path
-    from paged.demo.real_text import RealText
-    from paged.model.loading import load_model
+    out = console()
+    with out.status("reading the model: a few seconds") if out.is_terminal and not is_silent else nullcontext():
+        from paged.checkpoint import checkpoint_path
+        from paged.demo.real_text import RealText
+        from paged.model.loading import load_model
 
-    model = load_model(checkpoint_path())
+        model = load_model(checkpoint_path())
     trace = WITH_MODEL.load.build()
     prompt_of = RealText(trace, model.tokenizer).prompt
     ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)

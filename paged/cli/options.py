@@ -89,13 +89,14 @@ Json = Annotated[bool, Option("--json", help="One JSON document on standard outp
 
 
 def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
-    """What stands between commas. Raises InvalidConfig with the part that is none."""
+    """What stands between commas. Raises InvalidConfig with the part that is none, and what would be one."""
     parts = []
     for part in text.split(","):
         try:
             parts.append(kind(part.strip()))
         except ValueError:
-            raise InvalidConfig(f'{what}: "{part.strip()}" of "{text}" is not understood') from None
+            several = ", or several with commas between" if "," not in text else " between commas"
+            raise InvalidConfig(f'{what} takes {_KINDS[kind]}{several}; got "{part.strip()}"') from None
     return parts
 
 
@@ -110,3 +111,10 @@ def count(text: str) -> int:
 def budget(text: str) -> int | Literal["knee", "own"]:
     """A token budget. Raises ValueError."""
     return text if text in ("knee", "own") else count(text)  # type: ignore[return-value]
+
+
+_KINDS: dict[Callable[[str], object], str] = {
+    float: "a number",
+    count: "a whole number of at least 1",
+    budget: "a whole number of at least 1, knee or own",
+}

@@ -99,7 +99,7 @@ def answer(plan: Plan) -> str:
 def nothing_meets(plan: Plan) -> str:
     """That nothing meets, and by how much the best that was tried misses."""
     best = plan.best
-    said = f"{policy_of(plan.scenario)}: no {_ANY[plan.find]} meets {targets_of(plan)}"
+    said = f"with policy {policy_of(plan.scenario)} no {_ANY[plan.find]} meets {targets_of(plan)}"
     said += f"; nearest of {len(plan.probes)} tried is {value_of(plan, best.value)}, {'; '.join(map(missed_by, best.misses))}"
     if {miss.promise for miss in best.misses} & {"rejected", "cut_off"} and plan.find != "memory":
         said += f". The pool of {plan.num_blocks:,} blocks cannot hold these requests whole; --context clips or leaves out what is longer"

@@ -26,7 +26,10 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
         rows.append(cells + [cell([outcome.result for outcome in group]) for _, cell in _COMPARED])
     trace = outcomes[0].result.trace
     seeds = len(groups[0])
-    title = f"{trace}: {len(groups)} simulations" + (f", {seeds} seeds each, mean ± 95 %" if seeds > 1 else "")
+    title = f"{trace}: {len(groups)} simulations"
+    if seeds > 1:
+        varies = any("±" in cell for row in rows for cell in row)
+        title += f", {seeds} seeds each, " + ("mean ± 95 %" if varies else "which change nothing of this trace")
     table(title, columns, rows, right=range(1, len(columns)))
 
 
@@ -43,7 +46,7 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
             "virtual time",
             f"{result.makespan_s:,.1f} s, {result.busy_s / result.makespan_s if result.makespan_s else 0:.0%} of it busy",
         ),
-        ("throughput", f"{result.throughput:,.1f} output tokens/s, {result.requests_per_s:,.2f} requests/s"),
+        ("virtual throughput", f"{result.throughput:,.1f} output tokens/s, {result.requests_per_s:,.2f} requests/s"),
         ("time to first token", _percentiles(result.ttft_s)),
         ("between tokens", _percentiles(result.itl_s)),
         ("longest gap", _percentiles(result.longest_gap_s)),
@@ -93,9 +96,8 @@ def _shares(spread: Spread) -> str:
 def _mean(value: Callable[[SimulationResult], float], shown: Callable[[float], str]) -> Callable[..., str]:
     def cell(results: Sequence[SimulationResult]) -> str:
         found = interval(map(value, results))
-        if found.half_width is None:
-            return shown(found.mean)
-        return f"{shown(found.mean)} ± {shown(found.half_width)}"
+        # Seeds that all say the same are no sample of anything.
+        return f"{shown(found.mean)} ± {shown(found.half_width)}" if found.half_width else shown(found.mean)
 
     return cell
 
@@ -108,7 +110,7 @@ def _p99(value: Callable[[SimulationResult], Percentiles]) -> Callable[..., str]
         if not known:
             return "none"
         found = interval(known)
-        return as_time(found.mean) + (f" ± {as_time(found.half_width)}" if found.half_width is not None else "")
+        return as_time(found.mean) + (f" ± {as_time(found.half_width)}" if found.half_width else "")
 
     return cell
 

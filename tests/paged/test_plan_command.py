@@ -80,7 +80,7 @@ def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(
     assert status == 1
     assert out.splitlines()[0].split()[0] == "replicas"
     assert err.count("\n") == 1
-    assert err.startswith("paged: paged: no number of replicas meets p99 first within 1 ms; nearest of ")
+    assert err.startswith("paged: with policy paged no number of replicas meets p99 first within 1 ms; nearest of ")
     assert "is 8 replicas, p99 first 20 ms, 19 ms over 1 ms" in err
     both = paged("plan", TRACE, *POOL, "--policy", "vllm,paged", "--find", "rate", "--itl", 0.001, "--json")
     assert both[0] == 1
