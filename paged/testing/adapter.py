@@ -10,17 +10,25 @@
         def match(self, tokens, namespace): ...    # the cached prefix, changing nothing (with a prefix cache)
         def forget_cache(self): ...
 
+What it can do beyond that, it says in its `capabilities`:
+
+        def split(self, sequence): ...             # fork: one more over the same blocks; `grow` returns what it copied
+        def leave(self, sequence, keep): ...       # host_tier: blocks from there on go to the host, the pairs that are copied
+        def come_back(self, sequence): ...         # and these are those that return
+        def host_blocks(self, sequence): ...       # its table there
+        num_host_free, host_ref_counts             # properties
+
 Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
 What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
-Knows one pool and one table a sequence. Does not fork, truncate, reserve, swap, take a batch back, or share what is still being
-computed, and leaves rows alone that are in flight: see `capabilities`. `machines.AdapterMachine` is the state machine for it.
+Knows a table a sequence on either tier. Does not truncate, reserve, take a batch back, or share what is still being computed, and
+leaves rows alone that are in flight. `machines.AdapterMachine` is the state machine for it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +43,7 @@ from paged.block_manager import (
     NothingInFlight,
     OutOfBlocks,
     RowInFlight,
+    RowSwapped,
     UnknownRow,
 )
 from paged.block_manager.arguments import token_array
@@ -60,6 +69,7 @@ class Held:
     computed: int = 0
     scheduled: int = 0
     has_computed: bool = False
+    is_swapped: bool = False
 
 
 class ManagerAdapter(ABC):
@@ -81,11 +91,12 @@ class ManagerAdapter(ABC):
         async_moves=False,
         cancel=False,
     )
-    num_host_blocks = host_free = host_cached = host_used = 0
+    host_cached = 0
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
         self._rows: dict[int, Held] = {}
         self._batch = 1
         # The rows of each batch that has not ended, by its number, oldest first.
@@ -98,8 +109,12 @@ class ManagerAdapter(ABC):
         """A new sequence with this prompt and the blocks of its cached prefix, which leaves one token at least to compute."""
 
     @abstractmethod
-    def grow(self, sequence: Any, tokens: list[int]) -> None:
-        """Blocks for all of `tokens`, the sequence's own up to those that are about to be computed. There is room."""
+    def grow(self, sequence: Any, tokens: list[int]) -> Iterable[tuple[int, int]] | None:
+        """Blocks for all of `tokens`, the sequence's own up to those that are about to be computed. There is room.
+
+        Returns the copies that are made first, (block that is read, block that takes its place), where a fork shares the partial block
+        that is about to be written.
+        """
 
     @abstractmethod
     def commit(self, sequence: Any, tokens: list[int]) -> None:
@@ -132,6 +147,30 @@ class ManagerAdapter(ABC):
         """The blocks of the cached prefix that `open` would take; changes nothing."""
         return ()
 
+    def split(self, sequence: Any) -> Any:
+        """One more sequence with the tokens and blocks that this one has, the partial one among them: with `fork` in the capabilities."""
+        raise BrokenPromise(f"{type(self).__name__} can fork, and has no method split(sequence).")
+
+    def leave(self, sequence: Any, keep: int) -> Iterable[tuple[int, int]]:
+        """The sequence's blocks from this place in its table on go to the host; there is room: with `host_tier` in the capabilities.
+
+        Returns the copies, (device block, host block). With a prefix cache or forks a block is copied once, and one that is there only held.
+        """
+        raise BrokenPromise(f"{type(self).__name__} has a host tier, and no method leave(sequence, keep).")
+
+    def come_back(self, sequence: Any) -> Iterable[tuple[int, int]]:
+        """All of the sequence's host blocks return; there is room. Returns the copies, (host block, device block)."""
+        raise BrokenPromise(f"{type(self).__name__} has a host tier, and no method come_back(sequence).")
+
+    def host_blocks(self, sequence: Any) -> Sequence[int]:
+        """The sequence's blocks on the host, in the order of its table, of which they are the end."""
+        return ()
+
+    @property
+    def num_host_free(self) -> int:
+        """Host blocks that nobody holds."""
+        return self.num_host_blocks
+
     def forget_cache(self) -> None:  # noqa: B027 - without a prefix cache there is nothing to do
         """Forget all content; nothing is held."""
 
@@ -141,9 +180,19 @@ class ManagerAdapter(ABC):
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
-    def host_ref_counts(self) -> NDArray[np.int64]:
-        """There is no host tier."""
-        return np.empty(0, np.int64)
+    def host_ref_counts(self) -> NDArray[Any]:
+        """int [num_host_blocks]: how many tables name each host block."""
+        return np.zeros(self.num_host_blocks, np.int64)
+
+    @property
+    def host_free(self) -> int:
+        """As `num_host_free`, by the name that the rigs read."""
+        return self.num_host_free
+
+    @property
+    def host_used(self) -> int:
+        """Host blocks that are not free."""
+        return self.num_host_blocks - self.num_host_free
 
     @property
     def live_rows(self) -> NDArray[np.int64]:
@@ -166,8 +215,8 @@ class ManagerAdapter(ABC):
         return self._column(lambda held: held.scheduled)
 
     def num_host_tail(self, row: int) -> int:
-        """There is no host tier."""
-        return 0
+        """How many of the row's blocks lie on the host."""
+        return len(self._host_blocks(self._row(row)))
 
     def next_batch(self) -> int:
         """What is allocated from now on is another batch."""
@@ -184,11 +233,9 @@ class ManagerAdapter(ABC):
         known = _token_list(tokens)
         if not known:
             raise InvalidTokens("a sequence needs at least one token.")
-        row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
         held = Held(self.open(list(known), namespace), known, namespace)
         held.computed = len(self._blocks(held)) * self.block_size
-        self._rows[row] = held
-        return row
+        return self._numbered(held)
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens; the allocator hears of them when they are computed."""
@@ -196,22 +243,21 @@ class ManagerAdapter(ABC):
 
     def allocate(self, rows: Any, counts: Any) -> Moves:
         """Tokens in flight, for all rows or, with too few blocks, for none."""
-        wanted = list(zip(self._listed(rows, self._idle), np.atleast_1d(counts).tolist(), strict=True))
-        missing = 0
+        wanted = list(zip(self._listed(rows, self._on_device), np.atleast_1d(counts).tolist(), strict=True))
+        missing = self._copies_wanted([held for held, _ in wanted])
         for held, count in wanted:
             left = len(held.tokens) - held.computed
             if not 1 <= count <= left:
                 raise InvalidTokens(f"{count} tokens wanted in flight; {left} are known and not computed.")
             end = held.computed + count
             missing += max(0, -(-end // self.block_size) - len(self._blocks(held)))
-        available = self.num_free + self.num_cached
-        if missing > available:
-            raise OutOfBlocks(missing, available)
+        self._require(missing)
+        copies: list[tuple[int, int]] = []
         for held, count in wanted:
-            self.grow(held.sequence, held.tokens[: held.computed + count])
+            copies += self.grow(held.sequence, held.tokens[: held.computed + count]) or ()
             held.scheduled = count
             self._batches.setdefault(self._batch, []).append(held)
-        return Moves()
+        return Moves(device_to_device=_pairs(copies))
 
     def confirm(self) -> int:
         """The oldest batch has been computed. Returns its number. Raises NothingInFlight."""
@@ -260,14 +306,35 @@ class ManagerAdapter(ABC):
         raise NotImplementedError("this adapter truncates nothing: Capabilities(truncate=False)")
 
     def fork(self, row: int) -> int:
-        """Define it for an allocator that can, and say so in its capabilities."""
-        self._idle(row)
-        raise NotImplementedError("this adapter forks nothing: Capabilities(fork=False)")
+        """A row over the same blocks, made by `split`."""
+        held = self._on_device(row)
+        if not self.capabilities.fork:
+            raise NotImplementedError("this adapter forks nothing: Capabilities(fork=False)")
+        return self._numbered(replace(held, sequence=self.split(held.sequence), tokens=held.tokens[:]))
 
     def swap_out(self, rows: Any, keep: int = 0) -> Moves:
-        """Define it for an allocator with a host tier, and say so in its capabilities."""
-        self._listed(rows, self._idle)
-        raise NotImplementedError("this adapter has no host tier: Capabilities(host_tier=False)")
+        """Blocks from column `keep` on go to the host, by `leave`, for all rows or, with too few host blocks, for none."""
+        listed = self._listed(rows, self._idle)
+        if not self.capabilities.host_tier:
+            raise NotImplementedError("this adapter has no host tier: Capabilities(host_tier=False)")
+        wanted = len({block for held in listed for block in self._blocks(held)[keep:]})
+        if wanted > self.num_host_free:
+            raise OutOfBlocks(wanted, self.num_host_free)
+        copies: list[tuple[int, int]] = []
+        for held in listed:
+            copies += self.leave(held.sequence, keep)
+            held.is_swapped = True
+        return Moves(device_to_host=_pairs(copies))
+
+    def swap_in(self, rows: Any) -> Moves:
+        """All host blocks of the rows return, by `come_back`, for all rows or, with too few blocks, for none."""
+        listed = self._listed(rows, self._idle)
+        self._require(len({block for held in listed for block in self._host_blocks(held)}))
+        copies: list[tuple[int, int]] = []
+        for held in listed:
+            copies += self.come_back(held.sequence)
+            held.is_swapped = False
+        return Moves(host_to_device=_pairs(copies))
 
     def table(self, row: int) -> NDArray[np.int64]:
         """int64 [n]: the row's blocks."""
@@ -299,7 +366,7 @@ class ManagerAdapter(ABC):
 
     def reset_cache(self) -> bool:
         """Forget all content, unless anything is held."""
-        if self.num_used:
+        if self.num_used or self.host_used:
             return False
         self.forget_cache()
         return True
@@ -311,10 +378,11 @@ class ManagerAdapter(ABC):
     def snapshot(self) -> Any:
         """Every figure and table, in plain values."""
         rows = {
-            row: (held.tokens[:], held.computed, held.scheduled, self.table(row).tolist())
+            row: (held.tokens[:], held.computed, held.scheduled, self.table(row).tolist(), self._host_blocks(held))
             for row, held in self._rows.items()
         }
-        return rows, self.num_free, self.num_cached, np.asarray(self.ref_counts).tolist(), self.cached_contents()
+        counts = [np.asarray(each).tolist() for each in (self.ref_counts, self.host_ref_counts)]
+        return rows, self.num_free, self.num_cached, self.num_host_free, counts, self.cached_contents()
 
     def _contents(self) -> dict[tuple[object, tuple[int, ...]], list[int]]:
         """What was computed and is found now, with its blocks; not what some row is still computing again."""
@@ -332,20 +400,46 @@ class ManagerAdapter(ABC):
         return found
 
     def _blocks(self, held: Held) -> list[int]:
-        return self._ids("blocks(sequence)", self.blocks(held.sequence))
+        return self._ids("blocks(sequence)", self.blocks(held.sequence), self.num_blocks)
+
+    def _host_blocks(self, held: Held) -> list[int]:
+        return self._ids("host_blocks(sequence)", self.host_blocks(held.sequence), self.num_host_blocks)
 
     def _matched(self, tokens: list[int], namespace: object) -> list[int]:
-        return self._ids(f"match({tokens}, {namespace!r})", self.match(tokens, namespace))
+        return self._ids(f"match({tokens}, {namespace!r})", self.match(tokens, namespace), self.num_blocks)
 
-    def _ids(self, call: str, answer: Any) -> list[int]:
+    def _numbered(self, held: Held) -> int:
+        """The lowest row that is unused is its."""
+        row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
+        self._rows[row] = held
+        return row
+
+    def _copies_wanted(self, wanted: list[Held]) -> int:
+        """Blocks for copies of partial blocks that these rows are about to write, and that others hold, too."""
+        shared: dict[int, int] = {}
+        missing = 0
+        for held in wanted:
+            if self.capabilities.fork and held.computed % self.block_size:
+                block = self._blocks(held)[held.computed // self.block_size]
+                holders = shared.setdefault(block, int(self.ref_counts[block]))
+                missing += holders > 1
+                shared[block] = holders - 1
+        return missing
+
+    def _require(self, missing: int) -> None:
+        available = self.num_free + self.num_cached
+        if missing > available:
+            raise OutOfBlocks(missing, available)
+
+    def _ids(self, call: str, answer: Any, num_blocks: int) -> list[int]:
         """Block ids that the allocator named. Raises BrokenPromise."""
         try:
             ids = [index(each) for each in answer]
         except TypeError:
             ids = [-1]
-        if not all(0 <= each < self.num_blocks for each in ids):
+        if not all(0 <= each < num_blocks for each in ids):
             raise BrokenPromise(
-                f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for block ids from 0 to {self.num_blocks - 1}."
+                f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for block ids from 0 to {num_blocks - 1}."
             )
         return ids
 
@@ -366,12 +460,22 @@ class ManagerAdapter(ABC):
             raise RowInFlight(row)
         return held
 
+    def _on_device(self, row: int) -> Held:
+        held = self._idle(row)
+        if held.is_swapped:
+            raise RowSwapped(row)
+        return held
+
     def _listed(self, rows: Any, one: Any) -> list[Held]:
         numbers = np.atleast_1d(rows).tolist()
         for row in numbers:
             if numbers.count(row) > 1:
                 raise DuplicateRow(row)
         return [one(row) for row in numbers]
+
+
+def _pairs(copies: list[tuple[int, int]]) -> NDArray[np.int32]:
+    return np.array(copies, np.int32).reshape(-1, 2)
 
 
 def _token_list(tokens: Any) -> list[int]:

@@ -15,7 +15,7 @@ import msgspec
 
 from paged.scheduler import Request
 from paged.testing.engine_rig import EngineRig
-from paged.testing.engine_world import EngineWorld
+from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call, Program, Violation, told
@@ -108,7 +108,11 @@ def _in_a_smaller_world(
     world: Any, calls: list[Call], build: Build | None, until: float | None
 ) -> tuple[Any, list[Call]]:
     while True:
-        tries = ((smaller, _failing(smaller, calls, build, until)) for smaller in _smaller_worlds(world))
+        tries = (
+            (smaller, _failing(smaller, program, build, until))
+            for smaller in _smaller_worlds(world)
+            for program in _programs_for(smaller, world, calls)
+        )
         better = next(((smaller, made) for smaller, made in tries if made is not None), None)
         if better is None:
             return world, calls
@@ -125,6 +129,27 @@ def _smaller_worlds(world: Any) -> Iterator[Any]:
     for name, usual in _WITHOUT_LIMITS.items():
         if getattr(world, name, usual) != usual:
             yield replace(world, **{name: usual})
+
+
+def _programs_for(smaller: Any, world: Any, calls: list[Call]) -> Iterator[list[Call]]:
+    """The program as it is, and with prompts that fill as much of the smaller pool as they filled of this one."""
+    yield calls
+    room, less = world.num_blocks * world.block_size, smaller.num_blocks * smaller.block_size
+    if less < room:
+        for length in (lambda tokens: len(tokens) * less // room, lambda tokens: len(tokens) - (room - less)):
+            shorter = [_with_shorter_prompts(verb, arguments, length) for verb, arguments in calls]
+            if shorter != calls:
+                yield shorter
+
+
+def _with_shorter_prompts(verb: str, arguments: tuple[Any, ...], length: Callable[[list[int]], int]) -> Call:
+    def cut(argument: Any) -> Any:
+        if isinstance(argument, Request | EngineRequest):
+            return msgspec.structs.replace(argument, prompt=cut(argument.prompt))
+        return argument[: max(1, length(argument))] if isinstance(argument, list) else argument
+
+    # Of calls that name rows, in lists of their own, only `append` says tokens.
+    return verb, tuple(map(cut, arguments)) if verb in ("add", "append", "visit", "pin", "retain") else arguments
 
 
 # A budget that holds everything saves steps.
@@ -235,7 +260,8 @@ def _smaller(value: Any) -> Iterator[Any]:
                 yield value[-length:]
         for place, each in enumerate(value):
             if isinstance(each, int) and each > 0:
-                yield [*value[:place], each // 2, *value[place + 1 :]]
+                for less in dict.fromkeys([each // 2, each - 1]):
+                    yield [*value[:place], less, *value[place + 1 :]]
 
 
 _TO_THE_USUAL = (

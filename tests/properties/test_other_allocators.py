@@ -1,0 +1,198 @@
+"""Allocators of others behind the adapter, each with a bug that engines have had: found at once, and told by the shortest program.
+
+One copies on write and takes who began a block for its only holder; one has a host tier and brings blocks back last one first. The
+same two without the bug are found nothing wrong with.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from paged.testing import ManagerAdapter, Violation, machines, replay
+
+WITHOUT_CACHE = dataclasses.replace(ManagerAdapter.capabilities, prefix_cache=False)
+
+
+class Table:
+    """A sequence of theirs."""
+
+    def __init__(self):
+        self.blocks = []
+        self.on_host = []
+
+
+class Pool:
+    """Blocks with reference counts."""
+
+    def __init__(self, num_blocks):
+        self.free = list(range(num_blocks))
+        self.counts = np.zeros(num_blocks, np.int64)
+        # Who began each block.
+        self.owners = [None] * num_blocks
+
+    def take(self, owner):
+        block = self.free.pop()
+        self.counts[block], self.owners[block] = 1, owner
+        return block
+
+    def drop(self, block):
+        self.counts[block] -= 1
+        if not self.counts[block]:
+            self.free.append(block)
+
+
+class Plain(ManagerAdapter):
+    """An allocator without a prefix cache."""
+
+    capabilities = WITHOUT_CACHE
+
+    def __init__(self, world):
+        super().__init__(world.num_blocks, world.block_size, world.host_blocks)
+        self.pool, self.host = Pool(world.num_blocks), Pool(world.host_blocks)
+
+    def open(self, tokens, namespace):
+        return Table()
+
+    def grow(self, table, tokens):
+        while len(table.blocks) * self.block_size < len(tokens):
+            table.blocks.append(self.pool.take(table))
+
+    def commit(self, table, tokens):
+        table.num_written = len(tokens)
+
+    def close(self, table):
+        for block in table.blocks:
+            self.pool.drop(block)
+        for block in table.on_host:
+            self.host.drop(block)
+
+    def blocks(self, table):
+        return table.blocks
+
+    num_free = property(lambda self: len(self.pool.free))
+    ref_counts = property(lambda self: self.pool.counts)
+
+
+class CopiesOnWrite(Plain):
+    """Forks share all blocks; who writes into a shared one has a copy of it first."""
+
+    capabilities = dataclasses.replace(WITHOUT_CACHE, fork=True)
+
+    def split(self, table):
+        fork = Table()
+        fork.blocks, fork.num_written = list(table.blocks), getattr(table, "num_written", 0)
+        self.pool.counts[fork.blocks] += 1
+        return fork
+
+    def grow(self, table, tokens):
+        copies, at = [], getattr(table, "num_written", 0)
+        if at % self.block_size and at // self.block_size < len(table.blocks):
+            block = table.blocks[at // self.block_size]
+            if self.must_copy(table, block):
+                copy = table.blocks[at // self.block_size] = self.pool.take(table)
+                self.pool.drop(block)
+                copies.append((block, copy))
+        super().grow(table, tokens)
+        return copies
+
+    def must_copy(self, table, block):
+        return self.pool.counts[block] > 1
+
+
+class OwnersWriteInPlace(CopiesOnWrite):
+    """The bug: who began a block goes on to write it, though a fork reads it."""
+
+    def must_copy(self, table, block):
+        return self.pool.counts[block] > 1 and self.pool.owners[block] is not table
+
+
+class HasHost(Plain):
+    """A sequence's last blocks go to the host, and return."""
+
+    capabilities = dataclasses.replace(WITHOUT_CACHE, host_tier=True)
+
+    def leave(self, table, keep):
+        copies = [(block, self.host.take(table)) for block in table.blocks[keep:]]
+        for block, _ in copies:
+            self.pool.drop(block)
+        # A sequence that is partly there already has the blocks before those that it has there.
+        table.blocks, table.on_host = table.blocks[:keep], [there for _, there in copies] + table.on_host
+        return copies
+
+    def come_back(self, table):
+        copies = [(block, self.pool.take(table)) for block in self.in_order(table.on_host)]
+        for block, _ in copies:
+            self.host.drop(block)
+        table.blocks, table.on_host = table.blocks + [back for _, back in copies], []
+        return copies
+
+    def in_order(self, blocks):
+        return blocks
+
+    def host_blocks(self, table):
+        return table.on_host
+
+    num_host_free = property(lambda self: len(self.host.free))
+    host_ref_counts = property(lambda self: self.host.counts)
+
+
+class ReturnsLastFirst(HasHost):
+    """The bug: what was pushed last is popped first."""
+
+    def in_order(self, blocks):
+        return blocks[::-1]
+
+
+def machine_of(allocator):
+    class Machine(machines.AdapterMachine):
+        capabilities = allocator.capabilities
+        build = allocator
+
+    return Machine
+
+
+@pytest.mark.parametrize("allocator", [CopiesOnWrite, HasHost])
+def test_nothing_is_wrong_without_the_bug(allocator):
+    machines.run_machine(machine_of(allocator), few=100, steps=20)
+
+
+@pytest.mark.parametrize("allocator", [OwnersWriteInPlace, ReturnsLastFirst])
+def test_the_bug_is_found_and_no_call_and_no_number_can_be_less(allocator, record_property):
+    started = time.process_time()
+    with pytest.raises(Violation) as caught:
+        machines.run_machine(machine_of(allocator), few=200, steps=20)
+    record_property("seconds", time.process_time() - started)
+    program = caught.value.program
+    with pytest.raises(Violation):
+        replay(program.world, program.calls, allocator, drain=True)
+    less = list(programs_with_less(program))
+    assert len(less) > len(program.calls)
+    for world, calls in less:
+        replay(world, calls, allocator, drain=True)
+
+
+def programs_with_less(program):
+    """The program without one of its calls, or with one number of its world or of a call lower by one, or a list shorter by one."""
+    world, calls = program.world, list(program.calls)
+    for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
+        if (value := getattr(world, name)) > least:
+            yield dataclasses.replace(world, **{name: value - 1}), calls
+    for place, (verb, arguments) in enumerate(calls):
+        yield world, [*calls[:place], *calls[place + 1 :]]
+        for number, argument in enumerate(arguments):
+            for value in values_with_less(argument):
+                call = (verb, (*arguments[:number], value, *arguments[number + 1 :]))
+                yield world, [*calls[:place], call, *calls[place + 1 :]]
+
+
+def values_with_less(value):
+    if isinstance(value, int) and value > 0:
+        yield value - 1
+    elif isinstance(value, list):
+        for place, each in enumerate(value):
+            if len(value) > 1:
+                yield [*value[:place], *value[place + 1 :]]
+            for less in values_with_less(each):
+                yield [*value[:place], less, *value[place + 1 :]]
