@@ -136,7 +136,12 @@ def _programs_for(smaller: Any, world: Any, calls: list[Call]) -> Iterator[list[
     yield calls
     room, less = world.num_blocks * world.block_size, smaller.num_blocks * smaller.block_size
     if less < room:
-        for length in (lambda tokens: len(tokens) * less // room, lambda tokens: len(tokens) - (room - less)):
+        lengths: list[Callable[[list[int]], int]] = [
+            lambda tokens: len(tokens) * less // room,
+            lambda tokens: -(-len(tokens) * less // room),
+            lambda tokens: len(tokens) - (room - less),
+        ]
+        for length in lengths:
             shorter = [_with_shorter_prompts(verb, arguments, length) for verb, arguments in calls]
             if shorter != calls:
                 yield shorter

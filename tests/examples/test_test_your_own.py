@@ -1,5 +1,6 @@
 """The example of a manager of one's own: it runs in an empty folder, and what the kit says of its bug points at the bug."""
 
+import dataclasses
 import re
 import runpy
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paged.testing import ManagerRig, ManagerWorld, Violation
+from paged.testing import Capabilities, ManagerRig, ManagerWorld, Violation
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "test_your_own.py"
 TESTING = EXAMPLE.parents[1] / "docs" / "testing.md"
@@ -66,3 +67,20 @@ def test_the_program_that_is_shown_ends_in_what_is_shown(page):
     with pytest.raises(Violation) as caught:
         run()
     assert str(caught.value).startswith(said)
+
+
+def test_the_page_begins_with_a_bug_and_what_is_said_of_it():
+    text = TESTING.read_text(encoding="utf-8")
+    code, said = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)[:2]
+    assert len([line for line in code.splitlines() if line.strip()]) == 10
+    with pytest.raises(Violation) as caught:
+        exec(compile(code, "testing.md", "exec"), {"__name__": "page"})
+    assert str(caught.value) == said.strip()
+
+
+def test_the_table_of_what_may_be_left_out_has_every_capability():
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \|", TESTING.read_text(encoding="utf-8").split("## What may be left out")[1], re.M
+    )
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(field.name for field in dataclasses.fields(Capabilities))
