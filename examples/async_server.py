@@ -7,19 +7,21 @@ said STOP twice is ended by the server. main() holds every answer against the on
 import asyncio
 import json
 import time
+from typing import Any
 
 from embed import StandInEngine, conversations
 
 from paged import BlockManager, Output, PagedError, Request, Scheduler
 
 STOP = 7
+Line = dict[str, Any]
 
 
 class Server:
     def __init__(self, num_blocks: int, host_blocks: int = 12) -> None:
         self.engine = StandInEngine(num_blocks, 16, host_blocks)
         self.scheduler = Scheduler(BlockManager(num_blocks, 16, host_blocks=host_blocks), max_sequences=32)
-        self.queues: dict[str, asyncio.Queue] = {}
+        self.queues: dict[str, asyncio.Queue[Line | None]] = {}
         self.said: dict[tuple[str, int], list[int]] = {}
         self.has_work = asyncio.Event()
 
@@ -37,17 +39,17 @@ class Server:
                 self.has_work.clear()
             await asyncio.sleep(0)  # clients are heard between two steps, and in no other place
 
-    def line_of(self, output: Output) -> dict:
+    def line_of(self, output: Output) -> Line:
         said = self.said.setdefault((output.id, output.sequence), [])
         said += output.token_ids
         reason = output.finish_reason
         if reason is None and said.count(STOP) == 2:
-            reason = self.scheduler.finish(output.id, output.sequence, "stop").finish_reason
+            self.scheduler.finish(output.id, output.sequence, reason := "stop")
         return {"sequence": output.sequence, "tokens": list(output.token_ids), "finish_reason": reason}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = Request(**json.loads(await reader.readline()))
-        queue = self.queues[request.id] = asyncio.Queue()
+        queue = self.queues[request.id] = asyncio.Queue[Line | None]()
         hung_up = asyncio.ensure_future(reader.read())
         hung_up.add_done_callback(lambda _: queue.put_nowait(None))
         num_open = request.num_sequences
@@ -66,7 +68,7 @@ class Server:
         writer.close()
 
 
-async def ask(port: int, request: dict, patience: int = 10_000) -> list[list[int]]:
+async def ask(port: int, request: Line, patience: int = 10_000) -> list[list[int]]:
     """A client: the tokens of each sequence, until it is told that all have ended, or has had so many lines."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(json.dumps(request).encode() + b"\n")
@@ -75,7 +77,7 @@ async def ask(port: int, request: dict, patience: int = 10_000) -> list[list[int
     return [[token for line in lines if line["sequence"] == n for token in line["tokens"]] for n in range(2)]
 
 
-async def answers_of(server: Server, requests: list[dict], patience: dict[int, int]) -> list[list[list[int]]]:
+async def answers_of(server: Server, requests: list[Line], patience: dict[int, int]) -> list[list[list[int]]]:
     listening, task = await asyncio.start_server(server.serve, "127.0.0.1", 0), asyncio.create_task(server.run())
     port = listening.sockets[0].getsockname()[1]
     answers = await asyncio.gather(*(ask(port, each, patience.get(n, 10_000)) for n, each in enumerate(requests)))

@@ -1,6 +1,6 @@
 """The roofline of a device with a simulation's steps on it.
 
-Knows what a step asked of the device as far as a timeline tells: computed tokens, rows and filled slots. Does not know rows one by one.
+Knows what a step asked of the device as a timeline tells it: tokens, rows that sample, contexts that are read. Does not know rows one by one.
 """
 
 from collections.abc import Sequence
@@ -67,23 +67,19 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
 
 
 def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """FLOP/byte and FLOP/s of at most `NUM_STEPS` entries, float64 [n] each.
+    """FLOP/byte and FLOP/s of at most `NUM_STEPS` entries, float64 [n] each: of their mean step, by the work that its time was made of.
 
-    Estimated: a step reads the KV of all filled slots, and each of its tokens attends to the mean context, filled ÷ rows. Of a prompt's chunk that is
-    too many, by half of what a prompt without a history attends to itself; content that rows share is read once here and once a row there.
+    So none lies above the roof that the cost model goes by.
     """
     columns = outcome.timeline
     drawn = np.flatnonzero((columns["tokens"] > 0) & (columns["seconds"] > 0))
     if len(drawn) > NUM_STEPS:
         drawn = drawn[np.linspace(0, len(drawn) - 1, NUM_STEPS).astype(int)]
-    steps, rows, filled = (columns[name][drawn] for name in ("steps", "rows", "filled"))
-    tokens = columns["tokens"][drawn] / steps
-    work = StepWork(
-        computed_tokens=tokens,
-        sampled_rows=rows,
-        context_tokens=filled,
-        attended_pairs=tokens * filled / np.maximum(rows, 1),
+    steps = columns["steps"][drawn]
+    tokens, sampled, context, pairs = (
+        columns[name][drawn] / steps for name in ("tokens", "sampled", "context", "pairs")
     )
+    work = StepWork(computed_tokens=tokens, sampled_rows=sampled, context_tokens=context, attended_pairs=pairs)
     flops = roof.flops(work)
     return flops / roof.bytes_read(work), flops * steps / columns["seconds"][drawn]
 

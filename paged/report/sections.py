@@ -40,8 +40,8 @@ SECTIONS = (
     (
         "roofline",
         "Roofline",
-        f"At most {NUM_STEPS} steps of each policy, evenly picked. Operations and bytes are estimated from a step's tokens, rows and filled slots; "
-        "its time, host overhead included, is the simulation's. Left of the corner the device waits for memory, right of it for arithmetic.",
+        f"How much of the device steps reach: at most {NUM_STEPS} of each policy, evenly picked. Operations and bytes are what a step's time was made of; "
+        "that time has the host's share in it. Left of the corner the device waits for memory, right of it for arithmetic.",
     ),
     (
         "cost",

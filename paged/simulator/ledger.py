@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Scheduler
+from paged.hardware import StepWork
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Preemptions, SimulationResult, Spread
 from paged.simulator.timeline import Entry, Timeline
@@ -58,9 +59,9 @@ class Ledger:
         return Memory(used, used * size - int(empty.sum()), self._scheduler.num_reserved)
 
     def step(
-        self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, tokens: int, rows: int
+        self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, rows: int, work: StepWork
     ) -> None:
-        """A step that began with this memory ended: so many tokens of so many rows, a token for each request of `sampled`."""
+        """A step that began with this memory ended: this work of so many rows, a token for each request of `sampled`."""
         self.latencies.tokens(sampled, end_s)
         self.output_tokens += len(sampled)
         self.num_steps += 1
@@ -70,11 +71,14 @@ class Ledger:
             end_s=end_s,
             seconds=seconds,
             steps=1,
-            tokens=tokens,
+            tokens=int(work.computed_tokens),
             rows=rows,
+            sampled=float(work.sampled_rows),
+            context=float(work.context_tokens),
+            pairs=float(work.attended_pairs),
             used=memory.used,
             reserved=memory.reserved,
-            filled=memory.filled + tokens,
+            filled=memory.filled + int(work.computed_tokens),
         )
 
     def stretch(
@@ -86,9 +90,10 @@ class Ledger:
         drawn: NDArray[np.int64],
         *,
         rows: int,
+        context: float,
     ) -> None:
         """Steps of so many rows that ended at `times` after `seconds` each, [steps], a token for each of these requests in each; before the
-        first the memory was this, and each drew so many blocks."""
+        first the memory was this, and each drew so many blocks. Together they read the KV of `context` tokens."""
         steps = len(times)
         self.latencies.steady_tokens(requests, times)
         self.output_tokens += steps * len(requests)
@@ -109,6 +114,9 @@ class Ledger:
             steps=steps,
             tokens=steps * rows,
             rows=rows,
+            sampled=steps * len(requests),
+            context=context,
+            pairs=context,
             used=float(used @ weights),
             reserved=memory.reserved - taken * float(risen @ weights) / max(1, int(risen[-1])),
             filled=memory.filled + rows * float(np.arange(1, steps + 1) @ weights),
@@ -130,6 +138,9 @@ class Ledger:
         steps: int,
         tokens: int,
         rows: int,
+        sampled: float,
+        context: float,
+        pairs: float,
         used: float,
         reserved: float,
         filled: float,
@@ -142,6 +153,9 @@ class Ledger:
                 steps=steps,
                 tokens=tokens,
                 rows=rows,
+                sampled=sampled,
+                context=context,
+                pairs=pairs,
                 held=used * size,
                 filled=filled,
                 promised=reserved * size,

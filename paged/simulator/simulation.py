@@ -171,7 +171,8 @@ class Simulation:
             if allowed < 2:
                 return 0.0
         clock, seconds = np.empty(allowed + 1), np.empty(allowed)
-        seconds[:] = self.cost_model.seconds(steady_work(first, allowed, self.cost_model.tiling))
+        work = steady_work(first, allowed, self.cost_model.tiling)
+        seconds[:] = self.cost_model.seconds(work)
         # Sums in the order in which the steps come: the same clock to the last bit.
         clock[0], clock[1:] = self.now_s, seconds
         np.add.accumulate(clock, out=clock)
@@ -183,13 +184,15 @@ class Simulation:
         memory = self._ledger.memory()
         tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
         drawn = skip(scheduler, tokens, now=float(clock[count - 1]))
-        self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids))
+        context = float(np.asarray(work.context_tokens)[:count].sum())
+        self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids), context=context)
         before, self.now_s = self.now_s, float(times[-1])
         return self.now_s - before
 
     def _finish_step(self, batch: Batch) -> Step:
         scheduler, tiling = self.scheduler, self.cost_model.tiling
-        seconds = float(self.cost_model.seconds(work_of(batch, scheduler.manager.block_size, tiling)))
+        work = work_of(batch, scheduler.manager.block_size, tiling)
+        seconds = float(self.cost_model.seconds(work))
         memory = self._ledger.memory()
         self._check(ends_step=False)
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
@@ -203,8 +206,8 @@ class Simulation:
             sampled,
             end_s=self.now_s,
             seconds=seconds,
-            tokens=batch.num_scheduled_tokens,
             rows=len(batch.rows),
+            work=work,
         )
         ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
         if ended:

@@ -16,6 +16,9 @@ class Entry(NamedTuple):
     end_s, seconds  virtual time at its end, and its duration
     tokens          computed in it
     rows            in flight, a step
+    sampled         rows whose logits were computed, of all steps together
+    context         tokens whose KV was read, of all steps together, each once for each row that reads it
+    pairs           of a computed token and a position that it attends to, of all steps together
     held            slots of blocks that sequences hold, on average
     filled          of them, slots with computed KV, each counted once, on average
     promised        slots that policies keep for sequences beyond what those hold
@@ -28,6 +31,9 @@ class Entry(NamedTuple):
     steps: int
     tokens: int
     rows: int
+    sampled: float
+    context: float
+    pairs: float
     held: float
     filled: float
     promised: float

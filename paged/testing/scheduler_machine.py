@@ -227,7 +227,8 @@ class SchedulerMachine(RigMachine):
         self.add(replace(wish, num_sequences=1), again=False)
         self.add(replace(wish, num_sequences=num_sequences, salt="b"), again=False)
         self.go_on(2, ())
-        self.rig.step((1,) * num_sequences + (0,), is_patient=False)
+        # Its rows stand at the end of the batch.
+        self.rig.step((1,) * (self.rig.num_running() - 1) + (0,), is_patient=False)
         self.go_on(steps, ())
 
     @property
@@ -263,14 +264,31 @@ class SchedulerMachine(RigMachine):
         num_sequences = len(self.rig.books[id].sequences)
         self.rig.adopt(id, fork % num_sequences, sequence % num_sequences)
 
-    @where(lambda self: self.forks and self.rig.live and not self.rig.flights)
-    @rule(pick=picks, num_forks=st.integers(1, 2), steps=st.integers(1, 6), counts=COUNTS, is_cancelled=st.booleans())
-    def branch(self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool) -> None:
-        """A sequence goes on in several ways for some steps, the first of which may fail; then as one of them."""
-        id = self.rig.live[pick % len(self.rig.live)]
+    @property
+    def running(self) -> list[str]:
+        """Live requests that run."""
+        return [id for id in self.rig.live if self.rig.scheduler.status(id) == "running"]
+
+    @where(lambda self: self.forks and not self.rig.flights and self.running)
+    @rule(
+        pick=picks,
+        num_forks=st.integers(1, 2),
+        steps=st.integers(0, 6),
+        counts=COUNTS,
+        is_cancelled=st.booleans(),
+        told=st.integers(0, 2),
+    )
+    def branch(
+        self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, told: int
+    ) -> None:
+        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which is told tokens; then as
+        that one."""
+        id = self.running[pick % len(self.running)]
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):
             self.rig.fork(id, first)
+        if told and id in self.rig.live and not self.rig.in_flight(id):
+            self.rig.append(id, [0] * told, len(self.rig.books[id].sequences) - 1)
         if is_cancelled and self.capabilities.cancel:
             self.rig.schedule()
             self.rig.cancel(False)

@@ -436,7 +436,7 @@ class SchedulerRig:
         is_live = book.sequences[sequence].reason is None
         can = is_live and self.scheduler.status(id) == "running"
         can &= policy is None or (policy.reservation == "prompt" and policy.batching == "continuous")
-        can &= book.request.reads_cache and book.request.writes_cache and self._num_running() < self.world.max_sequences
+        can &= book.request.reads_cache and book.request.writes_cache and self.num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
         try:
             with self._blaming(PagedError):
@@ -511,7 +511,7 @@ class SchedulerRig:
         else:
             self.carried.append({copy: source})
 
-    def _num_running(self) -> int:
+    def num_running(self) -> int:
         """Sequences of the requests that run."""
         running = [self.books[id] for id in self.live if self.scheduler.status(id) == "running"]
         return sum(sequence.reason is None for book in running for sequence in book.sequences)
