@@ -52,6 +52,8 @@ class Row:
     writes: bool = True
     published: int = 0
     """Blocks that it knows to be nodes; of a block that forks share only one of them knows at once."""
+    carried: set[Node] = field(default_factory=set)
+    """Nodes that were pending in its blocks first."""
     has_computed: bool = False
     """Whether it owes its blocks to more than lookups."""
 
@@ -343,6 +345,7 @@ class NaiveManager(NaiveContent):
         self.rows[child] = Row(
             list(row.tokens), row.namespace, table, launched=end, computed=min(end, row.computed), shares=shares,
             reads=row.reads, writes=row.writes, published=min(row.published, end // self.block_size), has_computed=row.has_computed,
+            carried=set(row.carried),
         )  # fmt: skip
 
     def swap_out(self, numbers: Sequence[int], keep: int) -> list[tuple[Block, Block]]:
@@ -357,7 +360,7 @@ class NaiveManager(NaiveContent):
         for number in numbers:
             row, tail = self.rows[number], []
             for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
-                node = self._node_at(row, column, block)
+                node = self._node_to_move(row, column, block)
                 there = private.get(block) if node is None else self.host.resident.get(node)
                 if there is not None:
                     self.host.hold(there)
@@ -426,7 +429,7 @@ class NaiveManager(NaiveContent):
         wanted: set[object] = set()
         for row in (self.rows[number] for number in numbers):
             for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
-                node = self._node_at(row, column, block)
+                node = self._node_to_move(row, column, block)
                 there = None if node is None else self.host.resident.get(node)
                 if there is None or there.refs == 0:
                     wanted.add(block if node is None else node)
@@ -455,6 +458,12 @@ class NaiveManager(NaiveContent):
         """The node that the row's block at this column carries for it: a fork may hold a block of which it knows the beginning only."""
         return block.node if column < row.content_end // self.block_size else None
 
+    def _node_to_move(self, row: Row, column: int, block: Block) -> Node | None:
+        """As `_node_at`; but of what a fork of the row has pending in a block that they share, the row hears when it is confirmed."""
+        node = self._node_at(row, column, block)
+        is_told = node not in self.device.pending or column < row.published or node in row.carried
+        return node if is_told else None
+
     def _num_published(self, row: Row) -> int:
         """Blocks of the row from the first one on that are nodes."""
         for column, block in enumerate(row.table):
@@ -474,6 +483,7 @@ class NaiveManager(NaiveContent):
         batches = [batch for batch, (start, end) in row.shares.items() if start <= last < end]
         block = row.table[column]
         self.device.carry(node, block, max(batches, default=None))
+        row.carried.add(node)
         if block.refs == 1 and row.published == column:
             row.published = column + 1
 
