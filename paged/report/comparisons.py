@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.report.drawing import Figure, axis, beside, extent, figure, log_axis, numbered, panel_title
+from paged.report.drawing import Figure, axis, beside, count_axis, extent, figure, log_axis, numbered, panel_title
 from paged.report.naming import Named
 from paged.simulator import SimulationResult
 
@@ -42,8 +42,8 @@ def preemptions(outcomes: Sequence[Named]) -> Figure:
         _height(outcomes),
         barmode="stack",
         bargap=0.35,
-        xaxis=axis("preemptions (count)", domain=left, range=_room(outcomes, counted), tickformat=",d"),
-        xaxis2=axis("tokens", domain=right, range=_room(outcomes, lost), tickformat=",d", anchor="y2"),
+        xaxis=_counts("preemptions (count)", outcomes, counted, domain=left),
+        xaxis2=_counts("tokens", outcomes, lost, domain=right, anchor="y2"),
         yaxis=_names(outcomes),
         yaxis2=_names(outcomes) | {"anchor": "x2", "showticklabels": False},
         annotations=[panel_title("Preemptions", 0), panel_title("Wasted tokens, and of all computed", 1)],
@@ -256,6 +256,13 @@ def _total(named: Named, kinds: Sequence[tuple[str, Figures]]) -> float:
 def _room(outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]]) -> list[float]:
     """A range that leaves room for text beside the longest bar."""
     return [0, 1.35 * max(1e-9, *(_total(named, kinds) for named in outcomes))]
+
+
+def _counts(title: str, outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]], **more: Any) -> Figure:
+    room = _room(outcomes, kinds)
+    # Where nothing was counted there is still an axis to read.
+    high = max(1.0, room[1])
+    return count_axis(title, high, range=[0, high], **more)
 
 
 def _names(outcomes: Sequence[Named]) -> Figure:

@@ -32,6 +32,11 @@ def axis(title: str, **more: Any) -> Figure:
     } | more
 
 
+def count_axis(title: str, high: float, **more: Any) -> Figure:
+    """An axis of whole numbers up to `high`, each labelled once."""
+    return axis(title, **({"tickformat": ",d"} | ({"dtick": 1} if high < 6 else {}) | more))
+
+
 def log_axis(title: str, low: float, high: float, **more: Any) -> Figure:
     """A logarithmic axis from `low` to `high`, both above 0 or both 0 (nothing is drawn); `title` says that it is one.
 

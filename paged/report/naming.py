@@ -10,10 +10,11 @@ import msgspec
 from paged.simulator import Outcome
 
 # Okabe and Ito's colours without yellow, which is too pale for a line (https://jfly.uni-koeln.de/color/); then again, dashed, then dotted.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
 _DASHES = ("solid", "dash", "dot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
+_OURS = "paged"
 _LOADS = ("rate", "clients")
 """What makes a load heavier."""
 
@@ -71,6 +72,11 @@ def named(outcomes: Sequence[Outcome]) -> list[Named]:
     return found
 
 
+def ours_last(outcomes: Sequence[Named]) -> list[Named]:
+    """In the order in which lines are drawn over one another: ours on top."""
+    return sorted(outcomes, key=lambda one: one.policy == _OURS)
+
+
 def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
     """The outcomes of each setting, in order of appearance."""
     groups: dict[str, list[Named]] = {}
@@ -122,7 +128,7 @@ def _joined(fact: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 def _ours_first(policies: Sequence[str]) -> list[str]:
-    return sorted(dict.fromkeys(policies), key=lambda policy: policy != "paged")
+    return sorted(dict.fromkeys(policies), key=lambda policy: policy != _OURS)
 
 
 def _look(number: int) -> Look:

@@ -79,7 +79,7 @@ def memory(named: Named) -> Figure:
         showlegend=True,
         legend=legend,
         hovermode="x unified",
-        margin={"l": 72, "r": 130, "t": 16, "b": 52},
+        margin={"l": 72, "r": 160, "t": 16, "b": 52},
         xaxis=axis(_TIME, range=[float(edges[0]), float(edges[-1])]),
         yaxis=axis("KV slots (tokens)", range=[0, slots], tickformat=",d"),
     )

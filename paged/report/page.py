@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from paged import InvalidConfig
@@ -16,7 +17,7 @@ from paged.extras import import_with_extra
 from paged.report.comparisons import cost, distributions, preemptions, under_load
 from paged.report.drawing import Figure
 from paged.report.facts import facts, sentence
-from paged.report.naming import Look, Named, by_setting, named
+from paged.report.naming import Look, Named, by_setting, named, ours_last
 from paged.report.over_time import memory, occupancy, queues
 from paged.report.roof import roofline
 from paged.report.sections import SECTIONS
@@ -72,7 +73,11 @@ def _facts(outcomes: Sequence[Outcome]) -> str:
 
 
 def _controls(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
-    options = "".join(f"<option>{html.escape(setting or 'all')}</option>" for setting in settings)
+    first = _most_pressed(settings)
+    options = "".join(
+        f"<option{' selected' if setting == first else ''}>{html.escape(setting or 'all')}</option>"
+        for setting in settings
+    )
     choice = f'<label{"" if len(settings) > 1 else " hidden"}>Setting <select id="setting">{options}</select></label>'
     looks = {one.policy: one.look for one in every}
     buttons = (
@@ -80,6 +85,11 @@ def _controls(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
         for policy, look in looks.items()
     )
     return f'<div id="controls">{choice}{"".join(buttons)}</div>'
+
+
+def _most_pressed(settings: dict[str, list[Named]]) -> str:
+    """The setting that is shown first: where memory is fullest, policies differ."""
+    return max(settings, key=lambda setting: fmean(one.outcome.result.memory.of_pool for one in settings[setting]))
 
 
 def _key(look: Look) -> str:
@@ -91,7 +101,8 @@ def _key(look: Look) -> str:
 
 
 def _summary(settings: dict[str, list[Named]]) -> str:
-    tables = "".join(_table(group, is_hidden=i > 0) for i, group in enumerate(settings.values()))
+    first = _most_pressed(settings)
+    tables = "".join(_table(group, is_hidden=setting != first) for setting, group in settings.items())
     return f'<section id="summary"><h2>Summary</h2><div class="scroll">{tables}</div></section>'
 
 
@@ -114,7 +125,7 @@ def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
 
 def _section(id: str, heading: str, text: str) -> str:
     choice = '<label>Policy <select id="outcome"></select></label>' if id == "memory" else ""
-    return f'<section id="{id}"><h2>{heading}</h2><p>{text}</p>{choice}<div class="plot"></div></section>'
+    return f'<section id="{id}"><h2>{heading}</h2><p>{text}</p>{choice}<div class="plot" role="img" aria-label="{html.escape(heading)}: {html.escape(text)}"></div></section>'
 
 
 def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
@@ -122,15 +133,15 @@ def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
     under: dict[str, str] = {}
     for one in every:
         if one.line not in under:
-            under[one.line] = _json(under_load([other for other in every if other.line == one.line]))
+            under[one.line] = _json(under_load(ours_last([other for other in every if other.line == one.line])))
     documents = []
     for group in settings.values():
         plots: dict[str, Figure | None] = {
-            "occupancy": occupancy(group),
-            "queues": queues(group),
+            "occupancy": occupancy(ours_last(group)),
+            "queues": queues(ours_last(group)),
             "preemptions": preemptions(group),
-            "distributions": distributions(group),
-            "roofline": roofline(group),
+            "distributions": distributions(ours_last(group)),
+            "roofline": roofline(ours_last(group)),
             "cost": cost(group),
         }
         drawn = [f'"load":{under[group[0].line]}', *(f'"{id}":{_json(plot)}' for id, plot in plots.items())]

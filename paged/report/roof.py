@@ -52,14 +52,8 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
         data,
         460,
         showlegend=True,
-        legend={
-            "x": 0.01,
-            "y": 0.99,
-            "xanchor": "left",
-            "yanchor": "top",
-            "itemclick": False,
-            "itemdoubleclick": False,
-        },
+        # Its names are sentences: under the plot, where they cover nothing.
+        legend={"orientation": "h", "yref": "container", "itemclick": False, "itemdoubleclick": False},
         xaxis=log_axis("arithmetic intensity (FLOP/byte, logarithmic)", low, high),
         yaxis=log_axis("reached on one device (TFLOP/s, logarithmic)", *extent(data, "y")),
         margin={"l": 72, "r": 24, "t": 24, "b": 52},

@@ -12,30 +12,34 @@ SECTIONS = (
     (
         "load",
         "Throughput against latency",
-        "Lower right is better. A line joins the loads of one policy, lightest first; whiskers are the smallest and largest of several seeds.",
+        "How many tokens a second each policy writes, and how long its slowest requests wait. Lower right is better. A line joins the loads of one policy, lightest first; whiskers are the smallest and largest of several seeds.",
     ),
     (
         "memory",
         "KV memory over time",
-        "Tokens: slots whose K and V are computed. Fragmentation: held, not filled. Promised: kept by the policy for sequences beyond what they hold. "
+        "What the pool's slots hold as time goes by, of one policy. Tokens: slots whose K and V are computed. Fragmentation: held, not filled. Promised: kept by the policy for sequences beyond what they hold. "
         f"Cached: content of nobody, for prefix hits; evicted when needed. {_averaged(NUM_POINTS)}",
     ),
     (
         "occupancy",
         "Occupancy over time",
-        f"What is used of memory, rows and token budget. {_averaged(NUM_LINE_POINTS)}",
+        f"What share of memory, rows and token budget each policy uses as time goes by. {_averaged(NUM_LINE_POINTS)}",
     ),
-    ("queues", "Queues over time", f"Requests that have arrived and have not ended. {_averaged(NUM_LINE_POINTS)}"),
+    (
+        "queues",
+        "Queues over time",
+        f"How many requests run, wait and stand aside, of those that have arrived and have not ended. {_averaged(NUM_LINE_POINTS)}",
+    ),
     (
         "preemptions",
         "Preemptions and waste",
-        "Left: how often a running request gave blocks back; solid by recompute, hatched by swap. Right: tokens computed again (solid), "
+        "What each policy takes back for want of memory, and what that costs. First: how often a running request gave blocks back; solid by recompute, hatched by swap. Second: tokens computed again (solid), "
         "swapped out (hatched) and swapped in (crossed), and their share of all computed tokens.",
     ),
     (
         "distributions",
         "Distributions",
-        "The share of requests that had at most so many seconds. Requests that were rejected, or have no second token, are not in them.",
+        "How many seconds requests took: the share that had at most so many. Requests that were rejected, or have no second token, are not in them.",
     ),
     (
         "roofline",
@@ -46,7 +50,7 @@ SECTIONS = (
     (
         "cost",
         "Cost",
-        "The price of the whole makespan, idle time included, for each million output tokens.",
+        "What a million output tokens cost: the price of the whole makespan, idle time included, for each million output tokens.",
     ),
 )
 """(id, heading, text) in the order of the page."""

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from paged import InvalidConfig
 from paged.report.averages import averaged, edges_of
 from paged.report.comparisons import cumulative, preemptions, under_load
+from paged.report.drawing import count_axis
 from paged.report.naming import by_setting, named
 from paged.report.over_time import memory_parts
 from paged.report.page import write_html
@@ -286,10 +288,58 @@ def test_bars_have_the_counts_of_the_results(outcomes):
     assert sum(recomputed.values()) > 0
 
 
-def test_no_step_lies_above_the_published_roof_and_a_formula_has_none(outcomes):
+def test_no_step_lies_above_the_roof_that_its_time_comes_from_and_a_formula_has_none(outcomes):
     roof = outcomes[0].scenario.device.roofline()
-    intensity, reached = points(outcomes[0], roof)
-    assert len(intensity) > 10
-    limit = np.minimum(roof.device.peak("bf16"), roof.device.bandwidth * intensity)
-    assert (reached <= limit).all()
+    for outcome in outcomes:
+        intensity, reached = points(outcome, roof)
+        assert len(intensity) > 10
+        compute, memory = (
+            roof.device.peak("bf16") * roof.compute_efficiency,
+            roof.device.bandwidth * roof.memory_efficiency,
+        )
+        assert (reached <= 1.000001 * np.minimum(compute, memory * intensity)).all()
     assert roofline(named([run(scenario_of())])) is None
+
+
+def plots_of(page):
+    return json.loads(next(text for attributes, text in page.scripts if attributes.get("id") == "figures"))
+
+
+def test_an_axis_of_counts_has_each_whole_number_once(outcomes):
+    few = preemptions(named(outcomes[:1]))["layout"]["xaxis"]
+    assert few["tickformat"] == ",d"
+    assert few["range"][1] >= 6 or few["dtick"] == 1
+    none = count_axis("count", 1.35)
+    assert none["dtick"] == 1
+    assert "dtick" not in count_axis("count", 40)
+
+
+def test_our_lines_lie_on_top(page):
+    for setting in plots_of(page):
+        for id in ("load", "occupancy", "queues", "distributions", "roofline"):
+            policies = [trace["meta"]["policy"] for trace in setting["plots"][id]["data"] if "meta" in trace]
+            assert policies[-1] == "paged"
+            assert set(policies[policies.index("paged") :]) == {"paged"}
+
+
+def test_the_setting_with_the_fullest_memory_is_shown_first(page, outcomes):
+    settings = by_setting(named(outcomes))
+    fullest = max(settings, key=lambda name: sum(one.outcome.result.memory.of_pool for one in settings[name]))
+    tables = [attributes for tag, attributes in page.tags if tag == "table"]
+    assert ["hidden" not in attributes for attributes in tables] == [name == fullest for name in settings]
+    options = [attributes for tag, attributes in page.tags if tag == "option"]
+    assert ["selected" in attributes for attributes in options] == [name == fullest for name in settings]
+
+
+def test_every_plot_has_a_sentence_that_a_screen_reader_says_too(page):
+    labels = [attributes["aria-label"] for tag, attributes in page.tags if attributes.get("role") == "img"]
+    assert len(labels) == 8
+    assert all(re.search(r": [A-Z][^.]+\.", label) for label in labels)
+
+
+def test_colours_come_from_the_page_so_that_the_dark_has_its_own(page):
+    css = files("paged.report").joinpath("page.css").read_text(encoding="utf-8")
+    script = files("paged.report").joinpath("page.js").read_text(encoding="utf-8")
+    light, dark = css.split("@media (prefers-color-scheme: dark)")
+    for name in set(re.findall(r"[\"'(](--[a-z]+)[\"')]", script)):
+        assert f"{name}:" in light and f"{name}:" in dark.split("}")[0], name
