@@ -219,6 +219,10 @@ def mistake_the_run_of_a_block(manager):
     manager._device.run[6] = runs_of(manager)[0]
 
 
+def mistake_the_run_of_a_host_block(manager):
+    manager._host.run[0] = runs_of(manager)[0]
+
+
 def name_one_block_for_two_nodes(manager):
     run = runs_of(manager)[0]
     run.blocks[0, 1] = run.blocks[0, 0]
@@ -316,6 +320,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, 2 on the device."),
     (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
     (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
+    (mistake_the_run_of_a_host_block, "4: host block 0 does not know that it holds node 2:0."),
     (name_one_block_for_two_nodes, "4: block 0 holds node 0:1 and one of run 0, too."),
     (evict_as_another_run, "4: device blocks [6] are to be evicted as nodes whose blocks are [0]."),
     (promise_and_do_not_draw, "6: 1 blocks are promised to rows and not drawn."),

@@ -1,0 +1,54 @@
+"""What no other test noticed when it was changed a little (`make mutants`)."""
+
+import pytest
+
+from paged import BlockManager, InvalidConfig, Policy, Request, Retention, Scheduler
+
+
+def step(scheduler, token=7, now=0.0):
+    batch = scheduler.schedule(now=now)
+    scheduler.update(batch, [token] * int(batch.samples.sum()), now=now)
+    assert scheduler.check() == []
+    return batch
+
+
+def test_a_request_that_says_nothing_more_has_the_documented_defaults():
+    said = Request(
+        id="a", prompt=[1], max_tokens=16, min_tokens=0, eos_token_id=None, stop_token_ids=(), priority=0,
+        num_sequences=1, num_computed=0, expected_tokens=None, salt=None, adapter=None, extra_key=None,
+        reads_cache=True, writes_cache=True, retention=None,
+    )  # fmt: skip
+    assert Request(id="a", prompt=[1]) == said
+
+
+def test_a_manager_that_is_in_use_is_no_schedulers():
+    manager = BlockManager(8, 2)
+    manager.add([1])
+    with pytest.raises(InvalidConfig, match="in use"):
+        Scheduler(manager)
+    Scheduler(BlockManager(8, 2))
+
+
+def test_content_that_a_request_only_hit_is_retained_at_its_end():
+    scheduler = Scheduler(BlockManager(4, 2))
+    kept, other = [1, 2, 3, 4], [5, 6, 7, 8]
+    scheduler.add(Request(id="computes", prompt=[*kept, 9], max_tokens=1))
+    step(scheduler)
+    # Its path is the other one's content: it has no node of its own.
+    scheduler.add(Request(id="hits", prompt=[*kept, 8], max_tokens=1, retention=Retention(priority=2)))
+    step(scheduler)
+    scheduler.add(Request(id="evicts", prompt=[*other], max_tokens=1))
+    step(scheduler)
+    scheduler.add(Request(id="evicts again", prompt=[3, 3, 3, 3], max_tokens=1))
+    step(scheduler)
+    assert scheduler.manager.lookup([*kept, 0]).num_tokens == 4
+
+
+def test_what_several_newcomers_of_a_step_still_need_adds_up():
+    policy = Policy(name="plain", watermark=0.0, composition="in_order")
+    scheduler = Scheduler(BlockManager(12, 1, prefix_caching=False), policy=policy, max_chunk=2)
+    for name, length in (("a", 5), ("b", 5), ("c", 4)):
+        scheduler.add(Request(id=name, prompt=[1] * length, max_tokens=1))
+    # Of 12 blocks 4 are drawn, and 6 more are owed to "a" and "b".
+    assert step(scheduler).ids.tolist() == ["a", "b"]
+    assert scheduler.status("c") == "waiting"
