@@ -52,3 +52,11 @@ def test_what_several_newcomers_of_a_step_still_need_adds_up():
     # Of 12 blocks 4 are drawn, and 6 more are owed to "a" and "b".
     assert step(scheduler).ids.tolist() == ["a", "b"]
     assert scheduler.status("c") == "waiting"
+
+
+def test_a_row_grows_past_the_columns_that_its_prompt_made():
+    scheduler = Scheduler(BlockManager(200, 1))
+    scheduler.add(Request(id="a", prompt=[1], max_tokens=150))
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert scheduler.stats().output_tokens == 150
