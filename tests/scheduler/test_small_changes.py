@@ -2,7 +2,8 @@
 
 import pytest
 
-from paged import BlockManager, InvalidConfig, Policy, Request, Retention, Scheduler
+from paged import POLICIES, BlockManager, InvalidConfig, NeverFits, Policy, Request, Retention, Scheduler
+from paged.scheduler.stopping import STOP, kept_of
 
 
 def step(scheduler, token=7, now=0.0):
@@ -60,3 +61,25 @@ def test_a_row_grows_past_the_columns_that_its_prompt_made():
     while scheduler.has_unfinished:
         step(scheduler)
     assert scheduler.stats().output_tokens == 150
+
+
+def test_what_never_fits_says_so_in_one_unit():
+    scheduler = Scheduler(BlockManager(4, 2), max_model_len=5)
+    with pytest.raises(NeverFits) as caught:
+        scheduler.add(Request(id="a", prompt=[1] * 6))
+    error = caught.value
+    assert (error.blocks_needed, error.num_blocks, error.max_model_len) == (None, None, 5)
+    with pytest.raises(NeverFits) as caught:
+        Scheduler(BlockManager(2, 2)).add(Request(id="a", prompt=[1] * 6))
+    error = caught.value
+    assert (error.tokens_needed, error.max_model_len, error.num_blocks) == (None, None, 2)
+
+
+def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens():
+    # Two tokens are known; stop ids count from the third on.
+    assert kept_of({5}, (3, 9), [5, 4], 2) == (1, STOP)
+    assert kept_of({5}, (4, 9), [5, 5, 4], 2) == (2, STOP)
+
+
+def test_systems_from_before_chunked_prefill_compute_prompts_whole():
+    assert {name for name, policy in POLICIES.items() if policy.chunked} == {"vllm", "fastgen", "sarathi", "paged"}
