@@ -4,6 +4,7 @@ import pytest
 
 from paged import POLICIES, BlockManager, InvalidConfig, NeverFits, Policy, Request, Retention, Scheduler
 from paged.scheduler.stopping import STOP, kept_of
+from paged.scheduler.stretch import steady_batch
 
 
 def step(scheduler, token=7, now=0.0):
@@ -83,3 +84,8 @@ def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens():
 
 def test_systems_from_before_chunked_prefill_compute_prompts_whole():
     assert {name for name, policy in POLICIES.items() if policy.chunked} == {"vllm", "fastgen", "sarathi", "paged"}
+
+
+def test_where_nothing_runs_no_step_is_steady():
+    first = steady_batch(Scheduler(BlockManager(4, 2)))
+    assert (len(first.ids), len(first.seq_lens), first.num_samples) == (0, 0, 0)
