@@ -89,3 +89,30 @@ def test_systems_from_before_chunked_prefill_compute_prompts_whole():
 def test_where_nothing_runs_no_step_is_steady():
     first = steady_batch(Scheduler(BlockManager(4, 2)))
     assert (len(first.ids), len(first.seq_lens), first.num_samples) == (0, 0, 0)
+
+
+def test_rows_in_lockstep_take_no_drafts():
+    scheduler = Scheduler(BlockManager(16, 2), policy="static")
+    scheduler.add(Request(id="a", prompt=[1, 2], max_tokens=6))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule(drafts={"a": [7, 7]}) if scheduler.status("a") == "running" else scheduler.schedule()
+        assert not batch.num_drafts.any()
+        scheduler.update(batch, [7] * int(batch.samples.sum()))
+    assert scheduler.stats().drafted_tokens == 0
+
+
+def test_what_was_loaded_once_is_not_asked_for_again():
+    policy = Policy(name="plain", watermark=0.0, composition="in_order")
+    scheduler = Scheduler(BlockManager(6, 2, prefix_caching=False), policy=policy)
+    scheduler.add(Request(id="u", prompt=[2] * 4, max_tokens=6))
+    scheduler.add(Request(id="a", prompt=[1] * 6, max_tokens=4, num_computed=4))
+    asked = []
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        asked.append(len(batch.loads))
+        if len(batch.loads):
+            scheduler.loaded("a", 4)
+        scheduler.update(batch, [7] * int(batch.samples.sum()))
+        assert scheduler.check() == []
+    assert scheduler.stats().preemptions_recompute == 1
+    assert [count for count in asked if count] == [2]
