@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -108,13 +109,14 @@ def ran(command: Command, folder: Path, number: int | None, after_s: float, *, t
     arguments = [sys.executable, "-m", "paged", *(each.format(**paths) for each in command.arguments)]
     with tempfile.TemporaryFile() as said:
         ours, theirs = pty.openpty() if command.in_terminal else (None, None)
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE if theirs is None else theirs,
-            stdout=said if theirs is None else theirs,
-            stderr=said if theirs is None else theirs,
-            start_new_session=True,
-        )
+        with heard():
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.PIPE if theirs is None else theirs,
+                stdout=said if theirs is None else theirs,
+                stderr=said if theirs is None else theirs,
+                start_new_session=True,
+            )
         if process.stdin is not None:
             process.stdin.write(command.stdin.encode())
             process.stdin.close()
@@ -165,6 +167,17 @@ def ran(command: Command, folder: Path, number: int | None, after_s: float, *, t
         for each in beside:
             each.unlink()
     return Ran(process.returncode, seconds, text, wrong)
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """What is started here hears Ctrl-C, though this process may ignore it: as one does that a shell has put behind `&`."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _drain(terminal: int, output: bytearray) -> None:

@@ -40,15 +40,18 @@ def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(tmp_path)
     out = tmp_path / "out.csv"
     study = ["simulate", "azure", "--limit", "40", "--blocks", "2000", "--jobs", "1", "--csv", str(out)]
     # The second policy's simulation is far longer than anybody waits.
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, *study, "--policy", "paged,vllm"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr.readline() == "the second\n"
-    process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
+    with tool().heard():
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENDLESS, *study, "--policy", "paged,vllm"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        begun = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=90)
+    assert begun == "the second\n"
     assert process.returncode == 130
     assert "paged" in said and "vllm" not in said
     assert errors == "paged: interrupted; 1 of 2 simulations had ended\n"
