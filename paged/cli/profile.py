@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged import InvalidConfig
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
-from paged.cli.show import figures, print_json, table
+from paged.cli.show import figures, print_json, progress_bar, table
 from paged.extras import import_with_extra
 from paged.hardware import Profile, model_named
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
@@ -143,20 +143,13 @@ def _about(engine: Any, fast: bool) -> str:
 
 def _time(times: StepTimes, rounds: int) -> None:
     """All rounds, with a bar on standard error for somebody who waits at a terminal."""
-    out = Console(stderr=True)
-    if not out.is_terminal:
-        times.warm_up()
-        for _ in range(rounds):
-            times.round()
-        return
-    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True) as progress:
-        bar = progress.add_task("rounds", total=1 + rounds)
-        times.warm_up()
-        progress.advance(bar)
-        for _ in range(rounds):
-            times.round()
-            progress.advance(bar)
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    task = None if bar is None else bar.add_task("rounds", total=1 + rounds)
+    with bar or nullcontext():
+        for run in (times.warm_up, *[times.round] * rounds):
+            run()
+            if bar is not None and task is not None:
+                bar.advance(task)
 
 
 def _cells(kind: str | None, steps: list[TimedStep], found: Profile) -> list[str]:

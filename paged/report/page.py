@@ -39,6 +39,7 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
     if not outcomes:
         raise InvalidConfig("a report needs at least one outcome; there is none")
     settings = by_setting(named(outcomes))
+    first = _most_pressed(settings)
     every = [one for group in settings.values() for one in group]
     title = html.escape(f"Simulation of {', '.join(dict.fromkeys(o.result.trace for o in outcomes))}")
     parts = [
@@ -51,8 +52,8 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
         f"<h1>{title}</h1><p>{html.escape(sentence(outcomes))}</p>",
         _facts(outcomes),
         "<noscript><p>The plots need JavaScript; the table does not.</p></noscript>",
-        _controls(settings, every),
-        _summary(settings),
+        _controls(settings, first, every),
+        _summary(settings, first),
         *(_section(*section) for section in SECTIONS),
         f"<script>{plotly.get_plotlyjs()}</script>",
         f'<script type="application/json" id="figures">{_figures(settings, every)}</script>',
@@ -72,8 +73,7 @@ def _facts(outcomes: Sequence[Outcome]) -> str:
     return f"<dl>{''.join(pairs)}</dl>"
 
 
-def _controls(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
-    first = _most_pressed(settings)
+def _controls(settings: dict[str, list[Named]], first: str, every: Sequence[Named]) -> str:
     options = "".join(
         f"<option{' selected' if setting == first else ''}>{html.escape(setting or 'all')}</option>"
         for setting in settings
@@ -100,8 +100,7 @@ def _key(look: Look) -> str:
     )
 
 
-def _summary(settings: dict[str, list[Named]]) -> str:
-    first = _most_pressed(settings)
+def _summary(settings: dict[str, list[Named]], first: str) -> str:
     tables = "".join(_table(group, is_hidden=setting != first) for setting, group in settings.items())
     return f'<section id="summary"><h2>Summary</h2><div class="scroll">{tables}</div></section>'
 

@@ -16,7 +16,7 @@ What it can do beyond that, it says in its `capabilities`:
         def leave(self, sequence, keep): ...       # host_tier: blocks from there on go to the host, the pairs that are copied
         def come_back(self, sequence): ...         # and these are those that return
         def host_blocks(self, sequence): ...       # its table there
-        num_host_free, host_ref_counts             # properties
+        host_free, host_ref_counts                 # properties
 
 Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
 What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
@@ -167,7 +167,7 @@ class ManagerAdapter(ABC):
         return ()
 
     @property
-    def num_host_free(self) -> int:
+    def host_free(self) -> int:
         """Host blocks that nobody holds."""
         return self.num_host_blocks
 
@@ -185,14 +185,9 @@ class ManagerAdapter(ABC):
         return np.zeros(self.num_host_blocks, np.int64)
 
     @property
-    def host_free(self) -> int:
-        """As `num_host_free`, by the name that the rigs read."""
-        return self.num_host_free
-
-    @property
     def host_used(self) -> int:
         """Host blocks that are not free."""
-        return self.num_host_blocks - self.num_host_free
+        return self.num_host_blocks - self.host_free
 
     @property
     def live_rows(self) -> NDArray[np.int64]:
@@ -318,8 +313,8 @@ class ManagerAdapter(ABC):
         if not self.capabilities.host_tier:
             raise NotImplementedError("this adapter has no host tier: Capabilities(host_tier=False)")
         wanted = len({block for held in listed for block in self._blocks(held)[keep:]})
-        if wanted > self.num_host_free:
-            raise OutOfBlocks(wanted, self.num_host_free)
+        if wanted > self.host_free:
+            raise OutOfBlocks(wanted, self.host_free)
         copies: list[tuple[int, int]] = []
         for held in listed:
             copies += self.leave(held.sequence, keep)
@@ -382,7 +377,7 @@ class ManagerAdapter(ABC):
             for row, held in self._rows.items()
         }
         counts = [np.asarray(each).tolist() for each in (self.ref_counts, self.host_ref_counts)]
-        return rows, self.num_free, self.num_cached, self.num_host_free, counts, self.cached_contents()
+        return rows, self.num_free, self.num_cached, self.host_free, counts, self.cached_contents()
 
     def _contents(self) -> dict[tuple[object, tuple[int, ...]], list[int]]:
         """What was computed and is found now, with its blocks; not what some row is still computing again."""

@@ -134,7 +134,7 @@ class HasHost(Plain):
     def host_blocks(self, table):
         return table.on_host
 
-    num_host_free = property(lambda self: len(self.host.free))
+    host_free = property(lambda self: len(self.host.free))
     host_ref_counts = property(lambda self: self.host.counts)
 
 
