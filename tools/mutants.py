@@ -5,7 +5,7 @@ tests run each line, and how long each takes. A mutant is tried on those that ru
 then on the properties, until a test fails. A test that hangs counts as one that fails.
 
     python tools/mutants.py                                   # 300 of them, two at once
-    python tools/mutants.py --out NAME --again                # those that lived in NAME.json; the others are taken over
+    python tools/mutants.py --out NAME --again                # those that lived in NAME.json unlisted; the others are taken over
     python tools/mutants.py --count 20 --only foresight       # of the files whose path has that in it
     python tools/mutants.py --list                            # only show the changes
 
@@ -224,7 +224,7 @@ def page(document: dict[str, Any]) -> str:
         f"{killed} of {counted} mutants killed ({share:.1%}), {len(same)} more compute the same as the source.",
         f"Seed {document['seed']} on commit {document['commit']}; Python {document['python']}; "
         f"{os.cpu_count()} cores; {document['seconds'] / 60:.0f} minutes. "
-        f"{document['taken_over']} of those killed are of an earlier run.",
+        f"{document['taken_over']} of those killed or equivalent are of an earlier run.",
         "",
         "```",
         document["command"],
@@ -264,10 +264,10 @@ def write(out: Path, document: dict[str, Any]) -> None:
     out.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def killed_before(out: Path) -> dict[str, dict[str, object]]:
-    """The results of mutants that were killed in an earlier run, by what they change."""
+def settled_before(out: Path) -> dict[str, dict[str, object]]:
+    """The results of mutants that were killed in an earlier run, or listed as equivalent, by what they change."""
     results = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["results"]
-    return {result["diff"]: result for result in results if result["by"] is not None}
+    return {result["diff"]: result for result in results if result["by"] is not None or "why" in result}
 
 
 def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object]]], None]) -> None:
@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of files whose path has this in it")
     parser.add_argument("--goal", type=float, default=0.95, help="the share that has to be killed (0.95)")
     parser.add_argument("--out", type=Path, default=None, help="write NAME.md and NAME.json of the results")
-    parser.add_argument("--again", action="store_true", help="try only those that NAME.json does not say were killed")
+    parser.add_argument("--again", action="store_true", help="try only those that lived in NAME.json and were not listed as equivalent")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     asked = parser.parse_args()
     mutants = sampled(asked.count, asked.seed, asked.only)
@@ -318,7 +318,7 @@ def main() -> None:
         return
     # Now: what is written may be a file of the repository.
     begun, of = time.monotonic(), about(asked.seed)
-    before = killed_before(asked.out) if asked.again else {}
+    before = settled_before(asked.out) if asked.again else {}
     taken_over = [before[mutant.diff] for mutant in mutants if mutant.diff in before]
     so_far: list[dict[str, object]] = taken_over
 

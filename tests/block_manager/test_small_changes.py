@@ -1,5 +1,8 @@
 """What no other test noticed when it was changed a little (`make mutants`)."""
 
+import pytest
+
+from paged import BlockManager, InvalidConfig, UnknownRow
 from paged.testing import ManagerRig, ManagerWorld
 
 
@@ -23,3 +26,25 @@ def test_pending_content_does_not_give_way_while_content_stands_on_it_whose_row_
         rig.confirm()
     rig.drain()
     assert rig.events["pending node gave way"] == 0
+
+
+def test_a_table_may_be_asked_to_hold_nothing():
+    manager = BlockManager(4, 4)
+    row = manager.add([1, 2, 3])
+    manager.reserve([row], [0])
+    assert manager.num_used == 0
+    with pytest.raises(InvalidConfig, match="a table cannot hold -1 blocks"):
+        manager.reserve([row], [-1])
+
+
+def test_a_size_out_of_its_range_is_told_both_ends_of_it():
+    with pytest.raises(
+        InvalidConfig, match=r"num_blocks has to be at least 1 and below 2,147,483,648; got 2,147,483,648\."
+    ):
+        BlockManager(2**31, 4)
+
+
+def test_the_first_row_beyond_the_columns_is_unknown():
+    manager = BlockManager(4, 4)
+    with pytest.raises(UnknownRow):
+        manager.free([len(manager.num_tokens)])
