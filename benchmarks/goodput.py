@@ -134,9 +134,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None, help="write NAME.md and NAME.json", metavar="NAME")
+    parser.add_argument(
+        "--again", action="store_true", help="only --policies; what they do not change is taken over from NAME.json"
+    )
     arguments = parser.parse_args()
+    if arguments.again and (arguments.out is None or not arguments.policies):
+        parser.error("--again goes with --out and --policies")
     cells = list(scenarios(arguments))
     found: dict[str, dict[str, Found]] = {load: {} for load in arguments.loads}
+    if arguments.again:
+        before = msgspec.json.decode(arguments.out.with_suffix(".json").read_bytes(), type=dict[str, dict[str, Found]])
+        found |= before
     with processes(arguments.jobs) as pool:
         futures = {pool.submit(goodput, base, arguments.seeds): (load, name) for load, name, base in cells}
         for future in track(as_completed(futures), total=len(futures)):
@@ -150,7 +158,12 @@ def main() -> None:
         "",
         *origin(),
     ]
-    for load in arguments.loads:
+    if arguments.again:
+        lines += [
+            "",
+            "The figures of policies that the command does not name are of an earlier run: nothing in them has changed.",
+        ]
+    for load in found:
         # In the order of the names, not in that of their ends.
         lines += lines_of(load, {name: found[load][name] for name in policies() if name in found[load]})
     print("\n".join(lines))

@@ -80,7 +80,7 @@ class Admission:
             if behind is None:
                 # Where prompts are computed whole, one that comes in this step may have left too little of the budget for the next one.
                 if self.chunked or not step.chunks:
-                    shut(state, step, None if has_to_wait else request)
+                    shut(state, step, request)
                 return
             request.passed += 1
             tokens = behind.tokens[0]
@@ -332,8 +332,10 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
 
 
 def watermark(state: State) -> int:
-    """Blocks that newcomers leave available."""
-    return state.watermark_blocks if state.running.num else 0
+    """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
+    if not state.running.num:
+        return 0
+    return state.watermark_blocks if state.foresight is None else int(state.watermark_blocks * state.foresight.spread())
 
 
 def _can_return(state: State, step: Step, request: RequestState) -> bool:

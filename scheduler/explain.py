@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from paged.scheduler.admission import watermark
 from paged.scheduler.errors import UnknownRequest
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
@@ -93,7 +94,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     if known is not None:
         is_promised = state.reservation.is_counted or is_due(state, request)
         needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
-    kept = state.watermark_blocks if state.running.num else 0
+    kept = watermark(state)
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
     was = (
@@ -134,7 +135,7 @@ def _lost(request: RequestState) -> int:
 def _away(state: State, request: RequestState) -> Explanation:
     manager = state.manager
     needed, free = blocks_to_return(state, request), free_blocks(state)
-    kept = state.watermark_blocks if state.running.num else 0
+    kept = watermark(state)
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
     reason = (

@@ -58,7 +58,7 @@ class Foresight:
         policy = state.policy
         self._state = state
         self._knows = policy.foresight == "expected"
-        self._lengths = OutputLengths(state.max_total)
+        self._lengths = OutputLengths(state.max_total, policy.known_outputs)
         self.quantile = self._base = policy.quantile
         self._next_look = 0
         # What `_those_in` found last, and when.
@@ -81,9 +81,6 @@ class Foresight:
         computed = stats.computed_tokens
         wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._state.manager.block_size
         self._seen = computed, wasted
-        if self._lengths.num_noted <= policy.known_outputs:
-            # What happened while nothing was foreseen is no reason for care.
-            return
         if (share := policy.stall_target) is not None:
             self._base = self._within(
                 self._base + (RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share))
@@ -125,12 +122,13 @@ class Foresight:
         return max(0, self._next_look - self._state.stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as long as little is known
-        of lengths, a request that has room is let in."""
+        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as one of the very first, a
+        request that has room is let in."""
         state = self._state
-        if not self._knows and self._lengths.num_noted < state.policy.known_outputs:
-            return True
         if not (state.running.num or state.away.num):
+            return True
+        num_before = self._lengths.num_noted + state.running_rows.count() + state.away.num
+        if num_before < min(ROWS, state.policy.known_outputs) and not self._knows:
             return True
         manager, columns = state.manager, state.columns
         size = manager.block_size
@@ -141,7 +139,11 @@ class Foresight:
             return True
         most = self.peak_with(request)
         # What rows share comes on top, so it need not always be counted. Transfers hold blocks that stand in no table.
-        return (most <= slots and not state.transfers) or most <= self.capacity_with(request)
+        if most <= slots and not state.transfers:
+            return True
+        # It may share what is promised to one who came in just now.
+        manager.draw_promised()
+        return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
         """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
@@ -208,9 +210,22 @@ class Foresight:
         return self._in
 
     def _quantile_now(self) -> float:
-        """The quantile for as many rows as there are."""
-        num_rows = max(1, self._state.running_rows.count() + self._state.away.num)
-        return self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / num_rows))
+        """The quantile for as many rows as there are, and careful as long as few outputs have ended."""
+        policy, num_noted = self._state.policy, self._lengths.num_noted
+        quantile = self._within(MIDDLE + (self.quantile - MIDDLE) * self._deviation())
+        if num_noted >= policy.known_outputs:
+            return quantile
+        most = policy.quantile_range[1]
+        return most - (most - quantile) * num_noted / policy.known_outputs
+
+    def spread(self) -> float:
+        """What is kept free of the watermark: the share by which errors of so many guesses cancel."""
+        return min(1.0, self._deviation())
+
+    def _deviation(self) -> float:
+        """Of a guess for each row that is in, how far their mean is off, beside that of ROWS of them."""
+        state = self._state
+        return math.sqrt(ROWS / max(1, state.running_rows.count() + state.away.num))
 
     def _rows(self) -> Counts:
         state = self._state

@@ -23,13 +23,16 @@ class OutputLengths:
     cap stands for all that was never seen.
     """
 
-    def __init__(self, cap: int) -> None:
-        """`cap`: tokens that an output has at most."""
+    def __init__(self, cap: int, assumed: int = 0) -> None:
+        """`cap`: tokens that an output has at most. `assumed`: lengths with which it begins, evenly spread over the logarithms of all; each
+        output that ends takes the place of one."""
         self._num = 0
         # A length that is not known yet is 0, so that no sequence is shorter.
         self._ring = [0] * WINDOW
+        assumed = min(assumed, WINDOW)
+        self._ring[:assumed] = [round(cap ** ((place + 0.5) / assumed)) for place in range(assumed)]
         # The cap, the ring's lengths and a 0, the longest first; negative, so that they rise. int64, and lets one be put in its place.
-        self._rising = array("q", [-cap, *self._ring, 0])
+        self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
         """A sequence has ended after so many output tokens."""

@@ -64,7 +64,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
                      "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
                      others were where it says nothing
-    known_outputs    outputs that have to have ended before anything is predicted; until then today's use decides
+    known_outputs    outputs that have to have ended before their lengths alone count: it begins with so many assumed ones, evenly spread over the
+                     logarithms of all lengths, and with the most careful quantile
     quantile         share of outputs that "predicted" takes to end within its guess, where it begins and with 16 rows: 0 is bold, 1 careful.
                      With more rows errors cancel, and it is nearer to 0.25; with fewer farther from it
     waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful, less
@@ -80,7 +81,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     padding          where "lockstep" begins: "none": with as many tokens as the shortest prompt has, and longer ones go on token by
                      token; "left": with the longest prompt, as if shorter ones were padded
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool that admission and return leave available, never asked for while nothing runs
+    watermark        share of the pool that admission and return leave available, never asked for while nothing runs; with foresight and n
+                     rows, more than 16, √(16 ÷ n) of that
     waiting_served_ratio
                      under "apart", newcomers interrupt decoding when at least so many times the running requests can enter together
     max_waiting_steps
@@ -99,7 +101,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     batching: Literal["continuous", "whole"] = "continuous"
     reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
-    known_outputs: int = 32
+    known_outputs: int = 64
     quantile: float = 0.5
     waste_target: float | None = None
     stall_target: float | None = None

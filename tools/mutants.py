@@ -309,7 +309,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of files whose path has this in it")
     parser.add_argument("--goal", type=float, default=0.95, help="the share that has to be killed (0.95)")
     parser.add_argument("--out", type=Path, default=None, help="write NAME.md and NAME.json of the results")
-    parser.add_argument("--again", action="store_true", help="try only those that lived in NAME.json and were not listed as equivalent")
+    parser.add_argument(
+        "--again", action="store_true", help="try only those that lived in NAME.json and were not listed as equivalent"
+    )
     parser.add_argument("--list", action="store_true", help="only print the changes")
     asked = parser.parse_args()
     mutants = sampled(asked.count, asked.seed, asked.only)

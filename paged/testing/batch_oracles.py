@@ -6,6 +6,7 @@ chooses, so it holds for all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,9 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     rows, size = manager.live_rows.tolist(), world.block_size
     owed = sum(max(0, -(-int(manager.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
     kept = int(policy.watermark * world.num_blocks)
+    if policy.foresight != "none":
+        # Errors of many guesses cancel: from 16 rows on less is kept.
+        kept = int(kept * min(1.0, math.sqrt(16 / max(1, len(rows)))))
     entered = [id for id in batch.admitted if statuses.get(id) == "running"]
     # What comes in alone where nothing else could run is not asked for the watermark, and a group is admitted by what it will share.
     is_ordinary = len(entered) > 1 or (entered and any(id not in entered for id, _ in keys_of(batch)))

@@ -95,7 +95,7 @@ def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
     counts = []
     draw = Pool.draw
     monkeypatch.setattr(Pool, "draw", lambda self, count: counts.append(count) or draw(self, count))
-    scheduler = Scheduler(BlockManager(300, 16), max_tokens_per_step=4000)
+    scheduler = Scheduler(BlockManager(300, 16), policy="fastgen", max_tokens_per_step=4000)
     for number in range(200):
         scheduler.add(Request(id=str(number), prompt=[number] * 10))
     assert len(scheduler.schedule().rows) == 200

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.scheduler import POLICIES, Request, Scheduler
-from paged.scheduler.foresight import STRIDE, peak
+from paged.scheduler.admission import watermark
+from paged.scheduler.foresight import ROWS, STRIDE, peak
 from paged.scheduler.lengths import WINDOW, OutputLengths
 
 STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
@@ -64,6 +65,18 @@ def test_with_the_cap_alone_an_output_is_as_long_as_it_may_be():
     assert OutputLengths(100).remaining(np.array([0, 30, 100]), 0.1).tolist() == [100, 70, 0]
 
 
+def test_before_any_output_has_ended_all_orders_of_magnitude_are_as_likely():
+    known = OutputLengths(4096, 64)
+    guesses = [int(known.remaining(np.array([0]), share)[0]) for share in (0.25, 0.5, 0.75)]
+    assert guesses == pytest.approx([8, 64, 512], rel=0.15)
+    # What has gone on for long is taken to go on for about as long again.
+    assert 1.5 < known.remaining(np.array([300]), 0.5)[0] / 300 < 3.5
+    for _ in range(64):
+        known.note(20)
+    assert known.remaining(np.array([0]), 0.9).tolist() == [20]
+    assert known.remaining(np.array([20]), 0.1).tolist() == [4076]
+
+
 def scheduler_on(num_blocks, policy=ORACLE, **limits):
     return Scheduler(BlockManager(num_blocks, 4, prefix_caching=False), policy=policy, **limits)
 
@@ -109,17 +122,22 @@ def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts():
     assert preemptions(ORACLE) == 0 < preemptions(greedy)
 
 
-def test_before_enough_outputs_have_ended_todays_use_decides():
+def test_the_first_few_come_in_by_todays_use_and_more_only_as_the_assumed_lengths_allow():
+    scheduler = scheduler_on(400, POLICIES["paged"], max_tokens_per_step=4000)
+    for number in range(100):
+        scheduler.add(request(str(number), 4, 400))
+    # Eight tokens each would fit at once; the most careful guess is of some hundred for each.
+    assert len(step(scheduler).admitted) == ROWS
+
+
+def test_once_enough_outputs_have_ended_their_lengths_alone_decide():
     scheduler = scheduler_on(400, POLICIES["paged"], max_tokens_per_step=4000)
     for number in range(POLICIES["paged"].known_outputs):
         scheduler.add(request(f"known{number}", 4, 40))
     while scheduler.has_unfinished:
         step(scheduler)
-    again = scheduler_on(20, POLICIES["paged"])
     for name in "ab":
         scheduler.add(request(name, 700, 400))
-        again.add(request(name, 8, 50))
-    assert step(again).admitted == ("a", "b")
     # 40 tokens each, as those before: 1,400 + 80 and what is left over of blocks fit into 1,600.
     assert step(scheduler).admitted == ("a", "b")
     scheduler.add(request("c", 80, 400))
@@ -223,14 +241,17 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
     assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
 
 
-def test_what_was_wasted_while_nothing_was_foreseen_is_no_reason_for_care():
-    foresight = scheduler_on(30, STEERED)._state.foresight
-    foresight._state.stats.computed_tokens = foresight._state.stats.recomputed_tokens = 1000
-    for _ in range(POLICIES["paged"].known_outputs):
-        foresight.finished(10, pause=100)
-    assert foresight.quantile == STEERED.quantile
-    foresight.finished(10, pause=0)
-    assert foresight.quantile == pytest.approx(0.3)
+def test_the_fewer_outputs_have_ended_the_more_careful_is_the_quantile():
+    policy = msgspec.structs.replace(STEERED, known_outputs=4, waste_target=None)
+    scheduler = scheduler_on(400, policy, max_tokens_per_step=400)
+    for number in range(16):
+        scheduler.add(request(str(number), 4, 40))
+    step(scheduler)
+    foresight, found = scheduler._state.foresight, []
+    for _ in range(6):
+        found.append(foresight._quantile_now())
+        foresight.finished(10, pause=0)
+    assert found == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4, 0.4])
 
 
 def test_the_quantile_rests_where_as_many_stand_still_for_long_as_may():
@@ -251,11 +272,27 @@ def test_the_quantile_rests_where_as_many_stand_still_for_long_as_may():
 
 @pytest.mark.parametrize(("num_rows", "quantile"), [(16, 0.4), (64, 0.325), (4, 0.55), (1, 0.8), (0, 0.8)])
 def test_more_rows_need_less_care_each(num_rows, quantile):
-    scheduler = scheduler_on(400, STEERED, max_tokens_per_step=400)
+    policy = msgspec.structs.replace(STEERED, known_outputs=0)
+    scheduler = scheduler_on(1000, policy, max_tokens_per_step=400)
     for number in range(num_rows):
         scheduler.add(request(str(number), 4, 40))
     step(scheduler)
     assert scheduler._state.foresight._quantile_now() == pytest.approx(quantile)
+
+
+@pytest.mark.parametrize(("num_rows", "kept"), [(0, 0), (4, 20), (16, 20), (64, 10)])
+def test_more_rows_leave_less_of_the_watermark_where_admission_looks_ahead(num_rows, kept):
+    policy = msgspec.structs.replace(STEERED, known_outputs=0)
+    scheduler = scheduler_on(1000, policy, max_tokens_per_step=400)
+    for number in range(num_rows):
+        scheduler.add(request(str(number), 4, 40))
+    step(scheduler)
+    assert watermark(scheduler._state) == kept
+    plain = scheduler_on(1000, msgspec.structs.replace(POLICIES["vllm"], watermark=0.02), max_tokens_per_step=400)
+    for number in range(64):
+        plain.add(request(str(number), 4, 40))
+    step(plain)
+    assert watermark(plain._state) == 20
 
 
 def test_a_request_stands_still_from_when_blocks_are_taken_until_it_runs_again():

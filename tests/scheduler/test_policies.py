@@ -48,7 +48,7 @@ def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_noth
 def test_what_was_measured_is_this_default():
     """The figures of README and of docs/policies.md are of these values."""
     paged = POLICIES["paged"]
-    assert (paged.quantile, paged.quantile_range, paged.known_outputs) == (0.55, (0.2, 0.8), 32)
+    assert (paged.quantile, paged.quantile_range, paged.known_outputs) == (0.55, (0.2, 0.8), 64)
     assert (paged.waste_target, paged.stall_target, paged.stall_limit) == (0.01, 0.01, 5)
     assert (paged.max_passes, paged.max_preemptions, paged.watermark) == (4, 3, 0.02)
     assert (POLICIES["tgi"].waiting_served_ratio, POLICIES["tgi"].max_waiting_steps) == (1.2, 20)
