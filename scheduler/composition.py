@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paged.block_manager import OutOfBlocks
 from paged.block_manager.growing import GrowingView
 from paged.block_manager.moves import NO_MOVES
+from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.awaited import totals_of
 from paged.scheduler.preemption import preempt, victims
 from paged.scheduler.request import RequestState
@@ -34,11 +35,10 @@ def ones(count: int) -> Counts:
 class Composition:
     """This one serves the running requests in order, whatever each has to compute, and then newcomers.
 
-    one_token_each    from some position on each row computes one token a step, also in the middle of its prompt: no drafts
-    lets_in_by_steps  who comes in depends on how many steps have gone by
+    one_token_each  from some position on each row computes one token a step, also in the middle of its prompt: no drafts
     """
 
-    one_token_each = lets_in_by_steps = False
+    one_token_each = False
 
     def compose(self, state: State, step: Step) -> None:
         """Fill the step."""
@@ -46,6 +46,10 @@ class Composition:
             compose_running(state, step)
         if state.waiting.num or state.away.num:
             state.admission.let_in(state, step)
+
+    def steps_shut(self, state: State) -> int:
+        """How many of the coming steps surely let no request in, if the same rows decode in them."""
+        return UNLIMITED if state.admission_blocked else 0
 
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
         """Tokens that each row may compute in one step, of those that it has to, whatever the budget."""

@@ -115,7 +115,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.pending_outputs or state.silent:
         return None
-    if (state.waiting.num or state.away.num) and (state.composition.lets_in_by_steps or not state.admission_blocked):
+    if (state.waiting.num or state.away.num) and not state.composition.steps_shut(state):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
@@ -132,6 +132,8 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
     if found is None or limit < 1:
         return 0
     (rows, num_samples), manager = found, state.manager
+    if state.waiting.num or state.away.num:
+        limit = min(limit, state.composition.steps_shut(state))
     if state.foresight is not None and state.waiting.num:
         limit = min(limit, state.foresight.steps_left)
     known = manager.num_tokens[rows]

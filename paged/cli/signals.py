@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, NoReturn
 
-GRACE_S = 0.4
+GRACE_S = 0.6
 """Between a signal and the end of the process, whatever it does."""
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -86,9 +86,18 @@ def _raise(number: int, _frame: object) -> None:
 
 def _end_late(came: int) -> None:
     number = _next(came)
-    Thread(target=lambda: _end(_next(came), None), daemon=True).start()
+    Thread(target=lambda: _end_here(_next(came)), daemon=True).start()
     time.sleep(GRACE_S)
-    _end(number, None)
+    _end_here(number)
+
+
+def _end_here(number: int) -> NoReturn:
+    """End the process, whose live view may not have put the terminal right."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.isatty(descriptor):
+                os.write(descriptor, b"\x1b[?25h")
+    os._exit(128 + number)
 
 
 def _next(came: int) -> int:

@@ -55,11 +55,13 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
     try:
         yield pool
+        pool.shutdown(cancel_futures=True)
     except BaseException:
+        # Also where the interrupt came while they were sent home.
         workers.kill()
+        pool.shutdown(cancel_futures=True)
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
         ours.close()
         theirs.close()
 

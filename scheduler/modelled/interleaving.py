@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from paged.scheduler.admission import owed, watermark
+from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
 from paged.scheduler.reservations import blocks_to_enter
 from paged.scheduler.rows import Rows
@@ -23,8 +24,6 @@ from paged.scheduler.status import Status
 class Apart(Composition):
     """Newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or when `most_steps` in a row have
     decoded (None: they wait for the ratio)."""
-
-    lets_in_by_steps = True
 
     def __init__(self, *, ratio: float, most_steps: int | None) -> None:
         self._ratio, self._most_steps = ratio, most_steps
@@ -48,6 +47,17 @@ class Apart(Composition):
         """Prompts alone, where one was begun."""
         wanted = super().wanted(state, rows, todo)
         return np.where(todo > 1, wanted, 0) if (todo > 1).any() else wanted
+
+    def steps_shut(self, state: State) -> int:
+        """Too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
+        if shut := super().steps_shut(state):
+            return shut
+        step = Step(state.limits.max_tokens_per_step, state.limits.max_sequences, np.empty(0, np.int64))
+        if not state.waiting.num or state.away.num or self._interrupts(state, step):
+            return 0
+        if not self._num_steps:
+            return 1
+        return UNLIMITED if self._most_steps is None else self._most_steps - self._num_steps
 
     def skipped(self, num_steps: int) -> None:
         self._num_steps += num_steps

@@ -115,7 +115,7 @@ def test_who_waits_at_a_terminal_sees_which_value_is_being_tried(paged, monkeypa
     status, _, err = paged("plan", TRACE, *POOL, "--find", "rate", "--ttft", 0.2)
     assert (status, err) == (0, "")
     assert "paged: trying 1" in screen.getvalue()
-    assert "paged: trying 2, 1 meets" in screen.getvalue()
+    assert "paged: trying 0.5, 1 misses" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paged.cli import signals
+from paged.simulator.workers import processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
 # Machines that run tests run many at once; what holds on an idle one is what `make signals` measures.
@@ -115,6 +116,55 @@ def test_workers_of_a_study_end_with_a_program_that_is_killed():
     while (left := try_signals.session(process.pid)) and time.monotonic() < until:
         time.sleep(0.02)
     assert left == []
+
+
+def test_an_interrupt_while_workers_are_sent_home_ends_them_all_the_same():
+    calls, workers = [], []
+
+    def study():
+        with processes(1) as pool:
+            assert pool.submit(int).result() == 0
+            workers.extend(pool._processes.values())
+            shutdown = pool.shutdown
+
+            def interrupted(**options):
+                calls.append(options)
+                if len(calls) == 1:
+                    raise KeyboardInterrupt
+                shutdown(**options)
+
+            pool.shutdown = interrupted
+
+    with pytest.raises(KeyboardInterrupt):
+        study()
+    assert len(calls) == 2
+    assert [worker.is_alive() for worker in workers] == [False]
+
+
+SWALLOWS = """
+import sys, time
+from paged.cli import signals
+signals.interrupt()
+print("\\x1b[?25l", end="", flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_what_does_not_listen_is_ended_with_the_cursor_shown():
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SWALLOWS], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 100) == b"\x1b[?25l"
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    assert time.monotonic() - begun >= signals.GRACE_S
+    assert b"\x1b[?25h" in os.read(ours, 100)
+    os.close(ours)
 
 
 def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():

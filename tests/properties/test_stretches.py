@@ -9,6 +9,12 @@ from paged import POLICIES, BlockManager, InvalidRequest, NeverFits, Request, Sc
 from paged.scheduler.stretch import skip, steady_batch, steady_steps
 
 ON_DEMAND = msgspec.structs.replace(POLICIES["static"], name="lockstep on demand", reservation="prompt")
+APART = [
+    POLICIES["tgi"],
+    msgspec.structs.replace(POLICIES["tgi"], name="by ratio", waiting_served_ratio=0.5, max_waiting_steps=None),
+    msgspec.structs.replace(POLICIES["tgi"], name="on demand", reservation="prompt", max_waiting_steps=7),
+    msgspec.structs.replace(POLICIES["tgi"], name="swapping", reservation="prompt", take="tail", preemption="swap"),
+]
 CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_outputs=0)
 
 
@@ -146,6 +152,13 @@ def lockstep(draw):
     return sorted(requests, key=lambda request: request[0]), world
 
 
+@st.composite
+def interleaved(draw):
+    """Requests of which many wait, under policies that compute prompts or decodes, never both."""
+    requests, world = draw(workloads())
+    return requests, world | {"policy": draw(st.sampled_from(APART)), "seats": draw(st.integers(1, 4))}
+
+
 BUDGET_TAKEN_BY_ONE_THAT_RETURNS = (
     [(0, [0], 1, 1), (0, [0, 0], 3, 0), (0, [0, 0], 6, 0), (0, [0], 4, 0), (0, [0, 0], 1, 0)],
     {
@@ -169,6 +182,24 @@ def test_steps_taken_at_once_are_the_steps_one_by_one(workload, most):
 @given(workload=lockstep(), most=st.integers(1, 50))
 def test_so_are_those_in_the_middle_of_prompts(workload, most):
     compare(workload, most)
+
+
+@given(workload=interleaved(), most=st.integers(1, 50))
+def test_so_are_those_after_which_newcomers_interrupt(workload, most):
+    compare(workload, most)
+
+
+def test_requests_that_wait_do_not_end_a_stretch_before_they_may_interrupt():
+    scheduler = decoding(policy="tgi")
+    for number in range(2):
+        scheduler.add(Request(id=str(number), prompt=[1] * 60, max_tokens=200))
+    # One step of decoding is behind, and 20 are to be.
+    assert steady_steps(scheduler, 1000) == 19
+    skip(scheduler, np.ones((2, 19), np.int32))
+    assert steady_steps(scheduler, 1000) == 0
+    assert scheduler.update(scheduler.schedule(), [1, 1]).finish.tolist() == [0, 0]
+    # They do not fit, so nobody need look again until somebody ends.
+    assert steady_steps(scheduler, 1000) == 17
 
 
 def compare(workload, most):
