@@ -139,3 +139,8 @@ class ForeignBatch(BatchError):
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "was made by another scheduler.")
+
+
+def counted(number: int, word: str) -> str:
+    """So many of a thing, as people say it: 1 block, 2 blocks."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

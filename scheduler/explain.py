@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from paged.scheduler.admission import watermark
-from paged.scheduler.errors import UnknownRequest
+from paged.scheduler.errors import UnknownRequest, counted
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
 from paged.scheduler.state import State
@@ -98,7 +98,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = [other for other in state.waiting if other.order < request.order]
     was = (
-        f" It was preempted {request.preemptions} time(s) and will compute {_lost(request)} tokens again."
+        f" It was preempted {counted(request.preemptions, 'time')} and will compute {counted(_lost(request), 'token')} again."
         if request.preemptions
         else ""
     )
@@ -107,11 +107,11 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif ahead:
-        reason = f'{len(ahead)} request(s) are ahead of it, the first is "{ahead[0].id}".'
+        reason = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
     elif returning:
         reason = f'"{returning[0].id}" was preempted and returns first.'
     elif needed + kept > free:
-        reason = f"it needs {needed} blocks; {free} are free and not promised to others, of which {kept} are kept as watermark."
+        reason = f"it needs {counted(needed, 'block')}; {free} are free and not promised to others, of which {kept} are kept as watermark."
     elif (no_place := state.reservation.reason(state, request, free)) is not None:
         reason = no_place
     elif state.foresight is not None and not state.foresight.fits(request):
@@ -139,8 +139,8 @@ def _away(state: State, request: RequestState) -> Explanation:
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
     reason = (
-        f"it was preempted {request.preemptions} time(s), keeps {on_device} blocks and has {on_host} on the host; it needs {needed} "
-        f"blocks to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
+        f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
+        f"{counted(needed, 'block')} to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
     )
     if request.transfers:
         reason += f" Its moves of batch {min(request.transfers)} have not been reported; call moved()."
@@ -166,7 +166,7 @@ def _running(state: State, request: RequestState) -> Explanation:
     free = max(0, manager.num_available - state.blocks_owed() + needed)
     if needed > free:
         reason = (
-            f"it needs {needed} block(s) for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
+            f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
             "hold when a batch that has not ended gives blocks back, or when a request can be preempted."
         )
         return _explained(state, request, reason, needed, free)

@@ -59,11 +59,20 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     except BaseException:
         # Also where the interrupt came while they were sent home.
         workers.kill()
+        _end_of_results(pool)
         pool.shutdown(cancel_futures=True)
         raise
     finally:
         ours.close()
         theirs.close()
+
+
+def _end_of_results(pool: ProcessPoolExecutor) -> None:
+    """Let the pool see that no more results come: one who was killed in the middle of a result leaves it waiting for the rest, as the pool itself
+    holds the pipe's other end open (seen with CPython 3.11)."""
+    writer = getattr(getattr(pool, "_result_queue", None), "_writer", None)
+    if writer is not None:
+        writer.close()
 
 
 def _end_with(theirs: Connection) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
+from paged.scheduler.errors import counted
 from paged.scheduler.reservations import blocks_to_enter
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State, Step
@@ -67,7 +68,7 @@ class Apart(Composition):
             return None
         bound = self._most_steps
         return (
-            f"policy {state.policy.name} interrupts decoding when {self._num_to_interrupt(state)} request(s) can enter together, and "
+            f"policy {state.policy.name} interrupts decoding when {counted(self._num_to_interrupt(state), 'request')} can enter together, and "
             f"{state.waiting.num} wait{'' if bound is None else f', or after {bound} steps that decode, and there were {self._num_steps}'}."
         )
 

@@ -6,7 +6,7 @@ Knows what a request says of its length. Does not know how regions are laid out;
 from __future__ import annotations
 
 from paged.block_manager import BlockManager
-from paged.scheduler.errors import NeverFits
+from paged.scheduler.errors import NeverFits, counted
 from paged.scheduler.modelled.regions import Regions
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import Drawn, Reservation, Totals
@@ -32,7 +32,7 @@ class InRegions(Drawn):
         if each <= largest:
             return None
         message = (
-            f'request "{request.id}" needs {num} contiguous region(s) of {each:,} blocks for its {request.prompt_len:,} prompt tokens and '
+            f'request "{request.id}" needs {counted(num, "contiguous region")} of {counted(each, "block")} for its {counted(request.prompt_len, "prompt token")} and '
             f"a first output; regions are powers of two, and the pool of {num_blocks:,} blocks has so many of {largest:,} "
             f"at most. Raise num_blocks to {num << (each - 1).bit_length():,}."
         )
@@ -50,7 +50,7 @@ class InRegions(Drawn):
             return None
         sizes = self._sizes(state, request)
         return (
-            f"it needs {len(sizes)} contiguous region(s) of {max(sizes)} blocks, rounded up to a power of two; the largest that is free "
+            f"it needs {counted(len(sizes), 'contiguous region')} of {counted(max(sizes), 'block')}, rounded up to a power of two; the largest that is free "
             f"has {self._regions.largest_free}, though {num_free} blocks are free in all."
         )
 

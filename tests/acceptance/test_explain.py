@@ -34,7 +34,9 @@ def test_a_request_behind_a_blocked_head_is_told_whom_it_waits_behind(make_sched
     step(scheduler)
     answer = scheduler.explain("behind")
     assert answer.status == "waiting"
-    assert "head" in str(answer)
+    assert answer.reason == 'it is behind 1 request in the queue, the first of which is "head".'
+    scheduler.add(request_of("last", 4))
+    assert scheduler.explain("last").reason == 'it is behind 2 requests in the queue, the first of which is "head".'
 
 
 def test_a_request_that_waits_for_a_place_is_told_so(make_scheduler, request_of, step):

@@ -96,7 +96,7 @@ def test_a_region_that_is_not_there_is_named_though_as_many_blocks_are_free(make
     assert step(scheduler).tokens == {"a": 4, "b": 4}
     answer = scheduler.explain("c")
     assert (answer.blocks_needed, answer.blocks_free) == (3, 3)
-    assert "1 contiguous region(s) of 3 blocks, rounded up to a power of two; the largest that is free has 2" in str(
+    assert "1 contiguous region of 3 blocks, rounded up to a power of two; the largest that is free has 2" in str(
         answer
     )
 
@@ -151,9 +151,7 @@ def test_a_hint_out_of_range_is_refused(make_scheduler, request_of, hint):
 def test_a_prompt_over_the_largest_region_never_fits(make_scheduler, request_of, run, policy):
     # 12 blocks: a region of 8 is the largest, 32 tokens.
     scheduler = make_scheduler(12, 4, policy=policy)
-    with pytest.raises(
-        NeverFits, match="1 contiguous region.s. of 9 blocks .* at most. Raise num_blocks to 16"
-    ) as caught:
+    with pytest.raises(NeverFits, match="1 contiguous region of 9 blocks .* at most. Raise num_blocks to 16") as caught:
         scheduler.add(request_of("over", 32, max_tokens=1))
     assert (caught.value.blocks_needed, caught.value.num_blocks) == (9, 8)
     scheduler.add(request_of("fits", 31, max_tokens=9))
@@ -210,7 +208,7 @@ def test_tgi_lets_newcomers_interrupt_when_there_are_enough_of_them(make_schedul
     for _ in range(3):
         assert set(step(scheduler).tokens) == set("abcde")
     assert str(scheduler.explain("n0")).endswith(
-        "policy tgi interrupts decoding when 6 request(s) can enter together, and 5 wait, or after 20 steps that decode, and "
+        "policy tgi interrupts decoding when 6 requests can enter together, and 5 wait, or after 20 steps that decode, and "
         "there were 3."
     )
     scheduler.add(request_of("n5", 4, max_tokens=4))

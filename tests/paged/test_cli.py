@@ -107,6 +107,8 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypat
     for words in ("96 blocks of 8 tokens", "preempted", "160 of 160 requests ended", "prefix hits", "0 violations"):
         assert words in drawn
     assert "██" in drawn
+    # What takes long comes first, and says so.
+    assert 0 <= drawn.index("reading the model: a few seconds") < drawn.index("96 blocks of 8 tokens")
 
 
 def test_a_simulation_into_a_pipe_is_one_figure_a_line(paged):

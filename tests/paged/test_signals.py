@@ -141,6 +141,44 @@ def test_an_interrupt_while_workers_are_sent_home_ends_them_all_the_same():
     assert [worker.is_alive() for worker in workers] == [False]
 
 
+HALF_A_RESULT = """
+import sys, time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from paged.simulator.workers import processes
+
+def half_told():
+    send = Connection._send
+
+    def half(self, buffer, *more):
+        send(self, buffer[: len(buffer) // 2], *more)
+        Path(sys.argv[1]).touch()
+        time.sleep(60)
+
+    Connection._send = half
+    return bytes(100)
+
+if __name__ == "__main__":
+    try:
+        with processes(1) as pool:
+            pool.submit(half_told)
+            while not Path(sys.argv[1]).exists():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_worker_that_is_ended_in_the_middle_of_its_result_leaves_nobody_waiting(tmp_path):
+    program = tmp_path / "study.py"
+    program.write_text(HALF_A_RESULT)
+    done = subprocess.run(
+        [sys.executable, program, tmp_path / "half"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 SWALLOWS = """
 import sys, time
 from paged.cli import signals
