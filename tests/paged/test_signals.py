@@ -180,15 +180,14 @@ def test_a_worker_that_is_ended_in_the_middle_of_its_result_leaves_nobody_waitin
 
 
 SWALLOWS = """
-import sys, time
+import time
 from paged.cli import signals
 signals.interrupt()
-print("\\x1b[?25l", end="", flush=True)
-while True:
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        pass
+try:
+    print("\\x1b[?25l", end="", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(60)
 """
 
 
