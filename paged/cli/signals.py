@@ -92,12 +92,18 @@ def _end_late(came: int) -> None:
 
 
 def _end_here(number: int) -> NoReturn:
-    """End the process, whose live view may not have put the terminal right."""
+    """End the process, whose live view may not have put the terminal right. A terminal that takes nothing is not waited for."""
+    shows = Thread(target=_show_cursor, daemon=True)
+    shows.start()
+    shows.join(0.05)
+    os._exit(128 + number)
+
+
+def _show_cursor() -> None:
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.isatty(descriptor):
                 os.write(descriptor, b"\x1b[?25h")
-    os._exit(128 + number)
 
 
 def _next(came: int) -> int:
