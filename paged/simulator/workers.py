@@ -12,7 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Thread
+from threading import Thread, current_thread, main_thread
+from traceback import clear_frames
 from typing import Any
 
 
@@ -21,12 +22,34 @@ class _Worker(SpawnProcess):
         if not hasattr(signal, "pthread_sigmask"):
             super().start()
             return
-        # A new program keeps what is blocked, so Ctrl-C is not its own from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            super().start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with _held_back():
+            # A new program keeps what is blocked, so Ctrl-C is not its own from its first instruction on.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                super().start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """A signal that Python handles comes at the block's end: a worker that is half started would say that it misses the other half."""
+    if current_thread() is not main_thread():
+        # Python handles signals in the main thread alone.
+        yield
+        return
+    came: list[int] = []
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 class _Workers(SpawnContext):
@@ -56,11 +79,12 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
         pool.shutdown(cancel_futures=True)
-    except BaseException:
-        # Also where the interrupt came while they were sent home.
+    except BaseException as problem:
+        # Also where the interrupt came while they were sent home: what was on its way then still holds the pool's semaphores.
         workers.kill()
         _end_of_results(pool)
         pool.shutdown(cancel_futures=True)
+        clear_frames(problem.__traceback__)
         raise
     finally:
         ours.close()

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
 from paged.cli import signals
-from paged.simulator.workers import processes
+from paged.simulator.workers import _Worker, processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
 # Machines that run tests run many at once; what holds on an idle one is what `make signals` measures.
@@ -139,6 +140,46 @@ def test_an_interrupt_while_workers_are_sent_home_ends_them_all_the_same():
         study()
     assert len(calls) == 2
     assert [worker.is_alive() for worker in workers] == [False]
+
+
+def test_an_interrupted_pool_keeps_no_semaphores():
+    calls, queues = [], []
+
+    def study():
+        with processes(1) as pool:
+            assert pool.submit(int).result() == 0
+            manager = weakref.ref(pool._executor_manager_thread)
+            queues.append(weakref.ref(pool._call_queue))
+
+            def interrupted():
+                thread = manager()
+                if not calls:
+                    calls.append(1)
+                    raise KeyboardInterrupt
+                type(thread).join(thread)
+
+            manager().join = interrupted
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        study()
+    assert caught.tb is not None
+    assert queues[0]() is None
+
+
+def test_a_signal_while_a_worker_starts_comes_when_it_has_started(monkeypatch):
+    order = []
+
+    def start(self):
+        signal.raise_signal(signal.SIGTERM)
+        order.append("started")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
+    before = signal.signal(signal.SIGTERM, lambda *_: order.append("handled"))
+    try:
+        _Worker().start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert order == ["started", "handled"]
 
 
 HALF_A_RESULT = """
