@@ -91,6 +91,15 @@ def step(scheduler):
     return batch
 
 
+def running(num_rows, policy):
+    """A scheduler in whose ample pool so many small requests run."""
+    scheduler = scheduler_on(1000, policy, max_tokens_per_step=400)
+    for number in range(num_rows):
+        scheduler.add(request(str(number), 4, 40))
+    step(scheduler)
+    return scheduler
+
+
 def test_who_would_fit_now_waits_where_it_would_not_later():
     scheduler = scheduler_on(20)
     scheduler.add(request("a", 8, 40, 40))
@@ -242,11 +251,7 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
 
 
 def test_the_fewer_outputs_have_ended_the_more_careful_is_the_quantile():
-    policy = msgspec.structs.replace(STEERED, known_outputs=4, waste_target=None)
-    scheduler = scheduler_on(400, policy, max_tokens_per_step=400)
-    for number in range(16):
-        scheduler.add(request(str(number), 4, 40))
-    step(scheduler)
+    scheduler = running(16, msgspec.structs.replace(STEERED, known_outputs=4, waste_target=None))
     foresight, found = scheduler._state.foresight, []
     for _ in range(6):
         found.append(foresight._quantile_now())
@@ -272,26 +277,15 @@ def test_the_quantile_rests_where_as_many_stand_still_for_long_as_may():
 
 @pytest.mark.parametrize(("num_rows", "quantile"), [(16, 0.4), (64, 0.325), (4, 0.55), (1, 0.8), (0, 0.8)])
 def test_more_rows_need_less_care_each(num_rows, quantile):
-    policy = msgspec.structs.replace(STEERED, known_outputs=0)
-    scheduler = scheduler_on(1000, policy, max_tokens_per_step=400)
-    for number in range(num_rows):
-        scheduler.add(request(str(number), 4, 40))
-    step(scheduler)
+    scheduler = running(num_rows, msgspec.structs.replace(STEERED, known_outputs=0))
     assert scheduler._state.foresight._quantile_now() == pytest.approx(quantile)
 
 
 @pytest.mark.parametrize(("num_rows", "kept"), [(0, 0), (4, 20), (16, 20), (64, 10)])
 def test_more_rows_leave_less_of_the_watermark_where_admission_looks_ahead(num_rows, kept):
-    policy = msgspec.structs.replace(STEERED, known_outputs=0)
-    scheduler = scheduler_on(1000, policy, max_tokens_per_step=400)
-    for number in range(num_rows):
-        scheduler.add(request(str(number), 4, 40))
-    step(scheduler)
+    scheduler = running(num_rows, msgspec.structs.replace(STEERED, known_outputs=0))
     assert watermark(scheduler._state) == kept
-    plain = scheduler_on(1000, msgspec.structs.replace(POLICIES["vllm"], watermark=0.02), max_tokens_per_step=400)
-    for number in range(64):
-        plain.add(request(str(number), 4, 40))
-    step(plain)
+    plain = running(64, msgspec.structs.replace(POLICIES["vllm"], watermark=0.02))
     assert watermark(plain._state) == 20
 
 
