@@ -1,13 +1,20 @@
-"""Ctrl-C that waits until what belongs together has been done.
+"""Signals that wait until what belongs together has been done: Ctrl-C alone, many times a step, or whatever ends a process.
 
-Knows SIGINT and Python's own handler of it. Does not know what is done.
+Knows signals and their handlers. Does not know what is done.
 """
 
 from __future__ import annotations
 
+import signal as signals
+
 # What `signal` wraps: its own functions look every handler up among enum members, 10 µs a call, three times a step.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_ident, main_thread
+
+ENDING = [getattr(signals, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signals, name)]
+"""The signals by which a process is asked to end."""
 
 
 class Uninterrupted:
@@ -32,3 +39,25 @@ class Uninterrupted:
 
     def _note(self, *_: object) -> None:
         self._has_come = True
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """The handlers of `ENDING`, whosever they are, are called at the block's end, for the first signal that has come.
+
+    Only in the main thread, the only one in which Python handles signals.
+    """
+    if get_ident() != main_thread().ident:
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: handler for number in ENDING if callable(handler := signals.getsignal(number))}
+    for number in handlers:
+        signals.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signals.signal(number, handler)
+        for number in came[:1]:
+            signals.raise_signal(number)

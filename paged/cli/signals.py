@@ -14,9 +14,10 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, NoReturn
 
+from paged.uninterrupted import ENDING
+
 GRACE_S = 0.6
 """Between a signal and the end of the process, whatever it does."""
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Ended(KeyboardInterrupt):
@@ -28,7 +29,7 @@ _latest = signal.SIGINT
 
 def end_at_once() -> None:
     """From now on a signal ends the process where it is. Signals that this process was told to ignore (nohup, a shell's `&`) stay ignored."""
-    _on_signals(dict.fromkeys(_SIGNALS, _end))
+    _on_signals(dict.fromkeys(ENDING, _end))
 
 
 def interrupt() -> None:
@@ -40,12 +41,12 @@ def interrupt() -> None:
     Thread(target=_end_late, args=(came,), daemon=True).start()
     sys.unraisablehook = _other_than_interrupts
     # Ctrl-C keeps Python's own handler: what belongs together holds that one back.
-    _on_signals({number: signal.default_int_handler if number == signal.SIGINT else _raise for number in _SIGNALS})
+    _on_signals({number: signal.default_int_handler if number == signal.SIGINT else _raise for number in ENDING})
 
 
 def leave(status: int) -> NoReturn:
     """End the process with this status: after a signal at once, for libraries may take a second to say goodbye."""
-    for number in _SIGNALS:
+    for number in ENDING:
         # The command has ended, and so has its status been decided.
         signal.signal(number, signal.SIG_IGN)
     if status > 128:
@@ -108,7 +109,7 @@ def _show_cursor() -> None:
 
 def _next(came: int) -> int:
     """The next signal that ends a process; others, of a resized terminal for one, have a byte there, too."""
-    while (number := os.read(came, 1)[0]) not in _SIGNALS:
+    while (number := os.read(came, 1)[0]) not in ENDING:
         pass
     return number
 

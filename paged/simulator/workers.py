@@ -12,9 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Thread, current_thread, main_thread
-from traceback import clear_frames
+from threading import Thread
 from typing import Any
+
+from paged.uninterrupted import held_back
 
 
 class _Worker(SpawnProcess):
@@ -22,34 +23,13 @@ class _Worker(SpawnProcess):
         if not hasattr(signal, "pthread_sigmask"):
             super().start()
             return
-        with _held_back():
+        with held_back():
             # A new program keeps what is blocked, so Ctrl-C is not its own from its first instruction on.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 super().start()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """A signal that Python handles comes at the block's end: a worker that is half started would say that it misses the other half."""
-    if current_thread() is not main_thread():
-        # Python handles signals in the main thread alone.
-        yield
-        return
-    came: list[int] = []
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    for number in handlers:
-        signal.signal(number, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 class _Workers(SpawnContext):
@@ -72,23 +52,20 @@ class _Workers(SpawnContext):
 
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes. What is raised in the block kills them: nobody waits for what they still compute."""
+    """So many processes, until the block's end: nobody waits for what they still compute."""
     workers = _Workers()
     theirs, ours = workers.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
     try:
         yield pool
-        pool.shutdown(cancel_futures=True)
-    except BaseException as problem:
-        # Also where the interrupt came while they were sent home: what was on its way then still holds the pool's semaphores.
-        workers.kill()
-        _end_of_results(pool)
-        pool.shutdown(cancel_futures=True)
-        clear_frames(problem.__traceback__)
-        raise
     finally:
-        ours.close()
-        theirs.close()
+        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's.
+        with held_back():
+            workers.kill()
+            _end_of_results(pool)
+            pool.shutdown(cancel_futures=True)
+            ours.close()
+            theirs.close()
 
 
 def _end_of_results(pool: ProcessPoolExecutor) -> None:

@@ -119,43 +119,19 @@ def test_workers_of_a_study_end_with_a_program_that_is_killed():
     assert left == []
 
 
-def test_an_interrupt_while_workers_are_sent_home_ends_them_all_the_same():
-    calls, workers = [], []
+def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
+    kept, workers = [], []
 
     def study():
         with processes(1) as pool:
             assert pool.submit(int).result() == 0
             workers.extend(pool._processes.values())
-            shutdown = pool.shutdown
-
-            def interrupted(**options):
-                calls.append(options)
-                if len(calls) == 1:
-                    raise KeyboardInterrupt
-                shutdown(**options)
-
-            pool.shutdown = interrupted
-
-    with pytest.raises(KeyboardInterrupt):
-        study()
-    assert len(calls) == 2
-    assert [worker.is_alive() for worker in workers] == [False]
-
-
-def test_an_interrupted_pool_keeps_no_semaphores():
-    calls, queues = [], []
-
-    def study():
-        with processes(1) as pool:
-            assert pool.submit(int).result() == 0
+            kept.append(weakref.ref(pool._call_queue))
             manager = weakref.ref(pool._executor_manager_thread)
-            queues.append(weakref.ref(pool._call_queue))
 
             def interrupted():
+                signal.raise_signal(signal.SIGINT)
                 thread = manager()
-                if not calls:
-                    calls.append(1)
-                    raise KeyboardInterrupt
                 type(thread).join(thread)
 
             manager().join = interrupted
@@ -163,7 +139,8 @@ def test_an_interrupted_pool_keeps_no_semaphores():
     with pytest.raises(KeyboardInterrupt) as caught:
         study()
     assert caught.tb is not None
-    assert queues[0]() is None
+    assert [worker.is_alive() for worker in workers] == [False]
+    assert kept[0]() is None, "what the pool keeps holds its semaphores"
 
 
 def test_a_signal_while_a_worker_starts_comes_when_it_has_started(monkeypatch):
