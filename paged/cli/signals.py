@@ -45,16 +45,14 @@ def interrupt() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process with this status: after a signal at once, for libraries may take a second to say goodbye."""
+    """End the process with this status, at once: the command has ended, and libraries may take a second to say goodbye."""
     for number in ENDING:
-        # The command has ended, and so has its status been decided.
+        # The status has been decided.
         signal.signal(number, signal.SIG_IGN)
-    if status > 128:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(status)
-    sys.exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def status() -> int:

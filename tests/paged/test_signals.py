@@ -222,6 +222,12 @@ def test_what_does_not_listen_is_ended_with_the_cursor_shown():
     os.close(ours)
 
 
+def test_a_command_that_has_ended_waits_for_no_library():
+    program = "import atexit, time; from paged.cli import signals; atexit.register(time.sleep, 60); print(1); signals.leave(3)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (3, "1\n")
+
+
 def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
     assert not signals.is_interrupt(ValueError())
     assert signals.is_interrupt(signals.Ended())
