@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# For `make vllm` alone.
+VLLM := .venv-vllm
 
 # Set to pass more to pytest: make test PYTEST='-k prefix'
 PYTEST ?=
@@ -15,7 +17,7 @@ FAULTS ?=
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants signals clean
+.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants signals vllm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -70,6 +72,16 @@ mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways
 
 signals: $(STAMP) ## interrupt each command a hundred times at random moments, and see that it is gone at once (half an hour)
 	@$(BIN)/python tools/try_signals.py
+
+vllm: $(VLLM)/.installed ## build an environment with vLLM's CPU build, and test our scheduler in it (ten minutes after the install)
+	@PYTHONPATH=. $(VLLM)/bin/python -m pytest -c conformance/vllm/pytest.ini --rootdir . tests/integrations conformance/vllm $(PYTEST)
+
+# vLLM's CPU build asks for torch's own +cpu build and for packages that a text model has no use for: torch first, then what its wheel
+# lists without those, then the wheel alone.
+$(VLLM)/.installed: conformance/vllm/install.py
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python conformance/vllm/install.py
+	@touch $@
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

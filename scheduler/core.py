@@ -557,6 +557,17 @@ class Scheduler(Uncopyable):
         """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
         return self._living(request_id).live_rows
 
+    def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
+        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest, or InvalidRequest where
+        it has ended."""
+        request = self._living(request_id)
+        sequence = self._live_sequence(request, sequence)
+        row, known = request.rows[sequence], request.tokens[sequence]
+        if known is not None:
+            return known.copy()
+        manager = self._state.manager
+        return manager.tokens[row, : manager.num_tokens[row]].copy()
+
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""
         state = self._state

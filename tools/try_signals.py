@@ -1,7 +1,7 @@
 """Send Ctrl-C and SIGTERM to commands at random moments, and see that they are gone at once and leave nothing half done: `make signals`.
 
 Each command runs in a terminal session of its own. Ctrl-C goes to all of its processes, as a terminal sends it, or to the first alone;
-SIGTERM to the first alone. Held: the status is 130 or 143 (or the command's own, where it had ended), no process of the session is left
+SIGTERM to the first alone. Held: the status is 130 or 143 in a shell (or the command's own, where it had ended), no process of the session is left
 after a second, no traceback on either stream, the terminal's cursor is shown again, and each file that the command writes is what it was
 before or whole, with nothing left beside it. Moments are drawn from the whole time that a command takes, from its first line on.
 
@@ -150,7 +150,8 @@ def ran(command: Command, folder: Path, number: int | None, after_s: float, *, t
         wrong.append(f"{len(left)} processes were left")
     elif seconds > limit_s:
         wrong.append(f"gone after {seconds:.2f} s")
-    allowed = {0} if sent is None else {0, 128 + number} if number is not None else {0}
+    # A process that the signal itself has ended has its number with a minus here, and 128 and the number in a shell.
+    allowed = {0} if sent is None or number is None else {0, 128 + number, -number}
     if process.returncode not in allowed:
         wrong.append(f"status {process.returncode}")
     if TRACEBACK.search(text):

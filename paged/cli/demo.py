@@ -14,6 +14,7 @@ from rich.live import Live
 from paged.cli.frame import Frame
 from paged.cli.options import VIOLATIONS_FOUND, Json
 from paged.cli.show import console, figures, print_json, printed
+from paged.cli.signals import at_once
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
@@ -89,11 +90,14 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
     """The simulation under pressure, and what comparing it with one in ample memory gave."""
     out = console()
     with out.status("reading the model: a few seconds") if out.is_terminal and not is_silent else nullcontext():
-        from paged.checkpoint import checkpoint_path
-        from paged.demo.real_text import RealText
-        from paged.model.loading import load_model
+        # Nobody could show it again for what ends at once.
+        out.show_cursor()
+        with at_once():
+            from paged.checkpoint import checkpoint_path
+            from paged.demo.real_text import RealText
+            from paged.model.loading import load_model
 
-        model = load_model(checkpoint_path())
+            model = load_model(checkpoint_path())
     trace = WITH_MODEL.load.build()
     prompt_of = RealText(trace, model.tokenizer).prompt
     ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)

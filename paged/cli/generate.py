@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from paged import PagedError, SamplingParams
 from paged.cli.options import Json
 from paged.cli.show import console, print_json, printed, progress_bar
+from paged.cli.signals import at_once
 
 if TYPE_CHECKING:
     from paged.engine import Engine
@@ -90,21 +91,22 @@ def generate(
     )
     # What is wrong with these is said before a model is loaded.
     params.check(None)
-    from paged import LLM
+    with at_once():
+        from paged import LLM
 
-    llm = LLM(
-        model,
-        backend=backend,
-        dtype=dtype,
-        device=device,
-        batch_invariant=not fast,
-        num_blocks=blocks,
-        block_size=block_size,
-        host_blocks=host_blocks,
-        policy=policy,
-        max_tokens_per_step=max_tokens_per_step,
-        max_sequences=max_sequences,
-    )
+        llm = LLM(
+            model,
+            backend=backend,
+            dtype=dtype,
+            device=device,
+            batch_invariant=not fast,
+            num_blocks=blocks,
+            block_size=block_size,
+            host_blocks=host_blocks,
+            policy=policy,
+            max_tokens_per_step=max_tokens_per_step,
+            max_sequences=max_sequences,
+        )
     if len(prompts) == 1 and not json:
         answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:

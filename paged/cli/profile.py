@@ -15,6 +15,7 @@ from paged import InvalidConfig
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
+from paged.cli.signals import at_once
 from paged.extras import import_with_extra
 from paged.hardware import Profile, model_named
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
@@ -114,16 +115,17 @@ def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) 
 def _loaded(model: Path | None, shape: str | None, dtype: str, device: str, threads: int | None) -> LoadedModel:
     # Said before torch is imported, which takes a while.
     wanted = None if shape is None else model_named(shape)
-    torch = import_with_extra("torch", "profiling")
-    from paged.checkpoint import checkpoint_path
-    from paged.model.loading import load_model
-    from paged.model.random_weights import random_model
+    with at_once():
+        torch = import_with_extra("torch", "profiling")
+        from paged.checkpoint import checkpoint_path
+        from paged.model.loading import load_model
+        from paged.model.random_weights import random_model
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if wanted is not None:
-        return random_model(wanted, dtype=dtype, device=device)
-    return load_model(model or checkpoint_path(), dtype=dtype, device=device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if wanted is not None:
+            return random_model(wanted, dtype=dtype, device=device)
+        return load_model(model or checkpoint_path(), dtype=dtype, device=device)
 
 
 def _about(engine: Any, fast: bool) -> str:

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
-from threading import Thread
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread, current_thread, main_thread
 from typing import Any, NoReturn
 
 from paged.uninterrupted import ENDING
@@ -42,6 +43,22 @@ def interrupt() -> None:
     sys.unraisablehook = _other_than_interrupts
     # Ctrl-C keeps Python's own handler: what belongs together holds that one back.
     _on_signals({number: signal.default_int_handler if number == signal.SIGINT else _raise for number in ENDING})
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Within the block a signal ends the process where it is, in the middle of an instruction: while libraries load, which may keep Python
+    and its handlers waiting for seconds. Nothing is to be kept there, and the cursor has to be shown."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+    _on_signals(dict.fromkeys(ENDING, signal.SIG_DFL))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave(status: int) -> NoReturn:

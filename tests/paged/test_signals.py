@@ -228,6 +228,35 @@ def test_a_command_that_has_ended_waits_for_no_library():
     assert (done.returncode, done.stdout) == (3, "1\n")
 
 
+BUSY_IN_C = """
+import ctypes
+from paged.cli import signals
+signals.interrupt()
+with signals.at_once():
+    print("loads", flush=True)
+    ctypes.PyDLL(None).sleep(60)
+"""
+
+
+def test_a_library_that_loads_for_long_keeps_no_signal_waiting():
+    with subprocess.Popen([sys.executable, "-c", BUSY_IN_C], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"loads\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+
+
+def test_behind_what_loads_signals_do_what_they_did_before():
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        ours = signal.getsignal(signal.SIGTERM)
+        with signals.at_once():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
     assert not signals.is_interrupt(ValueError())
     assert signals.is_interrupt(signals.Ended())

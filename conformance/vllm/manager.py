@@ -58,7 +58,7 @@ def vllm_names() -> SimpleNamespace:
         from vllm.v1.request import Request
     except ImportError as error:
         raise VllmMissing(
-            f"vLLM is not installed for this Python ({error}). Run benchmarks/kit_on_vllm.py by one that has vLLM 0.32; "
+            f"vLLM is not installed for this Python ({error}). Run conformance.vllm.run by one that has vLLM 0.32; "
             "its CPU build will do."
         ) from error
     # A refused reset is a warning there, and the machines ask for thousands.

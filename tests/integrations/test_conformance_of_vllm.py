@@ -1,29 +1,29 @@
 """The adapters of vLLM where there is no vLLM: they import, say what is missing, and their naive model keeps its three rules."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
-def benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, with its modules to be imported."""
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    return repository / "benchmarks"
+def root(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that `conformance` is a package in."""
+    monkeypatch.syspath_prepend(str(repository))
+    return repository
 
 
-def test_without_vllm_the_command_says_so_in_a_sentence(run_python, benchmarks):
-    without = "import runpy, sys; sys.modules['vllm'] = None; sys.argv = ['kit_on_vllm.py']; "
-    code = f"sys.path.insert(0, {str(benchmarks)!r}); runpy.run_path({str(benchmarks / 'kit_on_vllm.py')!r}, run_name='__main__')"
-    ended = run_python("-c", without + code)
+def test_without_vllm_the_command_says_so_in_a_sentence(run_python, root):
+    without = (
+        f"import runpy, sys; sys.modules['vllm'] = None; sys.path.insert(0, {str(root)!r}); sys.argv = ['run.py']; "
+    )
+    ended = run_python("-c", without + "runpy.run_module('conformance.vllm.run', run_name='__main__')")
     assert ended.returncode == 1
     assert "vLLM is not installed for this Python" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_the_naive_model_of_vllm_hits_a_block_that_is_being_computed(benchmarks):
-    from vllm_manager_rig import PublishFirstManager
+def test_the_naive_model_of_vllm_hits_a_block_that_is_being_computed(root):
+    from conformance.vllm.manager_rig import PublishFirstManager
 
     model = PublishFirstManager(4, 2)
     model.add(0, [0, 1, 2], None)
@@ -33,8 +33,8 @@ def test_the_naive_model_of_vllm_hits_a_block_that_is_being_computed(benchmarks)
     assert model.rows[1].table[0] is model.rows[0].table[0]
 
 
-def test_the_naive_model_of_vllm_keeps_content_while_one_of_its_blocks_lives(benchmarks):
-    from vllm_manager_rig import PublishFirstManager
+def test_the_naive_model_of_vllm_keeps_content_while_one_of_its_blocks_lives(root):
+    from conformance.vllm.manager_rig import PublishFirstManager
 
     model = PublishFirstManager(3, 1)
     for row in (0, 1):
@@ -51,10 +51,6 @@ def test_the_naive_model_of_vllm_keeps_content_while_one_of_its_blocks_lives(ben
     assert model.add(3, [7, 0], None) == 1
 
 
-def test_importing_the_adapters_loads_no_vllm(benchmarks):
-    import kit_on_vllm
-    import vllm_manager
-    import vllm_programs
-
-    assert kit_on_vllm.PARTS and vllm_manager.CAPABILITIES and vllm_programs.PROGRAMS
-    assert "vllm" not in sys.modules
+def test_importing_the_adapters_loads_no_vllm(run_python, root):
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); from conformance.vllm import manager, programs, run; print('vllm' in sys.modules)"
+    assert run_python("-c", code).stdout == "False\n"

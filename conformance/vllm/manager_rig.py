@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from vllm_manager import CAPABILITIES, VllmManager
 
+from conformance.vllm.manager import CAPABILITIES, VllmManager
 from paged.testing.machines import ManagerMachine
 from paged.testing.manager_machine import chosen
 from paged.testing.manager_rig import ManagerRig, ManagerWorld

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vllm_manager import CAPABILITIES, Row, VllmManager, pool_of, request_of, salt_of, vllm_names
 
+from conformance.vllm.manager import CAPABILITIES, Row, VllmManager, pool_of, request_of, salt_of, vllm_names
 from paged import DuplicateRequest, Moves, NeverFits, Output, UnknownRequest
 from paged.testing.books import namespace_of
 from paged.testing.scheduler_rig import content_namespace

@@ -8,14 +8,15 @@ tokens until then), and a cap on chunks (its own does not hold for a request tha
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from vllm_manager import CAPABILITIES
-from vllm_whole import VllmScheduler
 
+from conformance.vllm.manager import CAPABILITIES
+from conformance.vllm.whole import VllmScheduler
 from paged.testing.machines import SchedulerMachine
 from paged.testing.programs import RandomEngine
 from paged.testing.scheduler_machine import MAX_LIVE
@@ -50,6 +51,16 @@ def build_priority(world: World) -> VllmScheduler:
     return VllmScheduler(world, "priority")
 
 
+class OneBatchRig(SchedulerRig):
+    """One batch out at a time, and one token of each row that samples, whatever a rule asks for."""
+
+    def update(self, counts: Sequence[int] = ()) -> dict[Any, Any]:
+        return super().update(())
+
+    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
+        super().step((), is_patient=is_patient, ahead=0)
+
+
 class VllmSchedulerMachine(SchedulerMachine):
     """First come first served; without what is named above."""
 
@@ -57,10 +68,11 @@ class VllmSchedulerMachine(SchedulerMachine):
     capabilities = CAPABILITIES
     has_priorities: ClassVar[bool] = False
 
-    rig_class: ClassVar[type[SchedulerRig]] = SchedulerRig
+    rig_class: ClassVar[type[SchedulerRig]] = OneBatchRig
 
     append = None
-    schedule_ahead = None
+    go_ahead = None
+    starve = None
 
     @initialize(world=worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
     def begin(self, world: World, opening: list[Wish]) -> None:
@@ -80,20 +92,13 @@ class VllmSchedulerMachine(SchedulerMachine):
     def schedule(self) -> None:
         self.rig.schedule()
 
-    @where(lambda self: self.rig.has_work)
-    @rule(steps=st.integers(1, 8))
-    def serve(self, steps: int, counts: tuple[int, ...] = ()) -> None:
-        for _ in range(steps):
-            if self.rig.has_work:
-                self.rig.step(())
-
-    @where(lambda self: self.rig.flights)
-    @rule()
-    def update(self) -> None:
-        self.rig.update(())
+    @where(lambda self: self.rig.live and not self.rig.flights)
+    @rule(ahead=st.integers(2, 3))
+    def schedule_ahead(self, ahead: int) -> None:
+        self.rig.schedule()
 
 
-class EmptyStepsCounted(SchedulerRig):
+class EmptyStepsCounted(OneBatchRig):
     """A rig that counts steps without tokens instead of ending at the first: vLLM's priority policy is known to make some."""
 
     def _fail_on(self, found: list[str]) -> None:
@@ -103,7 +108,7 @@ class EmptyStepsCounted(SchedulerRig):
 
 
 class VllmPriorityMachine(VllmSchedulerMachine):
-    """The same under vLLM's priority policy; see `an_empty_step` of vllm_programs for what it would stop at."""
+    """The same under vLLM's priority policy; see `an_empty_step` of programs.py for what it would stop at."""
 
     build = staticmethod(build_priority)
     rig_class = EmptyStepsCounted
@@ -133,7 +138,7 @@ def within_vllm(request: Any, has_priorities: bool) -> Any:
 
 def soak(num_requests: int, seed: int, world: World) -> SchedulerRig:
     """So many requests with aborts on one scheduler, drained. Raises Violation."""
-    rig = SchedulerRig(world, build_fcfs)
+    rig = OneBatchRig(world, build_fcfs)
     clients = VllmClients(rig, random.Random(seed), trouble=0.3)
     while rig.num_added < num_requests:
         clients.do()

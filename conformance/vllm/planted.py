@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from vllm_manager import vllm_names
+from conformance.vllm.manager import vllm_names
 
 
 @contextmanager

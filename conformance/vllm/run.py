@@ -1,6 +1,6 @@
 """The kit on vLLM: its KV cache manager and its whole scheduler under the state machines, a soak, planted faults, and short programs.
 
-    PYTHONPATH=. VENV/bin/python benchmarks/kit_on_vllm.py --examples 1000 --soak 10000
+    PYTHONPATH=. VENV/bin/python -m conformance.vllm.run --examples 1000 --soak 10000
 
 VENV is a Python with vLLM 0.32 (the CPU build will do), Hypothesis and msgspec; no model, no weights, no accelerator. Prints lines of
 a table; what is found is printed with its shortest program. Examples are the same in every run. Knows how to run; the adapters know
@@ -66,16 +66,15 @@ def line(name: str, found: Found) -> str:
 
 def machines() -> dict[str, type[Any]]:
     """By the part's name."""
-    from vllm_manager_rig import VllmManagerMachine
-    from vllm_whole_machine import VllmPriorityMachine, VllmSchedulerMachine
+    from conformance.vllm.manager_rig import VllmManagerMachine
+    from conformance.vllm.whole_machine import VllmPriorityMachine, VllmSchedulerMachine
 
     return {"manager": VllmManagerMachine, "scheduler": VllmSchedulerMachine, "priority": VllmPriorityMachine}
 
 
 def run_soak(num_requests: int) -> str:
     """Random requests with aborts on 12 blocks, in one row of the table."""
-    from vllm_whole_machine import soak
-
+    from conformance.vllm.whole_machine import soak
     from paged.testing.violation import Violation
     from paged.testing.world import World
 
@@ -91,7 +90,7 @@ def run_soak(num_requests: int) -> str:
 
 def run_planted(num_examples: int) -> None:
     """Each planted fault under its machine, until it is found or the examples are through."""
-    from vllm_planted import planted
+    from conformance.vllm.planted import planted
 
     for sentence, (which, plant) in planted().items():
         with plant():
@@ -107,7 +106,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1000, help="of each machine")
     parser.add_argument("--soak", type=int, default=10_000, help="requests")
     asked = parser.parse_args()
-    from vllm_manager import VllmMissing, vllm_names
+    from conformance.vllm.manager import VllmMissing, vllm_names
 
     try:
         names = vllm_names()
@@ -129,7 +128,7 @@ def main() -> None:
     if "planted" in parts:
         run_planted(min(asked.examples, 300))
     if "programs" in parts:
-        from vllm_programs import PROGRAMS
+        from conformance.vllm.programs import PROGRAMS
 
         for program in PROGRAMS:
             show(program)

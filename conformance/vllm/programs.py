@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-from vllm_manager import VllmManager, request_of, vllm_names
-from vllm_whole import VllmScheduler
-from vllm_whole_machine import build_fcfs, build_priority
 
+from conformance.vllm.manager import VllmManager, request_of, vllm_names
+from conformance.vllm.whole import VllmScheduler
+from conformance.vllm.whole_machine import build_fcfs, build_priority
 from paged import BlockManager, Request, Scheduler
 from paged.testing.invariants import references
 from paged.testing.scheduler_rig import SchedulerRig

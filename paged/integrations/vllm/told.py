@@ -1,0 +1,73 @@
+"""What vLLM's model runner was told of each row's block table, and what it has to be told next.
+
+The runner keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
+place. Ours change in other ways, too: a full block is switched for an equal one that somebody else computed, a tail is given to
+somebody who needs it more. Block 0 is vLLM's null block, so its ids are ours plus one.
+
+Knows rows and blocks. Does not know requests or vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ToldTables:
+    """Columns over rows; they grow with the rows that batches name."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        # How many blocks of each row the runner has right, int64 [rows]; whether its table is wrong before that, and whether there is more.
+        self._num_told = np.zeros(0, np.int64)
+        self._is_wrong = np.zeros(0, np.bool_)
+        self._has_more = np.zeros(0, np.bool_)
+        # Prompt tokens of whom it serves, int64 [rows]: what is known beyond them are outputs.
+        self._num_prompt = np.zeros(0, np.int64)
+
+    def open(self, row: int, num_prompt: int) -> None:
+        """The row serves another request, or one again that had lost it: the runner knows nothing of it."""
+        self._hold(row + 1)
+        self._num_told[row], self._is_wrong[row], self._has_more[row], self._num_prompt[row] = (
+            0,
+            True,
+            False,
+            num_prompt,
+        )
+
+    def num_prompt(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Prompt tokens of each row, int64 [n]."""
+        return self._num_prompt[rows]
+
+    def note(self, batch: Any) -> None:
+        """Take in what changed since the last batch, whosever rows it is about."""
+        rows, columns = batch.table_rows, batch.table_columns
+        if not len(rows):
+            return
+        self._hold(int(rows.max()) + 1)
+        self._has_more[rows] = True
+        self._is_wrong[rows[columns < self._num_told[rows]]] = True
+
+    def places_to_tell(self, rows: NDArray[np.int64]) -> list[int]:
+        """Where in `rows` the runner's table is not what it has to be, rising."""
+        found: list[int] = (self._has_more[rows] | self._is_wrong[rows]).nonzero()[0].tolist()
+        return found
+
+    def tell(self, row: int) -> tuple[list[int], bool]:
+        """The ids, as vLLM counts them, that the runner has to put behind the row's table, or, if the second is True, in place of it."""
+        whole, first = bool(self._is_wrong[row]), int(self._num_told[row])
+        table = self._manager.table(row)
+        self._num_told[row], self._is_wrong[row], self._has_more[row] = len(table), False, False
+        return (table[0 if whole else first :] + 1).tolist(), whole
+
+    def _hold(self, num_rows: int) -> None:
+        if num_rows <= len(self._num_told):
+            return
+        num_held = max(num_rows, 2 * len(self._num_told), 64)
+        for name in ("_num_told", "_is_wrong", "_has_more", "_num_prompt"):
+            column = getattr(self, name)
+            longer = np.zeros(num_held, column.dtype)
+            longer[: len(column)] = column
+            setattr(self, name, longer)

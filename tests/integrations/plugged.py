@@ -1,0 +1,222 @@
+"""Our plug-in as the kit's `StepScheduler`: vLLM's objects go in and come out, and a model runner of vLLM's kind stands behind it.
+
+The runner keeps of each request its tokens and its block table, and takes the differences that a step tells it, as vLLM's
+`GPUModelRunner._update_states` does; from what it keeps it works out tokens, positions and slots of the step. They have to be those that
+our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest. Knows vLLM's objects by their fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from integrations import vllm_things
+
+from paged import DuplicateRequest, NeverFits, Output, UnknownRequest
+from paged.testing import Capabilities
+from paged.testing.world import World
+
+CAPABILITIES = Capabilities(
+    fork=False,
+    host_tier=False,
+    host_content=False,
+    retention=False,
+    groups=False,
+    external_tokens=False,
+    async_moves=False,
+    cancel=False,
+    drafts=False,
+    reserve=False,
+)
+
+
+class UnlikeDecided(AssertionError):
+    """What the runner would compute is not what was decided."""
+
+
+@dataclass
+class Known:
+    """What the runner keeps of a request."""
+
+    prompt: list[int]
+    blocks: list[int]
+    outputs: list[int] = field(default_factory=list)
+
+
+class Runner:
+    """vLLM's model runner without a model. `in_batch` are the requests of the step before."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.known: dict[str, Known] = {}
+        self.in_batch: set[str] = set()
+
+    def run(self, output: Any) -> dict[str, tuple[list[int], list[int], list[int]]]:
+        """Of each request of the step: its tokens, positions and slots."""
+        for id in output.finished_req_ids:
+            self.known.pop(id, None)
+            self.in_batch.discard(id)
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        self.in_batch &= set(output.num_scheduled_tokens) - resumed
+        starts = {}
+        for new in output.scheduled_new_reqs:
+            if new.req_id in self.known:
+                raise UnlikeDecided(f"{new.req_id} is told as new, and is known")
+            self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids[0])
+            starts[new.req_id] = new.num_computed_tokens
+        told = output.scheduled_cached_reqs
+        for id, blocks, start, num_outputs in zip(
+            told.req_ids, told.new_block_ids, told.num_computed_tokens, told.num_output_tokens, strict=True
+        ):
+            known = self.known[id]
+            if num_outputs > len(known.outputs):
+                raise UnlikeDecided(f"{id} is told to have {num_outputs} outputs, and has {known.outputs}")
+            del known.outputs[num_outputs:]
+            if id in resumed:
+                if id in self.in_batch:
+                    raise UnlikeDecided(f"{id} is resumed, and is in the batch")
+                known.blocks = blocks[0]
+            elif blocks is not None:
+                known.blocks.extend(blocks[0])
+            starts[id] = start
+        self.in_batch |= set(output.num_scheduled_tokens)
+        return {id: self._step(id, starts[id], count, output) for id, count in output.num_scheduled_tokens.items()}
+
+    def sampled(self, id: str, tokens: list[int]) -> None:
+        """What it sampled for a request."""
+        if id in self.known:
+            self.known[id].outputs += tokens
+
+    def _step(self, id: str, start: int, count: int, output: Any) -> tuple[list[int], list[int], list[int]]:
+        known, size = self.known[id], self.block_size
+        tokens = known.prompt + known.outputs + output.scheduled_spec_decode_tokens.get(id, [])
+        span = range(start, start + count)
+        return [tokens[p] for p in span], list(span), [(known.blocks[p // size] - 1) * size + p % size for p in span]
+
+
+class Plugged:
+    """The plug-in, asked as a `StepScheduler`. One batch out at a time, as vLLM's `EngineCore.step` asks it."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, world: World, **given: Any) -> None:
+        self.core = vllm_things.plug_in(
+            world.num_blocks,
+            world.block_size,
+            max_num_seqs=world.max_sequences,
+            max_num_batched_tokens=world.max_tokens_per_step,
+            max_model_len=world.max_model_len or 1 << 30,
+            additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
+            **given,
+        )
+        self.manager = self.core.manager
+        self.runner = Runner(world.block_size)
+        self.now = 0.0
+        self.core.clock = lambda: self.now
+        self.out: Any = None
+        self.late: list[Output] = []
+
+    @property
+    def policy(self) -> Any:
+        return self.core.decisions.policy
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.core.get_num_unfinished_requests() or self.late)
+
+    def add(self, request: Any, now: float = 0.0) -> None:
+        """A vLLM request. What the front end refuses of ids is refused here; what never fits the plug-in ends with "error"."""
+        out = {} if self.out is None else self.out.num_scheduled_tokens
+        if request.id in self.core._live or request.id in out:
+            raise DuplicateRequest(request.id)
+        sampling = {"max_tokens": request.max_tokens, "stop_token_ids": list(request.stop_token_ids)}
+        made = vllm_things.request(
+            request.id,
+            [int(token) for token in request.prompt],
+            sampling=sampling | {"eos_token_id": request.eos_token_id},
+            arrival_time=now,
+            priority=request.priority,
+            cache_salt=request.salt,
+            lora_request=None if request.adapter is None else SimpleNamespace(lora_name=request.adapter),
+            skip_reading_prefix_cache=not request.reads_cache,
+        )
+        self.core.add_request(made)
+        problem = self.core._live[request.id].problem
+        if problem is not None:
+            self.core.finish_requests(request.id, made.status.__class__.FINISHED_ERROR)
+            raise NeverFits(problem, needed=0, limit=0, unit="blocks")
+
+    def schedule(self, now: float = 0.0) -> Any:
+        """One step, held against what the runner makes of it."""
+        self.now = now
+        output = self.core.schedule()
+        batch = self.core._out[-1][1]
+        self._compare(batch, self.runner.run(output))
+        copies = [(copy.src_block_id - 1, copy.dst_block_id - 1) for copy in output.kv_cache_block_copies or ()]
+        if copies != [tuple(pair) for pair in batch.moves.device_to_device.tolist()]:
+            raise UnlikeDecided(f"copies {copies}, decided {batch.moves.device_to_device.tolist()}")
+        self.out = output
+        if batch.is_empty:
+            self.late += self._ended(output, {})
+        return batch
+
+    def update(self, batch: Any, token_ids: Any, counts: Any = None, now: float = 0.0) -> list[Output]:
+        """The step ran: sampled tokens, one of each row that samples unless `counts` say otherwise."""
+        self.now = now
+        if batch.is_empty:
+            late, self.late = self.late, []
+            return late
+        each = batch.samples.astype(np.int64) if counts is None else np.asarray(counts)
+        stops, tokens = each.cumsum().tolist(), np.asarray(token_ids).tolist()
+        sampled = {
+            id: tokens[stop - count : stop]
+            for id, stop, count in zip(batch.ids.tolist(), stops, each.tolist(), strict=True)
+        }
+        for id, new in sampled.items():
+            self.runner.sampled(id, new)
+        late, self.late = self.late, []
+        return late + self._ended(self.out, sampled)
+
+    def abort(self, id: str, /) -> Output | None:
+        try:
+            self.core.decisions.status(id)
+        except UnknownRequest:
+            raise UnknownRequest(id) from None
+        status = self.core._live[id].request.status.__class__ if id in self.core._live else None
+        if status is None:
+            return None
+        self.core.finish_requests(id, status.FINISHED_ABORTED)
+        return Output(id, 0, [], "abort")
+
+    def __getattr__(self, name: str) -> Any:
+        # What the kit only reads: status, id_of, rows_of, counts, explain, check and the like.
+        return getattr(self.core.decisions, name)
+
+    def _ended(self, output: Any, sampled: dict[str, list[int]]) -> list[Output]:
+        made = self.core.update_from_output(output, vllm_things.answer(output, sampled))
+        self.out = None
+        return [
+            Output(
+                each.request_id,
+                0,
+                list(each.new_token_ids),
+                None if each.finish_reason is None else self._word(each.finish_reason),
+            )
+            for outputs in made.values()
+            for each in outputs.outputs
+        ]
+
+    def _word(self, reason: Any) -> str:
+        return str(reason.name).lower()
+
+    def _compare(self, batch: Any, computed: dict[str, tuple[list[int], list[int], list[int]]]) -> None:
+        bounds = batch.query_start_loc.tolist()
+        for place, id in enumerate(batch.ids.tolist()):
+            span = slice(bounds[place], bounds[place + 1])
+            decided = tuple(column[span].tolist() for column in (batch.token_ids, batch.positions, batch.slot_mapping))
+            if computed.get(id) != decided:
+                raise UnlikeDecided(f"{id}: the runner computes {computed.get(id)}; decided was {decided}")
+        if len(computed) != len(batch.ids):
+            raise UnlikeDecided(f"the runner runs {sorted(computed)}; decided were {sorted(batch.ids.tolist())}")

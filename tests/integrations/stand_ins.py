@@ -1,0 +1,216 @@
+"""vLLM where there is none: modules with the names and fields that were recorded from it, so that our plug-in runs on them.
+
+What a name is made of comes from `vllm_interface.json` (see conformance/vllm/record.py); what little behaviour the plug-in relies on is
+written here. Where vLLM is installed nothing of this is used: the same tests run on vLLM's own classes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import sys
+from collections import namedtuple
+from dataclasses import field, make_dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+
+RECORD = Path(__file__).with_name("vllm_interface.json")
+# Defaults that something reads; all other fields begin as None.
+_EMPTY = {
+    "req_ids": list,
+    "outputs": list,
+    "scheduled_spec_decode_tokens": dict,
+    "has_structured_output_requests": bool,
+    "num_nans_in_logits": int,
+    "requests": int,
+    "queries": int,
+    "hits": int,
+    "preempted_requests": int,
+    "preempted_queries": int,
+    "preempted_hits": int,
+    "reset": bool,
+}
+
+
+def install() -> None:
+    """Put the stand-ins where vLLM's modules would be."""
+    record = json.loads(RECORD.read_text())
+    for name, described in record["names"].items():
+        module, _, attribute = name.partition(":")
+        made = _BEHAVIOURS.get(attribute, lambda made: made)(_made(attribute, described))
+        setattr(_module(module), attribute, made)
+    _module("vllm").__version__ = record["version"]
+
+
+def _module(name: str) -> ModuleType:
+    if name not in sys.modules:
+        made = sys.modules[name] = ModuleType(name)
+        made.__spec__ = ModuleSpec(name, None, is_package=True)
+        made.__path__ = []
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(_module(parent), last, made)
+    return sys.modules[name]
+
+
+def _made(name: str, described: dict[str, Any]) -> Any:
+    kind, fields = described["kind"], described.get("fields", {})
+    if kind == "enum":
+        return enum.IntEnum(name, described["members"])
+    if kind == "dataclass":
+        return make_dataclass(
+            name,
+            [
+                (each, Any) if given == "needed" else (each, Any, field(default_factory=_EMPTY.get(each, lambda: None)))
+                for each, given in fields.items()
+            ],
+        )
+    if kind == "struct":
+        return msgspec.defstruct(
+            name,
+            [
+                (each, Any)
+                if given == "needed"
+                else (each, Any, msgspec.field(default_factory=_EMPTY.get(each, lambda: None)))
+                for each, given in fields.items()
+            ],
+        )
+    if kind == "tuple":
+        return namedtuple(name, list(fields))
+    if kind == "class":
+        return type(name, (), dict.fromkeys(described["abstract"]))
+    return lambda *_: None
+
+
+def _with_finished(status: Any) -> Any:
+    last_alive = status.PREEMPTED
+    status.is_finished = staticmethod(lambda one: one > last_alive)
+    return status
+
+
+def _with_empty(output: Any) -> Any:
+    # The runner's view of a step without requests.
+    def make_empty() -> Any:
+        cached = sys.modules["vllm.v1.core.sched.output"].CachedRequestData
+        none = {name: [] for name in cached.__dataclass_fields__}
+        return output([], cached(**{**none, "resumed_req_ids": set(), "all_token_ids": {}}), {}, 0, {}, {}, set(), [])
+
+    output.make_empty = staticmethod(make_empty)
+    return output
+
+
+def _with_record(stats: Any) -> Any:
+    def record(self: Any, num_tokens: int, num_hits: int, preempted: bool) -> None:
+        if preempted:
+            self.preempted_requests += 1
+            self.preempted_queries += num_tokens
+            self.preempted_hits += num_hits
+        else:
+            self.requests += 1
+            self.queries += num_tokens
+            self.hits += num_hits
+
+    stats.record = record
+    return stats
+
+
+def _with_drafts(stats: Any) -> Any:
+    def observe(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        self.seen = [*getattr(self, "seen", []), (num_draft_tokens, num_accepted_tokens)]
+
+    stats.new = classmethod(lambda cls, num: SimpleNamespace(observe_draft=lambda **given: None, num_spec_tokens=num))
+    stats.observe_draft = observe
+    return stats
+
+
+_BEHAVIOURS = {
+    "RequestStatus": _with_finished,
+    "SchedulerOutput": _with_empty,
+    "PrefixCacheStats": _with_record,
+    "SpecDecodingStats": _with_drafts,
+    "init_logger": lambda _: logging.getLogger,
+}
+
+
+class StandInRequest:
+    """The fields and methods of vllm.v1.request.Request that the plug-in reads and calls."""
+
+    def __init__(self, request_id: str, prompt_token_ids: list[int], sampling_params: Any, **given: Any) -> None:
+        status = sys.modules["vllm.v1.request"].RequestStatus
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.sampling_params = sampling_params
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.max_tokens = sampling_params.max_tokens
+        self.output_token_ids: list[int] = []
+        self.events: list[Any] = []
+        self.status = status.WAITING
+        self.stop_reason = None
+        self.num_preemptions = 0
+        self.prefill_stats: Any = StandInPrefill()
+        defaults = {
+            "client_index": 0,
+            "priority": 0,
+            "arrival_time": 0.0,
+            "cache_salt": None,
+            "lora_request": None,
+            "prompt_embeds": None,
+            "mm_features": [],
+            "pooling_params": None,
+            "resumable": False,
+            "structured_output_request": None,
+            "trace_headers": None,
+            "skip_reading_prefix_cache": False,
+        }
+        vars(self).update(defaults | given)
+
+    @property
+    def use_structured_output(self) -> bool:
+        return self.structured_output_request is not None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    def append_output_token_ids(self, token: int) -> None:
+        self.output_token_ids.append(token)
+
+    def record_event(self, kind: Any, timestamp: float | None = None) -> None:
+        self.events.append((kind.name, timestamp))
+
+    def take_events(self) -> list[Any] | None:
+        events, self.events = self.events, []
+        return events or None
+
+    def take_prefill_stats(self) -> Any:
+        stats, self.prefill_stats = self.prefill_stats, None
+        return stats
+
+
+class StandInPrefill:
+    """What a request tells of its prompt with its first token."""
+
+    def set(self, num_prompt_tokens: int, num_local_cached_tokens: int, num_external_cached_tokens: int) -> None:
+        self.num_prompt_tokens, self.num_cached_tokens = num_prompt_tokens, num_local_cached_tokens
+
+    def finalize(self, num_cached_tokens: int) -> None:
+        self.num_cache_creation_tokens = max(0, num_cached_tokens - self.num_cached_tokens)
+
+
+def sampling(**given: Any) -> Any:
+    """The fields of vllm.SamplingParams that the plug-in reads."""
+    defaults = {
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "stop_token_ids": [],
+        "eos_token_id": None,
+        "repetition_detection": None,
+        "num_logprobs": None,
+        "prompt_logprobs": None,
+    }
+    return SimpleNamespace(**(defaults | given))

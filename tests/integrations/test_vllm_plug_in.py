@@ -1,0 +1,411 @@
+"""What vLLM asks of a scheduler, answered by ours: requests, steps, outputs, ends, statistics, pauses, and what is held back or refused."""
+
+from types import SimpleNamespace
+
+import pytest
+from integrations import vllm_things
+from integrations.vllm_things import answer, plug_in, request
+
+
+def step(core, sampled=None):
+    """One step; every request that samples answers 5 unless `sampled` says otherwise. The scheduler's output, and the outputs by id."""
+    output = core.schedule()
+    batch = core._out[-1][1]
+    tokens = {} if batch is None else {id: [5] for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
+    made = core.update_from_output(output, answer(output, tokens | (sampled or {})))
+    return output, {each.request_id: each for outputs in made.values() for each in outputs.outputs}
+
+
+def names(made):
+    return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}
+
+
+def test_a_request_is_told_once_and_then_by_what_changes():
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 3}))
+    output, made = step(core)
+    (new,) = output.scheduled_new_reqs
+    assert (new.req_id, new.prompt_token_ids, new.num_computed_tokens) == ("a", [1, 2, 3], 0)
+    assert new.block_ids == ([1, 2],), "block 0 is vLLM's"
+    assert output.num_scheduled_tokens == {"a": 3} and output.total_num_scheduled_tokens == 3
+    assert made["a"].new_token_ids == [5] and made["a"].finish_reason is None
+    output, _ = step(core)
+    told = output.scheduled_cached_reqs
+    assert (told.req_ids, told.num_computed_tokens, told.num_output_tokens) == (["a"], [3], [1])
+    assert told.new_block_ids == [None], "the token has room in the second block"
+    output, made = step(core)
+    assert output.scheduled_cached_reqs.new_block_ids == [([3],)]
+    assert names(made) == {"a": "LENGTH"}
+    assert not core.has_unfinished_requests() if hasattr(core, "has_unfinished_requests") else True
+    assert core.has_finished_requests()
+    output, made = step(core)
+    assert output.finished_req_ids == {"a"} and made == {}
+    assert not core.has_finished_requests()
+
+
+def test_a_stop_id_ends_a_request_and_is_named_and_the_end_of_sequence_is_not():
+    core = plug_in()
+    core.add_request(request("a", [1], sampling={"stop_token_ids": [7], "eos_token_id": 6}))
+    core.add_request(request("b", [2], sampling={"stop_token_ids": [7], "eos_token_id": 6}))
+    _, made = step(core, {"a": [7], "b": [6]})
+    assert names(made) == {"a": "STOP", "b": "STOP"}
+    assert (made["a"].stop_reason, made["b"].stop_reason) == (7, None)
+
+
+def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_so():
+    core = plug_in(log_stats=True)
+    core.add_request(request("a", [1, 2, 3, 4, 5], sampling={"max_tokens": 1}))
+    step(core)
+    core.add_request(request("b", [1, 2, 3, 4, 9]))
+    output = core.schedule()
+    assert output.scheduled_new_reqs[0].num_computed_tokens == 4
+    made = core.update_from_output(output, answer(output, {"b": [5]}))
+    hits = made[0].scheduler_stats.prefix_cache_stats
+    assert (hits.queries, hits.hits) == (5, 4)
+    told = made[0].outputs[0].prefill_stats
+    assert (told.num_prompt_tokens, told.num_cached_tokens) == (5, 4)
+
+
+def test_two_that_come_together_share_what_one_of_them_computes():
+    core = plug_in()
+    for id in ("a", "b"):
+        core.add_request(request(id, [1, 2, 3, 4, 5]))
+    output, _ = step(core)
+    tables = {new.req_id: new.block_ids[0] for new in output.scheduled_new_reqs}
+    assert tables["a"][:2] == tables["b"][:2] and tables["a"][2] != tables["b"][2]
+    assert output.num_scheduled_tokens == {"a": 5, "b": 1}
+
+
+@pytest.mark.parametrize("given", [{"cache_salt": "x"}, {"lora_request": SimpleNamespace(lora_name="x")}])
+def test_another_salt_or_adapter_shares_nothing(given):
+    core = plug_in(lora_config=SimpleNamespace(max_loras=2))
+    core.add_request(request("a", [1, 2, 3, 4, 5]))
+    core.add_request(request("b", [1, 2, 3, 4, 5], **given))
+    output, _ = step(core)
+    assert output.num_scheduled_tokens == {"a": 5, "b": 5}
+
+
+def test_a_request_that_wants_log_probabilities_of_its_prompt_reads_no_cache():
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3, 4, 5]))
+    step(core)
+    core.add_request(request("b", [1, 2, 3, 4, 5], skip_reading_prefix_cache=True))
+    output, _ = step(core)
+    assert output.num_scheduled_tokens["b"] == 5
+
+
+def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
+    core = plug_in(num_blocks=6, log_stats=True)
+    core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
+    core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
+    resumed, events, ended = set(), [], {}
+    for _ in range(40):
+        output, made = step(core)
+        resumed |= output.scheduled_cached_reqs.resumed_req_ids
+        events += [event for each in made.values() for event in each.events or ()]
+        ended |= {id: name for id, name in names(made).items() if name}
+    assert resumed and ended == {"a": "LENGTH", "b": "LENGTH"}
+    if not vllm_things.IS_REAL:
+        assert [name for name, _ in events].count("PREEMPTED") >= 1
+        assert {"QUEUED", "SCHEDULED"} <= {name for name, _ in events}
+
+
+def test_an_abort_in_flight_delivers_nothing_more_and_gives_every_block_back():
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3]))
+    output = core.schedule()
+    status = core._live["a"].request.status.__class__
+    (ended,) = core.finish_requests("a", status.FINISHED_ABORTED)
+    assert ended.request_id == "a" and ended.status == status.FINISHED_ABORTED
+    assert core.finish_requests(["a", "unknown"], status.FINISHED_ABORTED) == []
+    made = core.update_from_output(output, answer(output, {"a": [5]}))
+    assert made == {} or made[0].outputs == []
+    assert core.manager.num_used == 0
+    assert core.schedule().finished_req_ids == {"a"}
+
+
+def test_an_id_that_comes_again_while_its_predecessors_step_runs_waits_for_that():
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3]))
+    output = core.schedule()
+    status = core._live["a"].request.status.__class__
+    core.finish_requests("a", status.FINISHED_ABORTED)
+    core.add_request(request("a", [7, 8]))
+    assert core.get_num_unfinished_requests() == 1
+    made = core.update_from_output(output, answer(output, {"a": [5]}))
+    assert made == {} or made[0].outputs == []
+    output, made = step(core, {"a": [9]})
+    assert output.finished_req_ids == {"a"} and output.scheduled_new_reqs[0].prompt_token_ids == [7, 8]
+    assert made["a"].new_token_ids == [9]
+
+
+def test_an_id_that_lives_is_refused_and_its_first_request_goes_on():
+    from paged.integrations.vllm.errors import WrongAnswer
+
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3]))
+    with pytest.raises(WrongAnswer, match='request "a" lives already'):
+        core.add_request(request("a", [4]))
+    assert step(core)[1]["a"].new_token_ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"resumable": True}, "streams in"),
+        ({"mm_features": [object()]}, "multi-modal"),
+        ({"prompt_embeds": object()}, "embeddings"),
+    ],
+)
+def test_a_request_that_is_not_carried_ends_with_error_and_others_go_on(given, word, caplog):
+    core = plug_in()
+    made = request("a", [1, 2])
+    vars(made).update(given)
+    with caplog.at_level("ERROR"):
+        core.add_request(made)
+    core.add_request(request("b", [1, 2]))
+    assert vllm_things.IS_REAL or word in caplog.text
+    _, made = step(core)
+    assert names(made) == {"a": "ERROR", "b": None}
+    assert core.get_num_unfinished_requests() == 1
+
+
+def test_a_prompt_that_no_empty_pool_holds_ends_with_error_even_if_nothing_else_runs(caplog):
+    core = plug_in(num_blocks=4, block_size=2)
+    core.add_request(request("a", list(range(12))))
+    assert core.get_num_unfinished_requests() == 1
+    output, made = step(core)
+    assert output.total_num_scheduled_tokens == 0 and names(made) == {"a": "ERROR"}
+    assert vllm_things.IS_REAL or "The pool has 4" in caplog.text or "the pool has 4" in caplog.text
+
+
+def test_a_grammar_is_waited_for_masks_what_samples_and_ends_what_it_does_not_take():
+    grammar = SimpleNamespace(grammar=None)
+    core = plug_in()
+    core.add_request(request("a", [1, 2], structured_output_request=grammar))
+    core.add_request(request("b", [3]))
+    output, made = step(core)
+    assert list(made) == ["b"] and core.get_grammar_bitmask(output) is None
+    grammar.grammar = lambda token: token != 9
+    output = core.schedule()
+    assert output.has_structured_output_requests
+    mask = core.get_grammar_bitmask(output)
+    assert mask.structured_output_request_ids == ["a"] and mask.grammar_bitmask == "mask of a"
+    core.update_from_output(output, answer(output, {"a": [4], "b": [5]}))
+    assert list(core._live["a"].request.output_token_ids) == [4]
+    _, made = step(core, {"a": [9]})
+    assert names(made) == {"a": "ERROR", "b": None}
+    assert core.get_num_unfinished_requests() == 1
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request():
+    core = plug_in()
+    core.add_request(request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=ValueError("no"))))
+    assert names(step(core)[1]) == {"a": "ERROR"}
+
+
+def test_repetitions_end_a_request_where_vllms_own_rule_says_so(monkeypatch):
+    from paged.integrations.vllm import answers
+
+    seen = []
+
+    def repeats(tokens, params):
+        seen.append(list(tokens))
+        return len(tokens) == 2
+
+    monkeypatch.setattr(answers, "check_sequence_repetition", repeats)
+    core = plug_in()
+    made = request("a", [1, 2])
+    made.sampling_params.repetition_detection = object()
+    core.add_request(made)
+    assert names(step(core)[1]) == {"a": None}
+    _, made = step(core)
+    assert names(made) == {"a": "REPETITION"} and made["a"].stop_reason == "repetition_detected"
+    assert seen == [[5], [5, 5]] and core.manager.num_used == 0
+
+
+def test_log_probabilities_go_with_their_request():
+    core = plug_in()
+    core.add_request(request("a", [1, 2]))
+    made = request("b", [3])
+    if vllm_things.IS_REAL:
+        made.sampling_params.logprobs = 1
+    else:
+        made.sampling_params.num_logprobs = 1
+    core.add_request(made)
+    output = core.schedule()
+    logprobs = SimpleNamespace(slice_request=lambda place, count: (place, count))
+    told = answer(output, {"a": [4], "b": [5]}, logprobs=logprobs)
+    (made,) = core.update_from_output(output, told).values()
+    by_id = {each.request_id: each for each in made.outputs}
+    assert by_id["a"].new_logprobs is None
+    assert by_id["b"].new_logprobs == (told.req_id_to_index["b"], 1)
+
+
+def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
+    core = plug_in(log_stats=True, include_finished_set=True)
+    core.add_request(request("a", [1, 2], client_index=0, sampling={"max_tokens": 1}))
+    core.add_request(request("b", [3], client_index=3))
+    output = core.schedule()
+    made = core.update_from_output(output, answer(output, {"a": [4], "b": [5]}))
+    assert {client: [each.request_id for each in outputs.outputs] for client, outputs in made.items()} == {
+        0: ["a"],
+        3: ["b"],
+    }
+    assert sum(outputs.scheduler_stats is not None for outputs in made.values()) == 1
+    assert made[0].finished_requests == {"a"}
+    output = core.schedule()
+    made = core.update_from_output(output, answer(output, {"b": [5]}))
+    assert list(made) == [3]
+    assert not made[3].finished_requests
+
+
+def test_adapters_beyond_the_runners_slots_wait_until_one_is_free():
+    core = plug_in(lora_config=SimpleNamespace(max_loras=1))
+    for id, name in (("a", "x"), ("b", "y"), ("c", "x")):
+        core.add_request(request(id, [1, 2], lora_request=SimpleNamespace(lora_name=name), sampling={"max_tokens": 2}))
+    assert set(step(core)[1]) == {"a", "c"}
+    assert core.make_stats() is None
+    step(core)
+    assert set(step(core)[1]) == {"b"}
+
+
+def pause(core, name):
+    from vllm.v1.core.sched.interface import PauseState
+
+    core.set_pause_state(PauseState[name])
+
+
+def test_while_new_ones_are_paused_those_that_run_go_on():
+    core = plug_in(max_num_seqs=1)
+    core.add_request(request("a", [1, 2], sampling={"max_tokens": 2}))
+    core.add_request(request("b", [3]))
+    step(core)
+    pause(core, "PAUSED_NEW")
+    core.add_request(request("c", [4]))
+    assert core.get_num_unfinished_requests() == 1
+    assert names(step(core)[1]) == {"a": "LENGTH"}
+    assert core.get_num_unfinished_requests() == 0
+    pause(core, "UNPAUSED")
+    assert core.get_num_unfinished_requests() == 2
+    assert set(step(core)[1]) == {"b"}
+
+
+def test_while_all_are_paused_nothing_runs_and_then_everything_goes_on():
+    core = plug_in()
+    core.add_request(request("a", [1, 2]))
+    step(core)
+    pause(core, "PAUSED_ALL")
+    assert core.get_num_unfinished_requests() == 0
+    output, made = step(core)
+    assert output.total_num_scheduled_tokens == 0 and made == {}
+    pause(core, "UNPAUSED")
+    assert set(step(core)[1]) == {"a"}
+
+
+def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on():
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    step(core, {"a": [5]})
+    step(core, {"a": [6]})
+    assert core.reset_prefix_cache() is False
+    assert core.reset_prefix_cache(reset_running_requests=True) is True
+    output, made = step(core, {"a": [7]})
+    told = output.scheduled_cached_reqs
+    assert (told.req_ids, told.resumed_req_ids, told.num_computed_tokens, told.num_output_tokens) == (
+        ["a"],
+        {"a"},
+        [0],
+        [2],
+    )
+    assert output.num_scheduled_tokens == {"a": 5} and made["a"].new_token_ids == [7]
+    assert names(step(core, {"a": [8]})[1]) == {"a": "LENGTH"}
+    assert core.reset_prefix_cache() is True
+
+
+def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
+    core = plug_in(log_stats=True, num_speculative_tokens=3, speculative_config=SimpleNamespace(method="ngram"))
+    core.add_request(request("a", [1, 2], sampling={"max_tokens": 9, "stop_token_ids": [8]}))
+    output, _ = step(core)
+    assert output.num_spec_tokens_to_schedule == 3, "so many the runner may guess"
+    core.update_draft_token_ids(SimpleNamespace(req_ids=["a", "gone"], draft_token_ids=[[6, 7, 8], [1]]))
+    output = core.schedule()
+    assert output.scheduled_spec_decode_tokens == {"a": [6, 7, 8]}
+    assert output.num_scheduled_tokens == {"a": 4}
+    made = core.update_from_output(output, answer(output, {"a": [6, 9]}))
+    assert made[0].outputs[0].new_token_ids == [6, 9]
+    output, _ = step(core)
+    assert output.scheduled_cached_reqs.num_computed_tokens == [4]
+    assert output.scheduled_cached_reqs.num_output_tokens == [3]
+    core.update_draft_token_ids(SimpleNamespace(req_ids=["a"], draft_token_ids=[[8, 4]]))
+    output = core.schedule()
+    made = core.update_from_output(output, answer(output, {"a": [8, 4, 1]}))
+    assert made[0].outputs[0].new_token_ids == [8] and made[0].outputs[0].finish_reason.name == "STOP"
+
+
+@pytest.mark.parametrize(
+    ("sampled", "words"),
+    [
+        ({"a": [5, 6]}, 'sampled 2 tokens for request "a", which has 0 drafts'),
+        ({"a": [5], "b": [5]}, "does not fit"),
+        ({"a": [-1]}, "does not fit"),
+    ],
+)
+def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sampled, words):
+    from paged.integrations.vllm.errors import WrongAnswer
+
+    core = plug_in(max_num_batched_tokens=4)
+    core.add_request(request("a", [1, 2, 3]))
+    core.add_request(request("b", [4, 5, 6]))
+    output = core.schedule()
+    assert output.num_scheduled_tokens == {"a": 3, "b": 1}
+    with pytest.raises(WrongAnswer, match=words):
+        core.update_from_output(output, answer(output, sampled))
+    made = core.update_from_output(output, answer(output, {"a": [5]}))
+    assert made[0].outputs[0].new_token_ids == [5]
+    assert core.check() == []
+
+
+def test_a_runner_that_says_nothing_of_a_request_is_told_which():
+    from paged.integrations.vllm.errors import WrongAnswer
+
+    core = plug_in()
+    core.add_request(request("a", [1, 2, 3]))
+    core.add_request(request("b", [4]))
+    output = core.schedule()
+    told = answer(output, {"a": [5], "b": [6]})
+    del told.req_id_to_index["b"]
+    with pytest.raises(WrongAnswer, match='given request "b", and its output has nothing of it'):
+        core.update_from_output(output, told)
+
+
+def test_a_step_ends_once():
+    from paged.integrations.vllm.errors import WrongAnswer
+
+    core = plug_in()
+    core.add_request(request("a", [1]))
+    output, _ = step(core)
+    with pytest.raises(WrongAnswer, match="is not out"):
+        core.update_from_output(output, answer(output, {"a": [5]}))
+
+
+def test_priorities_count_where_vllm_says_so():
+    first = {}
+    for policy in ("fcfs", "priority"):
+        core = plug_in(max_num_seqs=1, policy=policy)
+        core.add_request(request("a", [1], arrival_time=1.0, priority=1))
+        core.add_request(request("b", [2], arrival_time=2.0, priority=0))
+        first[policy] = list(step(core)[1])
+    assert first == {"fcfs": ["a"], "priority": ["b"]}
+
+
+def test_a_v2_runner_is_told_a_table_that_was_replaced_as_a_new_request():
+    core = plug_in(num_blocks=6, use_v2_model_runner=True)
+    core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
+    core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
+    told = []
+    for _ in range(40):
+        output, _ = step(core)
+        assert output.scheduled_cached_reqs.resumed_req_ids == set()
+        told += [new.prefill_token_ids for new in output.scheduled_new_reqs if new.req_id in output.preempted_req_ids]
+    assert told and all(tokens[:4] in ([1, 2, 3, 4], [6, 7, 8, 9]) for tokens in told)

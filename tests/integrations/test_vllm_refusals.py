@@ -1,0 +1,133 @@
+"""Configurations of vLLM that the plug-in does not carry, options that are wrong, and a vLLM that does not fit: refused before anything runs."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from integrations.vllm_things import IS_REAL, Grammars, config, memory, plug_in
+
+from paged.integrations.vllm import Options, RefusedByPaged, Scheduler, UnsupportedVllm, needed
+from paged.integrations.vllm.refusals import REFUSALS
+
+ASKED = {
+    "pooling models": {"runner_type": "pooling"},
+    "diffusion models": {"is_diffusion": True},
+    "encoder-decoder models": {"is_encoder_decoder": True},
+    "multi-modal inputs": {"supports_multimodal_inputs": True},
+    "KV connectors": {"kv_transfer_config": object()},
+    "encoder connectors": {"ec_transfer_config": object()},
+    "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
+    "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
+    "pipeline parallelism": {"pipeline_parallel_size": 2},
+    "context parallelism": {"decode_context_parallel_size": 2},
+    "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},
+}
+
+
+@pytest.mark.parametrize("feature", ASKED)
+def test_a_feature_that_is_not_carried_is_refused_with_a_sentence(feature):
+    with pytest.raises(RefusedByPaged, match=re.escape(f"paged's scheduler does not carry: {feature} (")) as caught:
+        plug_in(**ASKED[feature])
+    assert "Leave --scheduler-cls away" in str(caught.value)
+
+
+def test_every_refusal_is_tried():
+    assert {refusal.feature for refusal in REFUSALS} == {*ASKED, "hybrid models"}
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "attention_chunk_size", "mamba_type"])
+def test_a_hybrid_model_is_refused(name):
+    with pytest.raises(RefusedByPaged, match="hybrid models"):
+        Scheduler(config(), memory(9, 2, **{name: 4}), Grammars(), 2)
+
+
+def test_two_groups_of_layers_are_refused():
+    pool = memory(9, 2)
+    pool.kv_cache_groups *= 2
+    with pytest.raises(RefusedByPaged, match="hybrid models"):
+        Scheduler(config(), pool, Grammars(), 2)
+
+
+def test_n_gram_speculation_is_carried():
+    assert plug_in(speculative_config=SimpleNamespace(method="ngram"))
+
+
+def test_every_feature_that_is_refused_stands_in_the_table_of_the_docs(repository):
+    page = (repository / "docs" / "integrations.md").read_text()
+    for refusal in REFUSALS:
+        assert re.search(rf"^\| {re.escape(refusal.feature)} \| refused", page, re.MULTILINE), refusal.feature
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"policy": "nobody"}, "there is no policy 'nobody'"),
+        ({"policy": 3}, "Expected `str`"),
+        ({"polcy": "paged"}, "unknown field `polcy`"),
+        ({"policy": "orca-max"}, "reserves regions"),
+        ([], "Expected `object`"),
+    ],
+)
+def test_wrong_options_are_named(given, words):
+    with pytest.raises(RefusedByPaged, match=words):
+        plug_in(additional_config={"paged": given})
+
+
+def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):
+    monkeypatch.setenv("PAGED_VLLM", '{"policy": "vllm"}')
+    assert plug_in().decisions.policy.name == "vllm"
+    assert plug_in(additional_config={"paged": {}}).decisions.policy.name == "paged"
+    monkeypatch.setenv("PAGED_VLLM", "policy=vllm")
+    with pytest.raises(RefusedByPaged, match="PAGED_VLLM has to be a JSON object"):
+        plug_in()
+    assert Options() == Options(policy="paged", prefix_caching=True)
+
+
+def test_asynchronous_scheduling_is_refused_with_the_flag_that_ends_it():
+    with pytest.raises(RefusedByPaged, match="--no-async-scheduling"):
+        plug_in(async_scheduling=True)
+
+
+def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused():
+    with pytest.raises(RefusedByPaged, match="--block-size 4"):
+        Scheduler(config(), memory(9, 4), Grammars(), 2)
+    with pytest.raises(RefusedByPaged, match="at least 2 are needed"):
+        Scheduler(config(), memory(1, 2), Grammars(), 2)
+
+
+def test_vllms_limits_are_ours():
+    core = plug_in(max_num_seqs=5, max_num_batched_tokens=99, max_model_len=33, long_prefill_token_threshold=7)
+    limits = core.decisions.limits
+    assert (limits.max_sequences, limits.max_tokens_per_step, limits.max_model_len, limits.max_chunk) == (5, 99, 33, 7)
+    core = plug_in(max_num_active_seqs=3, max_num_scheduled_tokens=50, enable_chunked_prefill=False)
+    limits = core.decisions.limits
+    assert (limits.max_sequences, limits.max_tokens_per_step) == (3, 50)
+    assert not core.decisions.policy.chunked
+
+
+def test_a_name_or_a_field_that_vllm_lacks_is_told_with_the_versions_that_were_tried(monkeypatch):
+    needed.must_have_all()
+    lacking = {"vllm.v1.request:RequestStatus": ("RUNNING", "ASLEEP"), "vllm.v1.nowhere:Nothing": ()}
+    monkeypatch.setattr(needed, "NEEDED", lacking)
+    with pytest.raises(
+        UnsupportedVllm,
+        match=r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0",
+    ):
+        needed.must_have_all()
+
+
+def test_a_struct_that_asks_for_more_than_we_give_is_told(monkeypatch):
+    name = "vllm.v1.core.sched.output:NewRequestData"
+    monkeypatch.setattr(needed, "NEEDED", {name: needed.NEEDED[name][1:]})
+    with pytest.raises(UnsupportedVllm, match="NewRequestData asks for req_id"):
+        needed.must_have_all()
+
+
+@pytest.mark.skipif(IS_REAL, reason="vLLM is installed here")
+def test_without_vllm_the_import_says_so_in_a_sentence(run_python):
+    ended = run_python("-c", "import paged.integrations.vllm")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].endswith(
+        "plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
+    )
+    assert "During handling" not in ended.stderr

@@ -1,0 +1,122 @@
+"""vLLM's objects for tests of the plug-in: its own where it is installed, stand-ins where it is not. Importing this decides which."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+from integrations import stand_ins
+
+IS_REAL = find_spec("vllm") is not None
+if not IS_REAL:
+    stand_ins.install()
+
+
+def request(id: str, prompt: list[int], *, sampling: dict[str, Any] | None = None, **given: Any) -> Any:
+    """A vllm.v1.request.Request; `sampling` are fields of its SamplingParams."""
+    asked = dict(sampling or {})
+    if not IS_REAL:
+        return stand_ins.StandInRequest(id, prompt, stand_ins.sampling(**asked), **given)
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    eos = asked.pop("eos_token_id", None)
+    params = SamplingParams(temperature=0.0, **asked)
+    params._eos_token_id = eos
+    skips, grammar = given.pop("skip_reading_prefix_cache", False), given.pop("structured_output_request", None)
+    made = Request(request_id=id, prompt_token_ids=prompt, sampling_params=params, pooling_params=None, **given)
+    made.skip_reading_prefix_cache, made.structured_output_request = skips, grammar
+    return made
+
+
+def config(**given: Any) -> Any:
+    """The fields of a VllmConfig that the plug-in reads, those of a small model of one kind of layer."""
+    scheduler = {
+        "max_num_seqs": 8,
+        "max_num_active_seqs": None,
+        "max_num_batched_tokens": 64,
+        "max_num_scheduled_tokens": None,
+        "long_prefill_token_threshold": 0,
+        "enable_chunked_prefill": True,
+        "policy": "fcfs",
+        "async_scheduling": False,
+    }
+    model = {
+        "max_model_len": 64,
+        "runner_type": "generate",
+        "is_encoder_decoder": False,
+        "is_diffusion": False,
+        "supports_multimodal_inputs": False,
+    }
+    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parts = {"scheduler_config": scheduler, "model_config": model, "parallel_config": parallel}
+    rest = {
+        "additional_config": {},
+        "kv_transfer_config": None,
+        "ec_transfer_config": None,
+        "kv_events_config": None,
+        "speculative_config": None,
+        "lora_config": None,
+        "num_speculative_tokens": 0,
+        "use_v2_model_runner": False,
+    }
+    made = SimpleNamespace(**{name: SimpleNamespace(**fields) for name, fields in parts.items()}, **rest)
+    for name, value in given.items():
+        owner = next((getattr(made, part) for part, fields in parts.items() if name in fields), made)
+        setattr(owner, name, value)
+    return made
+
+
+def memory(num_blocks: int, block_size: int, **spec: Any) -> Any:
+    """The fields of a KVCacheConfig that the plug-in reads; vLLM keeps the first of the blocks."""
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size, **spec))
+    return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[group])
+
+
+class Grammars:
+    """vLLM's StructuredOutputManager, of which a grammar is a function from a token to whether it is taken."""
+
+    def accept_tokens(self, request: Any, tokens: list[int]) -> bool:
+        grammar = request.structured_output_request
+        return grammar is None or all(grammar.grammar(token) for token in tokens)
+
+    def validate_tokens(self, request: Any, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def grammar_bitmask(self, requests: Any, ids: list[str], drafts: Any) -> str:
+        return f"mask of {' '.join(ids)}"
+
+
+def plug_in(
+    num_blocks: int = 8,
+    block_size: int = 2,
+    *,
+    log_stats: bool = False,
+    include_finished_set: bool = False,
+    **given: Any,
+) -> Any:
+    """Our scheduler as vLLM makes it; `num_blocks` are those that can be used."""
+    from paged.integrations.vllm import Scheduler
+
+    return Scheduler(
+        vllm_config=config(**given),
+        kv_cache_config=memory(num_blocks + 1, block_size),
+        structured_output_manager=Grammars(),
+        block_size=block_size,
+        hash_block_size=block_size,
+        include_finished_set=include_finished_set,
+        log_stats=log_stats,
+    )
+
+
+def answer(output: Any, sampled: dict[str, list[int]], **given: Any) -> Any:
+    """A runner's output of a step: its requests in an order of its own, and what each sampled."""
+    ids = sorted(output.num_scheduled_tokens, reverse=True)
+    fields = {"logprobs": None, "prompt_logprobs_dict": {}, "num_nans_in_logits": None} | given
+    return SimpleNamespace(
+        req_ids=ids,
+        req_id_to_index={id: place for place, id in enumerate(ids)},
+        sampled_token_ids=[sampled.get(id, []) for id in ids],
+        **fields,
+    )
