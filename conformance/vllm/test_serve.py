@@ -27,7 +27,7 @@ class Server:
             self.port = free.getsockname()[1]
         self.log = log
         command = [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint)),
+            *(str(Path(sys.executable).parent / "vllm"), "serve", str(checkpoint)),
             *(
                 "--scheduler-cls",
                 "paged.integrations.vllm.Scheduler",
@@ -37,6 +37,8 @@ class Server:
             *("--port", str(self.port), "--served-model-name", "embedded", "--dtype", "float32", "--enforce-eager"),
             *("--max-model-len", "512", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
             *("--block-size", "32", "--num-gpu-blocks-override", "20"),
+            # A model this small fills its answer with spaces, where it may.
+            *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
         ]
         with log.open("w") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=quiet_environment())

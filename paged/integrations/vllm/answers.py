@@ -22,7 +22,8 @@ from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.translation import stop_reason_of
 from paged.scheduler import FINISH_REASONS, Batch, Outputs
 
-logger = init_logger(__name__)
+# Below vLLM's own, whose handlers and level are what its users have set.
+logger = init_logger(f"vllm.{__name__}")
 
 _REASONS = {
     "stop": (FinishReason.STOP, RequestStatus.FINISHED_STOPPED),

@@ -35,7 +35,8 @@ from paged.integrations.vllm.told import ToldTables
 from paged.integrations.vllm.translation import request_of
 from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
 
-logger = init_logger(__name__)
+# Below vLLM's own, whose handlers and level are what its users have set.
+logger = init_logger(f"vllm.{__name__}")
 
 
 class Scheduler(SchedulerInterface):
