@@ -30,6 +30,7 @@ import host_cost_table
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 Run = dict[str, Any]
+DECODE_POLICY = "vllm"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Bench:
         self.python = python
         self.harness = peers / "vllm_sched.py"
         self.engine = engine
-        self.environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PEER_MODEL": str(model)}
+        self.environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PEER_MODEL": str(model), "PEERS": str(peers)}
 
     def sched(self, side: str, cell: Cell) -> Run:
         """One run of a harness cell, as the harness reports it."""
@@ -87,8 +88,9 @@ class Bench:
             # The text of the parameters in full, so that exactly one cell contains it.
             command += ["--only", json.dumps(cell.params)]
             if side == "ours":
-                command += ["--engine", f"{HERE / 'vllm_adapter.py'}:{self.engine}"]
-            self._run(command)
+                command += ["--engine", f"{HERE / self.engine}"]
+            # The harness' pool holds the steps that rows decode here, not what they declare: whoever looks ahead would not let all of them in.
+            self._run(command, {"PAGED_POLICY": DECODE_POLICY} if cell.scenario == "decode" else {})
             cells = json.loads(out.read_text())["cells"]
         if len(cells) != 1:
             raise RuntimeError(f"{cell.name}: the harness ran {len(cells)} cells, 1 wanted; did its parameters change?")
@@ -131,8 +133,9 @@ class Bench:
         found: dict[str, str] = json.loads(self._run(["-c", code]).strip().splitlines()[-1])
         return found
 
-    def _run(self, arguments: list[str]) -> str:
-        run = subprocess.run([self.python, *arguments], capture_output=True, text=True, env=self.environment)
+    def _run(self, arguments: list[str], more: dict[str, str] | None = None) -> str:
+        environment = self.environment | (more or {})
+        run = subprocess.run([self.python, *arguments], capture_output=True, text=True, env=environment)
         if run.returncode:
             raise RuntimeError(f"{' '.join(arguments[:2])} failed:\n{run.stderr[-3000:]}")
         return run.stdout
@@ -171,7 +174,12 @@ def measured(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     document: dict[str, Any] = {
         "hardware": hardware(),
         "versions": bench.versions(),
-        "settings": {"rounds": args.rounds, "clock": "CPU time of the thread", "engine": args.engine},
+        "settings": {
+            "rounds": args.rounds,
+            "clock": "CPU time of the thread",
+            "engine": args.engine,
+            "decode_policy": DECODE_POLICY,
+        },
         "cells": cells,
     }
     if args.only in "pool":
@@ -194,16 +202,21 @@ def main() -> None:
     parser.add_argument("--rows", default="1024,4096", help="rows that decode (default 1024,4096)")
     parser.add_argument("--requests", type=int, default=20_000, help="requests of churn and pressure (default 20000)")
     parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the pool (default 1000000)")
-    parser.add_argument("--engine", default="Engine", help="class of vllm_adapter.py (default Engine: policy paged)")
+    parser.add_argument(
+        "--engine",
+        default="vllm_adapter.py:Engine",
+        help="ours: our scheduler (default vllm_adapter.py:Engine), or the same inside vLLM (vllm_plugged.py:Plugged)",
+    )
+    parser.add_argument("--name", default="host-cost", help="of the files that are written (default host-cost)")
     parser.add_argument("--only", default="", help="cells whose name contains this text; also 'pool' and 'long rows'")
     args = parser.parse_args()
 
     bench = Bench(args.vllm_python, args.peers, args.model.resolve(), args.engine)
     document = measured(bench, args)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "host-cost.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.out / f"{args.name}.json").write_text(json.dumps(document, indent=1) + "\n")
     page = host_cost_table.page(document)
-    (args.out / "host-cost.md").write_text(page)
+    (args.out / f"{args.name}.md").write_text(page)
     print(page)
 
 

@@ -8,6 +8,7 @@ model's sampler would hand over. Knows `paged`'s public names only; knows nothin
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ class Engine:
     """
 
     name = "paged"
-    policy = "paged"
+    # `vllm` on-demand blocks and recompute the latest, for steps whose rows all have to run.
+    policy = os.environ.get("PAGED_POLICY", "paged")
     # Batches outstanding at once: one, as vLLM's default without asynchronous scheduling.
     depth = 1
 
@@ -122,10 +124,3 @@ class Engine:
         used_slots = self.manager.num_used * self.manager.block_size
         computed = int(self.manager.num_computed[self.manager.live_rows].sum())
         return self.manager.usage, computed / used_slots if used_slots else 0.0
-
-
-class VllmPolicyEngine(Engine):
-    """The same core under the policy that is named `vllm`: on-demand blocks, recompute the latest."""
-
-    name = "paged-vllm-policy"
-    policy = "vllm"

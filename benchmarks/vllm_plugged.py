@@ -19,7 +19,7 @@ from paged.integrations.vllm import Scheduler
 
 
 class Plugged(VllmEngine):
-    """`paged.integrations.vllm.Scheduler` with the harness' method names; policy from PAGED_VLLM, `paged` without."""
+    """`paged.integrations.vllm.Scheduler` with the harness' method names; policy from PAGED_POLICY, `paged` without."""
 
     name = "paged in vLLM"
 
@@ -38,6 +38,11 @@ class Plugged(VllmEngine):
             log_stats=given.get("log_stats", False),
         )
         self.info |= {"scheduler": "paged.integrations.vllm.Scheduler", "policy": self.sched.decisions.policy.name}
+
+    def lookup(self, request: Any) -> int:
+        """Tokens of the prompt that are cached."""
+        found = self.sched.manager.lookup(request.prompt_token_ids)
+        return int(found.num_tokens)
 
     # Not timed by the harness.
 

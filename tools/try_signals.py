@@ -79,7 +79,7 @@ COMMANDS = {
     "plan": Command(
         ("plan", *_LOAD, "--find", "rate", "--ttft", "10", "--gap", "1", "--policy", "paged,vllm"), in_terminal=True
     ),
-    "demo": Command(("demo", "--speed", "8"), in_terminal=True),
+    "demo": Command(("demo", "--speed", "40"), in_terminal=True),
     "generate": Command(("generate", "--file", "-", "--max-tokens", "80"), stdin="def f(x):\n" * 40),
     "generate one": Command(("generate", "--prompt", "def f(x):", "--max-tokens", "200"), in_terminal=True),
     "profile": Command(

@@ -45,9 +45,8 @@ def sampled_by_row(batch: Batch, answer: Any) -> tuple[list[list[int]], NDArray[
         missing = next(id for id in ids if not 0 <= places.get(id, -1) < len(sampled))
         raise WrongAnswer(f'the runner was given request "{missing}", and its output has nothing of it.') from None
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    most = batch.num_drafts + 1
-    if (counts > most).any():
-        place = int((counts > most).argmax())
+    if len(counts) and int(counts.max()) > 1 and (counts > batch.num_drafts + 1).any():
+        place = int((counts > batch.num_drafts + 1).argmax())
         raise WrongAnswer(
             f'the runner sampled {counts[place]} tokens for request "{ids[place]}", which has {batch.num_drafts[place]} drafts.'
         )

@@ -231,9 +231,11 @@ class Scheduler(SchedulerInterface):
         num_outputs = (self.manager.num_tokens[rows] - self._tables.num_prompt(rows)).tolist()
         blocks: list[tuple[list[int]] | None] = [None] * len(ids)
         new, resumed, retold = [], set(), set()
-        for place in self._tables.places_to_tell(rows):
+        for place, table, is_whole in self._tables.tell(batch):
             live = self._live[ids[place]]
-            table, is_whole = self._tables.tell(int(rows[place]))
+            if live.id in self._unplaced:
+                del self._unplaced[live.id]
+                self._note_hit(live, begins[place])
             if not live.is_told or (is_whole and self._uses_v2_runner):
                 if live.is_told:
                     retold.add(live.id)
@@ -244,10 +246,13 @@ class Scheduler(SchedulerInterface):
                     resumed.add(live.id)
         known = ids
         if new:
-            gone = {place for place, _, _ in new}
-            keep = [place for place in range(len(ids)) if place not in gone]
-            known, blocks = [ids[place] for place in keep], [blocks[place] for place in keep]
-            begins, num_outputs = [begins[place] for place in keep], [num_outputs[place] for place in keep]
+            # They compute chunks, which stand behind those that decode.
+            first = new[0][0]
+            known, rest = ids[:first], {place for place, _, _ in new}
+            others = [place for place in range(first, len(ids)) if place not in rest]
+            for column in (begins, num_outputs, blocks):
+                column[first:] = [column[place] for place in others]
+            known += [ids[place] for place in others]
         output = SchedulerOutput(
             scheduled_new_reqs=[self._new_request(live, table, int(starts[place])) for place, live, table in new],
             scheduled_cached_reqs=CachedRequestData(
@@ -270,7 +275,7 @@ class Scheduler(SchedulerInterface):
         if self._uses_v2_runner:
             # It drops these, and then takes them for new.
             output.preempted_req_ids = retold
-        if batch.num_drafts.any():
+        if self._num_drafts and batch.num_drafts.any():
             output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
         if len(batch.moves.device_to_device):
             output.kv_cache_block_copies = [
@@ -284,7 +289,6 @@ class Scheduler(SchedulerInterface):
                 for id, samples in zip(ids, batch.samples.tolist())
                 if samples
             )
-        self._note_hits(batch, starts)
         return output
 
     def _note_admitted(self, id: str, now: float) -> None:
@@ -309,30 +313,22 @@ class Scheduler(SchedulerInterface):
                 self._answers.note(live)
                 live.request.record_event(EngineCoreEventType.PREEMPTED, now)
 
-    def _note_hits(self, batch: Batch, starts: Any) -> None:
-        """What each that has just come in found: where its first tokens begin."""
-        if not self._unplaced:
-            return
-        places = {row: place for place, row in enumerate(batch.rows.tolist())}
-        for live in list(self._unplaced.values()):
-            place = places.get(live.row)
-            if place is None:
-                continue
-            num_hit, request = int(starts[place]), live.request
-            del self._unplaced[live.id]
-            if self._log_stats:
-                self._hits.record(
-                    num_tokens=request.num_prompt_tokens,
-                    num_hits=min(num_hit, request.num_prompt_tokens),
-                    preempted=live.was_admitted,
-                )
-            if not live.was_admitted and request.prefill_stats is not None:
-                request.prefill_stats.set(
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_local_cached_tokens=num_hit,
-                    num_external_cached_tokens=0,
-                )
-            live.was_admitted = True
+    def _note_hit(self, live: Live, num_hit: int) -> None:
+        """What a request found when it came in: its first tokens begin behind that."""
+        request = live.request
+        if self._log_stats:
+            self._hits.record(
+                num_tokens=request.num_prompt_tokens,
+                num_hits=min(num_hit, request.num_prompt_tokens),
+                preempted=live.was_admitted,
+            )
+        if not live.was_admitted and request.prefill_stats is not None:
+            request.prefill_stats.set(
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_local_cached_tokens=num_hit,
+                num_external_cached_tokens=0,
+            )
+        live.was_admitted = True
 
     def _new_request(self, live: Live, table: list[int], start: int) -> Any:
         request = live.request

@@ -9,6 +9,7 @@ Knows rows and blocks. Does not know requests or vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,17 @@ class ToldTables:
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        # How many blocks of each row the runner has right, int64 [rows]; whether its table is wrong before that, and whether there is more.
+        # How many blocks of each row the runner has right, int64 [rows]; whether its table is wrong before that, and whether it has to be told.
         self._num_told = np.zeros(0, np.int64)
         self._is_wrong = np.zeros(0, np.bool_)
-        self._has_more = np.zeros(0, np.bool_)
+        self._is_due = np.zeros(0, np.bool_)
         # Prompt tokens of whom it serves, int64 [rows]: what is known beyond them are outputs.
         self._num_prompt = np.zeros(0, np.int64)
 
     def open(self, row: int, num_prompt: int) -> None:
         """The row serves another request, or one again that had lost it: the runner knows nothing of it."""
         self._hold(row + 1)
-        self._num_told[row], self._is_wrong[row], self._has_more[row], self._num_prompt[row] = (
+        self._num_told[row], self._is_wrong[row], self._is_due[row], self._num_prompt[row] = (
             0,
             True,
             False,
@@ -47,26 +48,30 @@ class ToldTables:
         if not len(rows):
             return
         self._hold(int(rows.max()) + 1)
-        self._has_more[rows] = True
+        self._is_due[rows] = True
         self._is_wrong[rows[columns < self._num_told[rows]]] = True
 
-    def places_to_tell(self, rows: NDArray[np.int64]) -> list[int]:
-        """Where in `rows` the runner's table is not what it has to be, rising."""
-        found: list[int] = (self._has_more[rows] | self._is_wrong[rows]).nonzero()[0].tolist()
-        return found
-
-    def tell(self, row: int) -> tuple[list[int], bool]:
-        """The ids, as vLLM counts them, that the runner has to put behind the row's table, or, if the second is True, in place of it."""
-        whole, first = bool(self._is_wrong[row]), int(self._num_told[row])
-        table = self._manager.table(row)
-        self._num_told[row], self._is_wrong[row], self._has_more[row] = len(table), False, False
-        return (table[0 if whole else first :] + 1).tolist(), whole
+    def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
+        """Of each row of the batch whose table is not what the runner has: its place, the ids, as vLLM counts them, that the runner has to
+        put behind that row's table, and whether it has to put them in its place."""
+        places = self._is_due[batch.rows].nonzero()[0]
+        if not len(places):
+            return
+        rows, tables = batch.rows[places], batch.block_tables
+        wrong, stops = self._is_wrong[rows], self._manager.num_table_blocks[rows]
+        starts = np.where(wrong, 0, self._num_told[rows])
+        self._num_told[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
+        last = (tables[rows, stops - 1] + 1).tolist()
+        told = zip(places.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), last, wrong.tolist())
+        for place, row, start, stop, newest, is_whole in told:
+            # Most have one more.
+            yield place, [newest] if stop - start == 1 else (tables[row, start:stop] + 1).tolist(), is_whole
 
     def _hold(self, num_rows: int) -> None:
         if num_rows <= len(self._num_told):
             return
         num_held = max(num_rows, 2 * len(self._num_told), 64)
-        for name in ("_num_told", "_is_wrong", "_has_more", "_num_prompt"):
+        for name in ("_num_told", "_is_wrong", "_is_due", "_num_prompt"):
             column = getattr(self, name)
             longer = np.zeros(num_held, column.dtype)
             longer[: len(column)] = column
