@@ -55,15 +55,19 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """So many processes, until the block's end: nobody waits for what they still compute."""
     workers = _Workers()
     theirs, ours = workers.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
+    pool: ProcessPoolExecutor | None = None
     try:
+        # Whole or not at all: what a pool that was half made holds would be nobody's.
+        with held_back():
+            pool = ProcessPoolExecutor(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
         yield pool
     finally:
-        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's.
+        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's, too.
         with held_back():
             workers.kill()
-            _end_of_results(pool)
-            pool.shutdown(cancel_futures=True)
+            if pool is not None:
+                _end_of_results(pool)
+                pool.shutdown(cancel_futures=True)
             ours.close()
             theirs.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paged.cli import signals
+from paged.simulator import workers
 from paged.simulator.workers import _Worker, processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
@@ -141,6 +142,28 @@ def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
     assert caught.tb is not None
     assert [worker.is_alive() for worker in workers] == [False]
     assert kept[0]() is None, "what the pool keeps holds its semaphores"
+
+
+def test_an_interrupt_while_the_pool_is_made_leaves_none(monkeypatch):
+    made = []
+
+    class Interrupted(workers.ProcessPoolExecutor):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(weakref.ref(self._call_queue))
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Interrupted)
+
+    def study():
+        with processes(1):
+            made.append("begun")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        study()
+    assert caught.tb is not None
+    assert len(made) == 1
+    assert made[0]() is None, "what the pool keeps holds its semaphores"
 
 
 def test_a_signal_while_a_worker_starts_comes_when_it_has_started(monkeypatch):
