@@ -101,13 +101,14 @@ class Plugged:
 
     capabilities = CAPABILITIES
 
-    def __init__(self, world: World, **given: Any) -> None:
+    def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
         self.core = vllm_things.plug_in(
             world.num_blocks,
             world.block_size,
             max_num_seqs=world.max_sequences,
             max_num_batched_tokens=world.max_tokens_per_step,
             max_model_len=world.max_model_len or 1 << 30,
+            policy=scheduling_policy,
             additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
             **given,
         )

@@ -7,6 +7,7 @@ but what a grammar or a repetition decides.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,24 +34,33 @@ _REASONS = {
 }
 
 
-def sampled_by_row(batch: Batch, answer: Any) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """What the runner sampled, in the order of the batch's rows: of each a list of token ids, and how many, int64 [n]. Raises WrongAnswer
-    for a row that it says nothing of, or more than it was asked for."""
+def sampled_by_row(batch: Batch, answer: Any, *, drafts: bool) -> tuple[list[int], NDArray[np.int64] | None]:
+    """The sampled tokens in the order of the batch's rows, packed, and how many of each row, int64 [n] (None: one of each). Raises
+    WrongAnswer for a row that the runner says nothing of, or more than it was asked for. `drafts`: there may be some."""
     ids, sampled, places = batch.ids.tolist(), answer.sampled_token_ids, answer.req_id_to_index
     if not sampled:
-        return [[]] * len(ids), np.zeros(len(ids), np.int64)
+        return [], np.zeros(len(ids), np.int64)
     try:
         rows = [sampled[places[id]] for id in ids]
     except (KeyError, IndexError):
         missing = next(id for id in ids if not 0 <= places.get(id, -1) < len(sampled))
         raise WrongAnswer(f'the runner was given request "{missing}", and its output has nothing of it.') from None
+    if not drafts:
+        try:
+            tokens = [token for (token,) in rows]
+        except ValueError:
+            # Some prompts are not through.
+            pass
+        else:
+            if batch.samples.all():
+                return tokens, None
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     if len(counts) and int(counts.max()) > 1 and (counts > batch.num_drafts + 1).any():
         place = int((counts > batch.num_drafts + 1).argmax())
         raise WrongAnswer(
             f'the runner sampled {counts[place]} tokens for request "{ids[place]}", which has {batch.num_drafts[place]} drafts.'
         )
-    return rows, counts
+    return list(chain.from_iterable(rows)), counts
 
 
 class Answers:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -371,13 +370,13 @@ class Scheduler(SchedulerInterface):
         made: list[Any] = []
         ended: list[Live] = []
         if batch is not None:
-            rows, counts = sampled_by_row(batch, model_runner_output)
+            tokens, counts = sampled_by_row(batch, model_runner_output, drafts=self._num_drafts > 0)
             try:
-                outputs = self.decisions.update(batch, list(chain.from_iterable(rows)), counts, now=self.clock())
+                outputs = self.decisions.update(batch, tokens, counts, now=self.clock())
             except PagedError as error:
                 raise WrongAnswer(f"the runner's output does not fit what was scheduled: {error}") from error
             made, ended = self._answers.made_of(outputs, self._live, model_runner_output)
-            if self._log_stats:
+            if self._log_stats and counts is not None and self._num_drafts:
                 speculation = speculation_of(batch, counts, self._num_drafts)
         del self._out[0]
         for live in self._refused:
