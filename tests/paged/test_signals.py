@@ -137,7 +137,7 @@ def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
 
             manager().join = interrupted
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
         study()
     assert caught.tb is not None
     assert [worker.is_alive() for worker in workers] == [False]
@@ -159,7 +159,7 @@ def test_an_interrupt_while_the_pool_is_made_leaves_none(monkeypatch):
         with processes(1):
             made.append("begun")
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
         study()
     assert caught.tb is not None
     assert len(made) == 1
