@@ -34,7 +34,7 @@ class ToldTables:
         self._num_told[row], self._is_wrong[row], self._is_due[row], self._num_prompt[row] = (
             0,
             True,
-            False,
+            True,
             num_prompt,
         )
 
