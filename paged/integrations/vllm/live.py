@@ -13,7 +13,6 @@ class Live(msgspec.Struct, eq=False):
     request       vLLM's
     prompt        token ids that it begins with here: its prompt, and after it was withdrawn what it had answered, too
     num_left      tokens that it may still answer
-    row           the row that it has, -1 for none
     is_submitted  our scheduler knows it
     was_admitted  it has run before
     is_told       the runner knows it
@@ -24,7 +23,6 @@ class Live(msgspec.Struct, eq=False):
     id: str
     prompt: Any = None
     num_left: int = 0
-    row: int = -1
     is_submitted: bool = False
     was_admitted: bool = False
     is_told: bool = False

@@ -294,7 +294,6 @@ class Scheduler(SchedulerInterface):
         live = self._live[id]
         for row in self.decisions.rows_of(id):
             self._tables.open(row, live.request.num_prompt_tokens)
-            live.row = row
         live.request.status = RequestStatus.RUNNING
         self._unplaced[id] = live
         if not live.was_admitted or self._log_stats:
@@ -456,7 +455,7 @@ class Scheduler(SchedulerInterface):
         live.num_left -= len(tokens) - len(live.prompt)
         live.prompt = tokens
         self.decisions.abort(live.id)
-        live.is_submitted, live.row = False, -1
+        live.is_submitted = False
         self._held[live.id] = live
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
