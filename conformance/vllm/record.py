@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from typing import Any
 
-from paged.integrations.vllm.needed import NEEDED, installed
+from paged.integrations.vllm.needed import NEEDED, fields_of, installed
 
 
 def recorded() -> dict[str, Any]:
@@ -30,27 +30,16 @@ def described(found: Any) -> dict[str, Any]:
     """What kind of thing it is, and of what it is made. A field that has to be given has no default here."""
     if isinstance(found, type) and issubclass(found, Enum):
         return {"kind": "enum", "members": {member.name: member.value for member in found}}
+    fields = {name: "needed" if is_needed else "given" for name, is_needed in fields_of(found).items()}
     if is_dataclass(found):
-        return {"kind": "dataclass", "fields": {field.name: _default(field) for field in fields(found) if field.init}}
+        return {"kind": "dataclass", "fields": fields}
     if hasattr(found, "__struct_fields__"):
-        num_needed = len(found.__struct_fields__) - len(found.__struct_defaults__)
-        return {
-            "kind": "struct",
-            "fields": {
-                field: "needed" if place < num_needed else "given"
-                for place, field in enumerate(found.__struct_fields__)
-            },
-        }
+        return {"kind": "struct", "fields": fields}
     if hasattr(found, "_fields"):
-        return {"kind": "tuple", "fields": dict.fromkeys(found._fields, "needed")}
+        return {"kind": "tuple", "fields": fields}
     if isinstance(found, type):
         return {"kind": "class", "abstract": sorted(getattr(found, "__abstractmethods__", ()))}
     return {"kind": "function"}
-
-
-def _default(field: Any) -> str:
-    is_needed = field.default is MISSING and field.default_factory is MISSING
-    return "needed" if is_needed else "given"
 
 
 if __name__ == "__main__":

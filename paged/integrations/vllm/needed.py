@@ -6,6 +6,7 @@ accepted, and one that does not is refused with the names that are missing. Know
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -160,20 +161,18 @@ def _wrong_with(name: str, used: tuple[str, ...]) -> list[str]:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError):
         return [f"it has no {module}.{attribute}"]
-    fields = _fields_of(found)
-    lacking = [field for field in used if field not in fields and not hasattr(found, field)]
+    known = fields_of(found)
+    lacking = [field for field in used if field not in known and not hasattr(found, field)]
     sentences = [f"{attribute} has no {field}" for field in lacking]
     if attribute in _MADE:
         sentences += [
-            f"{attribute} asks for {field}" for field, is_needed in fields.items() if is_needed and field not in used
+            f"{attribute} asks for {field}" for field, is_needed in known.items() if is_needed and field not in used
         ]
     return sentences
 
 
-def _fields_of(found: Any) -> dict[str, bool]:
+def fields_of(found: Any) -> dict[str, bool]:
     """The fields of a dataclass, a msgspec struct or a named tuple, and whether each has to be given."""
-    from dataclasses import MISSING, fields, is_dataclass
-
     if is_dataclass(found):
         return {
             field.name: field.default is MISSING and field.default_factory is MISSING
