@@ -26,14 +26,14 @@ from paged.testing.violation import Call
 from paged.testing.world import World
 
 
-def worlds() -> st.SearchStrategy[World]:
-    """Sizes that vLLM's configuration takes: a step has room for a token of each sequence."""
+def worlds(policies: Sequence[str]) -> st.SearchStrategy[World]:
+    """Sizes that vLLM's configuration takes, under these policies: a step has room for a token of each sequence."""
     return st.builds(
         World,
         num_blocks=st.integers(3, 12),
         block_size=st.sampled_from([1, 2, 4]),
         prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
-        policy=st.just("vllm"),
+        policy=st.sampled_from(policies),
         max_tokens_per_step=st.sampled_from([8, 8, 12, 32]),
         max_sequences=st.sampled_from([1, 2, 4, 8]),
         max_model_len=st.sampled_from([None, None, None, 10]),
@@ -69,14 +69,15 @@ class VllmSchedulerMachine(SchedulerMachine):
     has_priorities: ClassVar[bool] = False
 
     rig_class: ClassVar[type[SchedulerRig]] = OneBatchRig
+    policies: ClassVar[Sequence[str]] = ("vllm",)
 
     append = None
     go_ahead = None
     starve = None
 
-    @initialize(world=worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
-    def begin(self, world: World, opening: list[Wish]) -> None:
-        self.rig = self.rig_class(world, type(self).build)
+    @initialize(data=st.data(), opening=st.lists(wishes(), min_size=1, max_size=4))
+    def begin(self, data: st.DataObject, opening: list[Wish]) -> None:
+        self.rig = self.rig_class(data.draw(worlds(self.policies)), type(self).build)
         for wish in opening:
             self.add(wish, again=False)
 

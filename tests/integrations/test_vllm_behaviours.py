@@ -5,23 +5,24 @@ vLLM's outputs come out. What vLLM's interface has no word for is left out, with
 purpose stands in docs/integrations.md.
 """
 
+from importlib import import_module
 from types import FunctionType
 
 import pytest
-from acceptance import (
-    conftest as shared,
-    test_h_admission,
-    test_i_token_budget,
-    test_j_preemption,
-    test_k_order,
-    test_l_stopping,
-    test_p_liveness,
-)
+from acceptance import conftest as shared
 from integrations.plugged import Plugged
 
 from paged import POLICIES
 from paged.testing.world import World
 
+TAKEN_OVER = (
+    "test_h_admission",
+    "test_i_token_budget",
+    "test_j_preemption",
+    "test_k_order",
+    "test_l_stopping",
+    "test_p_liveness",
+)
 CARRIED = {"policy", "max_tokens_per_step", "max_sequences", "max_model_len", "prefix_caching"}
 # Fields of a request that vLLM's have no word for, as they are when nobody uses them.
 UNUSED = {
@@ -108,14 +109,7 @@ def make_scheduler():
 
 
 def _taken_over():
-    for module in (
-        test_h_admission,
-        test_i_token_budget,
-        test_j_preemption,
-        test_k_order,
-        test_l_stopping,
-        test_p_liveness,
-    ):
+    for module in (import_module(f"acceptance.{name}") for name in TAKEN_OVER):
         for name, found in vars(module).items():
             if name.startswith("test_") and isinstance(found, FunctionType) and found.__module__ == module.__name__:
                 yield name, pytest.mark.skip(reason=LEFT_OUT[name])(found) if name in LEFT_OUT else found

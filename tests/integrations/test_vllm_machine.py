@@ -5,31 +5,14 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 from integrations.plugged import CAPABILITIES, Plugged
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
 from paged.testing.machines import settings_for
-from paged.testing.strategies import wishes
 from paged.testing.world import World
 
 SOAK = int(os.environ.get("PAGED_SOAK", "500"))
-
-
-def worlds():
-    """Sizes that vLLM's configuration takes: a step has room for a token of each sequence."""
-    return st.builds(
-        World,
-        num_blocks=st.integers(3, 12),
-        block_size=st.sampled_from([1, 2, 4]),
-        prefix_caching=st.sampled_from([True, True, True, False]),
-        policy=st.sampled_from(["paged", "paged", "vllm", "sarathi"]),
-        max_tokens_per_step=st.sampled_from([8, 12, 32]),
-        max_sequences=st.sampled_from([1, 2, 4, 8]),
-        max_model_len=st.sampled_from([None, None, 10]),
-        vocabulary=st.sampled_from([2, 3]),
-    )
 
 
 class PluggedRig(OneBatchRig):
@@ -42,13 +25,10 @@ class PluggedRig(OneBatchRig):
 class PluggedMachine(VllmSchedulerMachine):
     """Our scheduler, asked through vLLM's interface, first come first served."""
 
+    build = staticmethod(Plugged)
     capabilities = CAPABILITIES
-
-    @initialize(world=worlds(), opening=st.lists(wishes(), min_size=1, max_size=4))
-    def begin(self, world, opening):
-        self.rig = PluggedRig(world, Plugged)
-        for wish in opening:
-            self.add(wish, again=False)
+    rig_class = PluggedRig
+    policies = ("paged", "paged", "vllm", "sarathi")
 
 
 def test_the_machine_finds_nothing_in_the_plug_in():
