@@ -9,9 +9,10 @@ import signal as signals
 
 # What `signal` wraps: its own functions look every handler up among enum members, 10 µs a call, three times a step.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident, main_thread
+from typing import Any
 
 ENDING = [getattr(signals, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signals, name)]
 """The signals by which a process is asked to end."""
@@ -43,21 +44,30 @@ class Uninterrupted:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """The handlers of `ENDING`, whosever they are, are called at the block's end, for the first signal that has come.
+    """The handlers of `ENDING`, whosever they are, are called at the block's end, for the first signal that has come."""
+    came: list[int] = []
+    try:
+        with handled_by(lambda number, _frame: came.append(number), in_place_of=callable):
+            yield
+    finally:
+        for number in came[:1]:
+            signals.raise_signal(number)
 
-    Only in the main thread, the only one in which Python handles signals.
+
+@contextmanager
+def handled_by(handler: Any, *, in_place_of: Callable[[Any], bool]) -> Iterator[None]:
+    """Within the block `handler` stands in place of those handlers of `ENDING` for which `in_place_of` is true.
+
+    Only in the main thread, the only one in which handlers are set; in another the block changes none.
     """
     if get_ident() != main_thread().ident:
         yield
         return
-    came: list[int] = []
-    handlers = {number: handler for number in ENDING if callable(handler := signals.getsignal(number))}
-    for number in handlers:
-        signals.signal(number, lambda number, _frame: came.append(number))
+    before = {number: found for number in ENDING if in_place_of(found := signals.getsignal(number))}
+    for number in before:
+        signals.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signals.signal(number, handler)
-        for number in came[:1]:
-            signals.raise_signal(number)
+        for number, found in before.items():
+            signals.signal(number, found)

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Any, NoReturn
 
-from paged.uninterrupted import ENDING
+from paged.uninterrupted import ENDING, handled_by
 
 GRACE_S = 0.6
 """Between a signal and the end of the process, whatever it does."""
@@ -49,16 +49,8 @@ def interrupt() -> None:
 def at_once() -> Iterator[None]:
     """Within the block a signal ends the process where it is, in the middle of an instruction: while libraries load, which may keep Python
     and its handlers waiting for seconds. Nothing is to be kept there, and the cursor has to be shown."""
-    if current_thread() is not main_thread():
+    with handled_by(signal.SIG_DFL, in_place_of=_is_heard):
         yield
-        return
-    before = {number: signal.getsignal(number) for number in ENDING}
-    _on_signals(dict.fromkeys(ENDING, signal.SIG_DFL))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def leave(status: int) -> NoReturn:
@@ -86,8 +78,12 @@ def is_interrupt(problem: BaseException | None) -> bool:
 
 def _on_signals(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if _is_heard(signal.getsignal(number)):
             signal.signal(number, handler)
+
+
+def _is_heard(handler: Any) -> bool:
+    return handler is not signal.SIG_IGN
 
 
 def _end(number: int, _frame: object) -> None:
