@@ -1,7 +1,7 @@
 """A scheduler for vLLM: its interface in front, ours behind.
 
     vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
-    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told how its tables differ (told.py)
+    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told what differs (telling.py, told.py)
     ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
 
 Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only written to where something
@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
-from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.request import RequestStatus
@@ -30,7 +29,7 @@ from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.needed import installed
 from paged.integrations.vllm.options import Options, options_of
 from paged.integrations.vllm.refusals import must_be_carried, why_not
-from paged.integrations.vllm.told import ToldTables
+from paged.integrations.vllm.telling import Telling
 from paged.integrations.vllm.translation import request_of
 from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
 
@@ -80,7 +79,6 @@ class Scheduler(SchedulerInterface):
         self._live: dict[str, Live] = {}
         # Of them those that our scheduler does not know yet, in the order in which they came.
         self._held: dict[str, Live] = {}
-        self._tables = ToldTables(self.manager)
         # Steps that have not ended, as the runner and as our scheduler know them; None: nothing was decided.
         self._out: list[tuple[Any, Batch | None]] = []
         self._drafts: dict[str, list[int]] = {}
@@ -93,7 +91,7 @@ class Scheduler(SchedulerInterface):
         self._unplaced: dict[str, Live] = {}
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
-        self._uses_v2_runner = bool(vllm_config.use_v2_model_runner)
+        self._telling = Telling(self.decisions, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner))
         logger.info(
             "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, prefix sharing %s.",
             installed(),
@@ -219,81 +217,27 @@ class Scheduler(SchedulerInterface):
         return {id: tokens for id, tokens in drafts.items() if self.decisions.status(id) == "running"} or None
 
     def _told(self, batch: Batch, now: float) -> Any:
-        rows, ids = batch.rows, batch.ids.tolist()
         for id in batch.admitted:
             self._note_admitted(id, now)
-        self._tables.note(batch)
-        counts = batch.num_tokens.tolist()
-        starts = batch.seq_lens - batch.num_tokens
-        begins = starts.tolist()
-        # Outputs that the runner has by now; after a step back it drops what it has beyond them.
-        num_outputs = (self.manager.num_tokens[rows] - self._tables.num_prompt(rows)).tolist()
-        blocks: list[tuple[list[int]] | None] = [None] * len(ids)
-        new, resumed, retold = [], set(), set()
-        for place, table, is_whole in self._tables.tell(batch):
-            live = self._live[ids[place]]
-            if live.id in self._unplaced:
-                del self._unplaced[live.id]
-                self._note_hit(live, begins[place])
-            if not live.is_told or (is_whole and self._uses_v2_runner):
-                if live.is_told:
-                    retold.add(live.id)
-                new.append((place, live, table))
-            else:
-                blocks[place] = (table,)
-                if is_whole:
-                    resumed.add(live.id)
-        known = ids
-        if new:
-            # They compute chunks, which stand behind those that decode.
-            first = new[0][0]
-            known, rest = ids[:first], {place for place, _, _ in new}
-            others = [place for place in range(first, len(ids)) if place not in rest]
-            for column in (begins, num_outputs, blocks):
-                column[first:] = [column[place] for place in others]
-            known += [ids[place] for place in others]
-        output = SchedulerOutput(
-            scheduled_new_reqs=[self._new_request(live, table, int(starts[place])) for place, live, table in new],
-            scheduled_cached_reqs=CachedRequestData(
-                req_ids=known,
-                resumed_req_ids=resumed,
-                new_token_ids=[],
-                all_token_ids={},
-                new_block_ids=blocks,
-                num_computed_tokens=begins,
-                num_output_tokens=num_outputs,
-            ),
-            num_scheduled_tokens=dict(zip(ids, counts)),
-            total_num_scheduled_tokens=batch.num_scheduled_tokens,
-            scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            finished_req_ids=set(),
-            free_encoder_mm_hashes=[],
-            num_spec_tokens_to_schedule=self._num_drafts,
-        )
-        if self._uses_v2_runner:
-            # It drops these, and then takes them for new.
-            output.preempted_req_ids = retold
-        if self._num_drafts and batch.num_drafts.any():
-            output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
-        if len(batch.moves.device_to_device):
-            output.kv_cache_block_copies = [
-                KVCacheBlockCopy(source + 1, target + 1) for source, target in batch.moves.device_to_device.tolist()
-            ]
+        output = self._telling.output_of(batch, self._live)
+        placed = self._unplaced.keys() & output.num_scheduled_tokens.keys()
+        if placed:
+            starts = dict(zip(batch.ids.tolist(), (batch.seq_lens - batch.num_tokens).tolist()))
+            for id in placed:
+                self._note_hit(self._unplaced.pop(id), starts[id])
         if batch.preempted:
             self._note_preempted(batch.preempted, now)
         if self._answers.num_grammars:
             output.has_structured_output_requests = any(
                 self._live[id].request.use_structured_output
-                for id, samples in zip(ids, batch.samples.tolist())
+                for id, samples in zip(batch.ids.tolist(), batch.samples.tolist())
                 if samples
             )
         return output
 
     def _note_admitted(self, id: str, now: float) -> None:
         live = self._live[id]
-        for row in self.decisions.rows_of(id):
-            self._tables.open(row, live.request.num_prompt_tokens)
+        self._telling.open(live)
         live.request.status = RequestStatus.RUNNING
         self._unplaced[id] = live
         if not live.was_admitted or self._log_stats:
@@ -327,21 +271,6 @@ class Scheduler(SchedulerInterface):
                 num_external_cached_tokens=0,
             )
         live.was_admitted = True
-
-    def _new_request(self, live: Live, table: list[int], start: int) -> Any:
-        request = live.request
-        live.is_told = True
-        return NewRequestData(
-            req_id=live.id,
-            prompt_token_ids=request.prompt_token_ids,
-            mm_features=[],
-            sampling_params=request.sampling_params,
-            pooling_params=None,
-            block_ids=(table,),
-            num_computed_tokens=start,
-            lora_request=request.lora_request,
-            prefill_token_ids=self.decisions.tokens_of(live.id).tolist() if self._uses_v2_runner else None,
-        )
 
     # What became of it.
 
@@ -500,12 +429,3 @@ def _policy_of(options: Options, limits: Any) -> Policy:
     order = "priority" if limits.policy == "priority" else "fcfs"
     policy = POLICIES[options.policy]
     return msgspec.structs.replace(policy, order=order, chunked=policy.chunked and bool(limits.enable_chunked_prefill))
-
-
-def _drafts_in(batch: Batch, ids: list[str]) -> dict[str, list[int]]:
-    """The drafts that were placed, by request: the last tokens of its share."""
-    stops, counts, drafts = batch.query_start_loc[1:], batch.num_drafts, batch.token_ids
-    return {
-        ids[place]: drafts[stops[place] - counts[place] : stops[place]].tolist()
-        for place in counts.nonzero()[0].tolist()
-    }

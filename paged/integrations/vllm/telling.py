@@ -1,0 +1,141 @@
+"""What a step tells vLLM's model runner: everything of a new request, and of one that it knows what has changed.
+
+Knows SchedulerOutput, and what the runner keeps between steps. Does not decide, and does not know what becomes of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from paged.integrations.vllm.live import Live
+from paged.integrations.vllm.told import ToldTables
+from paged.scheduler import Batch, Scheduler as Decisions
+
+T = TypeVar("T")
+
+
+class Telling:
+    """Remembers what the runner was told of each row.
+
+    num_drafts      that the runner may guess for a request in a step
+    uses_v2_runner  it takes another table in the place of one only as that of a new request
+    """
+
+    def __init__(self, decisions: Decisions, num_drafts: int, *, uses_v2_runner: bool) -> None:
+        self._decisions = decisions
+        self._tables = ToldTables(decisions.manager)
+        self._num_drafts = num_drafts
+        self._uses_v2_runner = uses_v2_runner
+
+    def open(self, live: Live) -> None:
+        """The request was admitted: the runner has nothing of its rows."""
+        for row in self._decisions.rows_of(live.id):
+            self._tables.open(row, live.request.num_prompt_tokens)
+
+    def output_of(self, batch: Batch, lives: dict[str, Live]) -> Any:
+        """The step as a SchedulerOutput; who has ended and what grammars want is left to be filled in."""
+        ids, starts = batch.ids.tolist(), (batch.seq_lens - batch.num_tokens).tolist()
+        self._tables.note(batch)
+        blocks: list[tuple[list[int]] | None] = [None] * len(ids)
+        new, resumed = self._told_whole(batch, ids, lives, blocks)
+        # One that the runner knows is dropped there, and then taken for new.
+        retold = {ids[place] for place, _ in new if lives[ids[place]].is_told}
+        output = SchedulerOutput(
+            scheduled_new_reqs=[self._new_request(lives[ids[place]], table, starts[place]) for place, table in new],
+            scheduled_cached_reqs=self._known(batch, ids, starts, blocks, resumed, {place for place, _ in new}),
+            num_scheduled_tokens=dict(zip(ids, batch.num_tokens.tolist())),
+            total_num_scheduled_tokens=batch.num_scheduled_tokens,
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            finished_req_ids=set(),
+            free_encoder_mm_hashes=[],
+            num_spec_tokens_to_schedule=self._num_drafts,
+        )
+        if self._uses_v2_runner:
+            output.preempted_req_ids = retold
+        if self._num_drafts and batch.num_drafts.any():
+            output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
+        if len(batch.moves.device_to_device):
+            output.kv_cache_block_copies = [
+                KVCacheBlockCopy(source + 1, target + 1) for source, target in batch.moves.device_to_device.tolist()
+            ]
+        return output
+
+    def _told_whole(
+        self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[tuple[list[int]] | None]
+    ) -> tuple[list[tuple[int, list[int]]], set[str]]:
+        """Of the rows whose tables the runner has not right: place and table of those that are told as new, and who of the others gets
+        another table; the others' `blocks` are filled in."""
+        new, resumed = [], set()
+        for place, table, is_whole in self._tables.tell(batch):
+            if not lives[ids[place]].is_told or (is_whole and self._uses_v2_runner):
+                new.append((place, table))
+                continue
+            blocks[place] = (table,)
+            if is_whole:
+                resumed.add(ids[place])
+        return new, resumed
+
+    def _known(
+        self,
+        batch: Batch,
+        ids: list[str],
+        starts: list[int],
+        blocks: list[tuple[list[int]] | None],
+        resumed: set[str],
+        new: set[int],
+    ) -> Any:
+        """What the runner has to know of requests that it knows: all but those at places `new`."""
+        num_outputs = self._num_outputs(batch).tolist()
+        if new:
+            ids, starts, num_outputs = _without(new, ids), _without(new, starts), _without(new, num_outputs)
+            blocks = _without(new, blocks)
+        return CachedRequestData(
+            req_ids=ids,
+            resumed_req_ids=resumed,
+            new_token_ids=[],
+            all_token_ids={},
+            new_block_ids=blocks,
+            num_computed_tokens=starts,
+            num_output_tokens=num_outputs,
+        )
+
+    def _num_outputs(self, batch: Batch) -> NDArray[np.int64]:
+        """Outputs that the runner has of each row by now, int64 [n]; after a step back it drops what it has beyond them."""
+        return self._decisions.manager.num_tokens[batch.rows] - self._tables.num_prompt(batch.rows)
+
+    def _new_request(self, live: Live, table: list[int], start: int) -> Any:
+        request = live.request
+        live.is_told = True
+        return NewRequestData(
+            req_id=live.id,
+            prompt_token_ids=request.prompt_token_ids,
+            mm_features=[],
+            sampling_params=request.sampling_params,
+            pooling_params=None,
+            block_ids=(table,),
+            num_computed_tokens=start,
+            lora_request=request.lora_request,
+            prefill_token_ids=self._decisions.tokens_of(live.id).tolist() if self._uses_v2_runner else None,
+        )
+
+
+def _without(places: set[int], column: list[T]) -> list[T]:
+    """The column without these places, of which there are some."""
+    # New requests compute chunks, which stand behind all that decode.
+    first = min(places)
+    return column[:first] + [column[place] for place in range(first, len(column)) if place not in places]
+
+
+def _drafts_in(batch: Batch, ids: list[str]) -> dict[str, list[int]]:
+    """The drafts that were placed, by request: the last tokens of its share."""
+    stops, counts, drafts = batch.query_start_loc[1:], batch.num_drafts, batch.token_ids
+    return {
+        ids[place]: drafts[stops[place] - counts[place] : stops[place]].tolist()
+        for place in counts.nonzero()[0].tolist()
+    }
