@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged.attention.errors import InvalidPool
-from paged.attention.kv_pool import KVPool
 
 
 class MoveLists(Protocol):
@@ -27,7 +26,19 @@ class MoveLists(Protocol):
     def device_to_device(self) -> NDArray[np.int32]: ...
 
 
-def run_moves(pool: KVPool, moves: MoveLists) -> None:
+class Tiers(Protocol):
+    """Blocks that can be copied: KVPool's, or somebody else's. Ids are int64 [n], sources and destinations."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_host_blocks(self) -> int: ...
+    def device_to_host(self, sources: Tensor, destinations: Tensor, /) -> None: ...
+    def host_to_device(self, sources: Tensor, destinations: Tensor, /) -> None: ...
+    def device_to_device(self, sources: Tensor, destinations: Tensor, /) -> None: ...
+
+
+def run_moves(pool: Tiers, moves: MoveLists) -> None:
     """Device to host, host to device, device to device, in this order: a block that the first kind empties may be written by the
     later ones. Raises InvalidPool for a block that is not in the pool, before anything is copied."""
     kinds = (

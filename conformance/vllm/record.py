@@ -14,7 +14,8 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
-from paged.integrations.vllm.needed import NEEDED, fields_of, installed
+from paged.integrations.fitting import fields_of
+from paged.integrations.vllm.needed import NEEDED, installed
 
 
 def recorded() -> dict[str, Any]:

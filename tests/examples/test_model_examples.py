@@ -47,3 +47,9 @@ def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(repositor
     assert steps("static") == 4 * 100
     # Places come free every 10 steps, and the fourth long request is let in with the seventh that finds one: after 30 steps.
     assert steps("paged") == 30 + 100
+
+
+def test_transformers_batching_answers_as_generate_does_whatever_memory_there_is(repository, capsys):
+    assert example(repository, "transformers_batching").main() == {"ample": 0, "a third": 0, "starved": 0}
+    starved = capsys.readouterr().out.splitlines()[-1]
+    assert "(0 again)" not in starved

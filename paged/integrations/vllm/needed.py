@@ -6,17 +6,17 @@ accepted, and one that does not is refused with the names that are missing. Know
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from paged.integrations.fitting import Needed, wrong_with
 from paged.integrations.vllm.errors import UnsupportedVllm
 
 TRIED = ("0.32.0",)
 """Versions with which everything was run."""
 
-NEEDED: dict[str, tuple[str, ...]] = {
+NEEDED: Needed = {
     "vllm.logger:init_logger": (),
     "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
     "vllm.v1.core.sched.interface:PauseState": ("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"),
@@ -114,9 +114,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.spec_decode.metrics:SpecDecodingStats": ("new", "observe_draft"),
 }
-"""By module and name, what is used of it: fields, members or methods."""
-
-# Fields without a default that the plug-in does not fill in would fail at the first step: what it makes, and of what.
+# What the plug-in makes itself.
 _MADE = (
     "CachedRequestData",
     "EngineCoreOutput",
@@ -137,7 +135,7 @@ def must_have_all() -> None:
         raise UnsupportedVllm(
             "paged.integrations.vllm plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
         ) from None
-    wrong = [sentence for name, used in NEEDED.items() for sentence in _wrong_with(name, used)]
+    wrong = wrong_with(NEEDED, _MADE)
     if wrong:
         raise UnsupportedVllm(
             f"vLLM {installed()} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(TRIED)}. Another version of paged may fit."
@@ -153,35 +151,3 @@ def installed() -> str:
             continue
     found: Any = import_module("vllm")
     return str(getattr(found, "__version__", "of unknown version"))
-
-
-def _wrong_with(name: str, used: tuple[str, ...]) -> list[str]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError):
-        return [f"it has no {module}.{attribute}"]
-    known = fields_of(found)
-    lacking = [field for field in used if field not in known and not hasattr(found, field)]
-    sentences = [f"{attribute} has no {field}" for field in lacking]
-    if attribute in _MADE:
-        sentences += [
-            f"{attribute} asks for {field}" for field, is_needed in known.items() if is_needed and field not in used
-        ]
-    return sentences
-
-
-def fields_of(found: Any) -> dict[str, bool]:
-    """The fields of a dataclass, a msgspec struct or a named tuple, and whether each has to be given."""
-    if is_dataclass(found):
-        return {
-            field.name: field.default is MISSING and field.default_factory is MISSING
-            for field in fields(found)
-            if field.init
-        }
-    if hasattr(found, "__struct_fields__"):
-        num_needed = len(found.__struct_fields__) - len(found.__struct_defaults__)
-        return {field: place < num_needed for place, field in enumerate(found.__struct_fields__)}
-    if hasattr(found, "_fields"):
-        return {field: field not in found._field_defaults for field in found._fields}
-    return {}

@@ -1,7 +1,7 @@
 """A scheduler for vLLM: its interface in front, ours behind.
 
     vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
-    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told what differs (telling.py, told.py)
+    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told what differs (telling.py)
     ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
 
 Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only written to where something

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from paged.integrations.told import ToldTables
 from paged.integrations.vllm.live import Live
-from paged.integrations.vllm.told import ToldTables
 from paged.scheduler import Batch, Scheduler as Decisions
 
 T = TypeVar("T")
@@ -28,7 +28,8 @@ class Telling:
 
     def __init__(self, decisions: Decisions, num_drafts: int, *, uses_v2_runner: bool) -> None:
         self._decisions = decisions
-        self._tables = ToldTables(decisions.manager)
+        # Block 0 is vLLM's null block.
+        self._tables = ToldTables(decisions.manager, first_block=1)
         self._num_drafts = num_drafts
         self._uses_v2_runner = uses_v2_runner
 

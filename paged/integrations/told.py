@@ -1,10 +1,10 @@
-"""What vLLM's model runner was told of each row's block table, and what it has to be told next.
+"""What an engine was told of each row's block table, and what it has to be told next.
 
-The runner keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
+An engine keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
 place. Ours change in other ways, too: a full block is switched for an equal one that somebody else computed, a tail is given to
-somebody who needs it more. Block 0 is vLLM's null block, so its ids are ours plus one.
+somebody who needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
 
-Knows rows and blocks. Does not know requests or vLLM.
+Knows rows and blocks. Does not know requests or engines.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 
 class ToldTables:
-    """Columns over rows; they grow with the rows that batches name."""
+    """Columns over rows; they grow with the rows that batches name. first_block: what the engine calls our block 0."""
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, first_block: int) -> None:
         self._manager = manager
-        # How many blocks of each row the runner has right, int64 [rows]; whether its table is wrong before that, and whether it has to be told.
+        self._first_block = first_block
+        # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong before that, and whether it has to be told.
         self._num_told = np.zeros(0, np.int64)
         self._is_wrong = np.zeros(0, np.bool_)
         self._is_due = np.zeros(0, np.bool_)
@@ -29,7 +30,7 @@ class ToldTables:
         self._num_prompt = np.zeros(0, np.int64)
 
     def open(self, row: int, num_prompt: int) -> None:
-        """The row serves another request, or one again that had lost it: the runner knows nothing of it."""
+        """The row serves another request, or one again that had lost it: the engine knows nothing of it."""
         self._hold(row + 1)
         self._num_told[row], self._is_wrong[row], self._is_due[row], self._num_prompt[row] = (
             0,
@@ -52,8 +53,8 @@ class ToldTables:
         self._is_wrong[rows[columns < self._num_told[rows]]] = True
 
     def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
-        """Of each row of the batch whose table is not what the runner has: its place, the ids, as vLLM counts them, that the runner has to
-        put behind that row's table, and whether it has to put them in its place."""
+        """Of each row of the batch whose table is not what the engine has: its place, the ids, as the engine counts them, that it has to
+        put behind that row's table, and whether to put them in its place."""
         places = self._is_due[batch.rows].nonzero()[0]
         if not len(places):
             return
@@ -61,11 +62,15 @@ class ToldTables:
         wrong, stops = self._is_wrong[rows], self._manager.num_table_blocks[rows]
         starts = np.where(wrong, 0, self._num_told[rows])
         self._num_told[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
-        last = (tables[rows, stops - 1] + 1).tolist()
+        last = (tables[rows, stops - 1] + self._first_block).tolist()
         told = zip(places.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), last, wrong.tolist())
         for place, row, start, stop, newest, is_whole in told:
             # Most have one more.
-            yield place, [newest] if stop - start == 1 else (tables[row, start:stop] + 1).tolist(), is_whole
+            yield (
+                place,
+                [newest] if stop - start == 1 else (tables[row, start:stop] + self._first_block).tolist(),
+                is_whole,
+            )
 
     def _hold(self, num_rows: int) -> None:
         if num_rows <= len(self._num_told):

@@ -1,0 +1,67 @@
+"""transformers' continuous batching on our scheduler: one call for a manager, and every answer is the one that `generate` gives.
+
+    python examples/transformers_batching.py      # needs the extra engine
+
+Forty requests, half of which share a long beginning, run with all the memory that they could want, with a third of it, and with so little
+that tails of requests are given up and computed again. No token of any answer changes.
+"""
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+
+from paged.checkpoint import checkpoint_path
+from paged.integrations.transformers import Installed, install
+
+NUM_TOKENS, PAGE_SIZE = 48, 16
+
+
+def prompts() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
+    beginning = (
+        "The with statement is used to wrap the execution of a block with methods defined by a context manager. " * 3
+    )
+    return [
+        tokenizer.encode((beginning if i % 2 else "") + f"In case {i}, return a new list of {i * 7}") for i in range(40)
+    ]
+
+
+def answered(model: torch.nn.Module, asked: list[list[int]], num_blocks: int) -> tuple[list[list[int]], Installed]:
+    """The answers of `generate_batch` on so many blocks, and what ran it."""
+    greedy = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=model.config.eos_token_id)
+    sizes = ContinuousBatchingConfig(
+        page_size=PAGE_SIZE, num_blocks=num_blocks, max_batch_tokens=256, max_requests_per_batch=40
+    )
+    installed = install(model.init_continuous_batching(generation_config=greedy, continuous_batching_config=sizes))
+    try:
+        found = model.generate_batch(asked)
+    finally:
+        model.destroy_cached_continuous_batching_manager()
+    return [output.generated_tokens for output in found.values()], installed
+
+
+def alone(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+    given = torch.tensor([prompt])
+    return model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=NUM_TOKENS, do_sample=False)[
+        0, len(prompt) :
+    ].tolist()
+
+
+def main() -> dict[str, int]:
+    """How many answers are not those of `generate`, by how much memory there is."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.float32).eval()
+    asked, different = prompts(), {}
+    expected = [alone(model, prompt) for prompt in asked]
+    wanted = sum(-(-(len(prompt) + NUM_TOKENS) // PAGE_SIZE) for prompt in asked)
+    for name, num_blocks in (("ample", wanted), ("a third", wanted * 35 // 100), ("starved", wanted // 12)):
+        answers, installed = answered(model, asked, num_blocks)
+        different[name] = sum(answer != right for answer, right in zip(answers, expected, strict=True))
+        stats = installed.scheduler.decisions.stats()
+        print(
+            f"{name}: {num_blocks} blocks, {stats.computed_tokens} tokens computed ({stats.recomputed_tokens} again), "
+            f"{stats.hit_tokens + stats.shared_in_flight_tokens} shared, {different[name]} of {len(asked)} answers differ"
+        )
+    return different
+
+
+if __name__ == "__main__":
+    main()

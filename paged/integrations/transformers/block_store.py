@@ -1,0 +1,77 @@
+"""Where transformers keeps its keys and values, as blocks that ours can number: its tensors, the tables that it reads, the copies of a step.
+
+Two layouts: up to 5.18 or so a pair of tensors for each layer, later one tensor of bytes, in which two sectors of trash stand before the
+blocks. Knows transformers' cache by its fields. Does not know requests or decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged.attention import run_moves
+from paged.integrations.transformers.errors import RefusedByPaged
+
+
+class BlockStore:
+    """The blocks of a PagedAttentionCache whose layers all keep every token, and host_bytes of host memory behind them.
+
+    num_blocks, num_host_blocks, block_size
+                    as our BlockManager counts them
+    first_block     what transformers calls our block 0
+    longest_decode  tokens up to which its kernel for rows that decode reads tables; 0: it has none
+    tables          by request id, the blocks that transformers reads, as it numbers them
+    """
+
+    def __init__(self, cache: Any, host_bytes: float = 0) -> None:
+        if hasattr(cache, "cache_allocators"):
+            (allocator,) = cache.cache_allocators.values()
+            self.block_size: int = allocator.tokens_per_page
+            self.num_blocks: int = allocator.num_blocks
+            self.first_block: int = cache.pool.num_reserved_sectors * allocator.blocks_per_sector
+            self.longest_decode: int = cache.max_decode_fast_path_length
+            tensors = [cache.cache_tensor]
+            num_stored = cache.cache_tensor.numel() // allocator.bytes_per_block
+        else:
+            (allocator,) = cache.group_cache_managers
+            self.block_size, self.num_blocks, self.first_block = cache.block_size, cache.num_blocks, 0
+            self.longest_decode = cache.max_blocks_per_request * cache.block_size
+            tensors = [*cache.key_cache, *cache.value_cache]
+            num_stored = tensors[0].shape[0] // cache.block_size
+        self.tables: dict[str, list[int]] = allocator.block_table
+        # Each [blocks, numbers of a block]; together they hold all of a block.
+        self._device = [tensor.view(num_stored, -1) for tensor in tensors]
+        bytes_per_block = sum(plane.shape[1] * plane.element_size() for plane in self._device)
+        self.num_host_blocks: int = int(host_bytes // bytes_per_block)
+        if host_bytes and not self.num_host_blocks:
+            raise RefusedByPaged(
+                f"{host_bytes:,.0f} bytes of host memory hold no block: one takes {bytes_per_block:,}."
+            )
+        is_cuda = self._device[0].is_cuda
+        self._host = [
+            torch.empty((self.num_host_blocks, plane.shape[1]), dtype=plane.dtype, pin_memory=is_cuda)
+            for plane in self._device
+            if self.num_host_blocks
+        ]
+
+    def run(self, moves: Any) -> None:
+        """Make a step's copies, before its forward pass."""
+        if len(moves):
+            run_moves(self, moves)
+
+    def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        for device, host in zip(self._device, self._host, strict=True):
+            host[destinations] = device[sources + self.first_block].to(host.device)
+
+    def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        for device, host in zip(self._device, self._host, strict=True):
+            device[destinations + self.first_block] = host[sources].to(device.device)
+
+    def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        for device in self._device:
+            device[destinations + self.first_block] = device[sources + self.first_block]

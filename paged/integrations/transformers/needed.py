@@ -1,0 +1,72 @@
+"""Which names of transformers' continuous batching the plug-in uses, and whether the transformers that is installed has them.
+
+Knows names. Imports no transformers before it is asked.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from paged.integrations.fitting import Needed, wrong_with
+from paged.integrations.transformers.errors import UnsupportedTransformers
+
+TRIED = ("5.17.0", "5.23.0")
+"""Versions with which everything was run."""
+
+_BATCHING = "transformers.generation.continuous_batching"
+
+NEEDED: Needed = {
+    f"{_BATCHING}.continuous_api:ContinuousBatchingManager": ("_create_batch_processor", "cancel_request", "warmup"),
+    f"{_BATCHING}.continuous_api:ContinuousBatchProcessor": ("prepare_next_batch", "update_batch", "reset"),
+    f"{_BATCHING}.continuous_api:ContinuousMixin": (
+        "init_continuous_batching",
+        "destroy_cached_continuous_batching_manager",
+    ),
+    f"{_BATCHING}.continuous_api:OutputRouter": ("fail_and_deliver",),
+    f"{_BATCHING}.requests:FutureRequestState": ("state", "has_new_token", "complete_blocks", "query_length"),
+    f"{_BATCHING}.requests:RequestState": (
+        "request_id",
+        "initial_tokens",
+        "max_new_tokens",
+        "eos_token_id",
+        "num_children",
+        "tokens_to_process",
+        "generated_tokens",
+        "remaining_prefill_tokens",
+        "position_offset",
+        "created_time",
+        "status",
+        "fork",
+    ),
+    f"{_BATCHING}.requests:RequestStatus": ("PREFILLING", "DECODING", "FINISHED"),
+    f"{_BATCHING}.scheduler:Scheduler": (
+        "add_waiting_request",
+        "clear_cancelled_requests",
+        "finish_request",
+        "has_pending_requests",
+        "reset",
+        "schedule_batch",
+        "set_request_cancellation",
+    ),
+    "transformers.generation.configuration_utils:ContinuousBatchingConfig": (
+        "allow_block_sharing",
+        "cpu_offload_space",
+        "use_async_batching",
+    ),
+}
+"""By module and name, what is used of it: fields, members or methods. Of a cache, which layouts there are: block_store.py."""
+
+
+def must_have_all() -> None:
+    """Raise UnsupportedTransformers unless the transformers that is installed has everything in NEEDED."""
+    try:
+        installed = version("transformers")
+    except PackageNotFoundError:
+        raise UnsupportedTransformers(
+            "paged.integrations.transformers plugs into transformers, which is not installed here; pip install 'paged[engine]' brings it."
+        ) from None
+    wrong = wrong_with(NEEDED)
+    if wrong:
+        raise UnsupportedTransformers(
+            f"transformers {installed} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(TRIED)}. Another version of paged may fit."
+        )

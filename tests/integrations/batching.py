@@ -1,0 +1,115 @@
+"""transformers' continuous batching on a model of two layers, run step by step in the test's own thread."""
+
+from functools import cache
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from paged.integrations.transformers import install
+
+VOCABULARY = 7
+
+
+@cache
+def tiny_llama():
+    """The same random weights every time, large enough that greedy text does not repeat one word at once."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+        with torch.no_grad():
+            for name, weights in model.named_parameters():
+                if "norm" not in name:
+                    weights.normal_(0.0, 0.6)
+    return model
+
+
+@cache
+def alone(prompt, num_tokens):
+    """What `generate` answers to this prompt, a tuple of token ids, when it is alone; greedy."""
+    given = torch.tensor([prompt])
+    with torch.no_grad():
+        found = tiny_llama().generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=-1,
+            pad_token_id=0,
+        )
+    return found[0, len(prompt) :].tolist()
+
+
+def config_of(*, page_size=4, num_blocks=12, max_batch_tokens=16, max_requests_per_batch=4, **more):
+    return ContinuousBatchingConfig(
+        page_size=page_size,
+        num_blocks=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        max_requests_per_batch=max_requests_per_batch,
+        **more,
+    )
+
+
+def manager_of(**sizes):
+    greedy = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    return tiny_llama().init_continuous_batching(
+        generation_config=greedy, continuous_batching_config=config_of(**sizes)
+    )
+
+
+class Stepped:
+    """A manager whose loop runs here: `step` is what its thread does once."""
+
+    def __init__(self, *, policy="paged", costs=None, num_answers=1, **sizes):
+        self.manager = manager_of(**sizes)
+        # A GenerationConfig takes several only where they are sampled, and then nothing says what they have to be.
+        self.manager.num_return_sequences = num_answers
+        self.installed = install(self.manager, policy=policy, costs=costs)
+        self.manager.batch_processor = self.processor = self.manager._create_batch_processor()
+        self.scheduler = self.installed.scheduler
+        self.decisions = self.scheduler.decisions
+        self.ended = {}
+        self.num_rows = []
+
+    def close(self):
+        model = self.manager.model
+        model.destroy_cached_continuous_batching_manager()
+        if self.manager._original_attn_impl is not None:
+            model.set_attn_implementation(self.manager._original_attn_impl)
+
+    def add(self, prompt, num_tokens=8, **more):
+        return self.manager.add_request(list(prompt), max_new_tokens=num_tokens, **more)
+
+    def step(self):
+        """Whether anything ran."""
+        with torch.no_grad():
+            ran = self.processor.prepare_next_batch()
+            if ran:
+                self.num_rows.append(len(self.processor.inputs_and_outputs.requests_in_batch))
+                self.processor._generation_step(self.manager.model)
+                self.processor.update_batch()
+        assert self.scheduler.check() == []
+        while not self.manager.output_router.output_queue.empty():
+            output = self.manager.output_router.output_queue.get()
+            if output.is_finished():
+                assert output.request_id not in self.ended
+                self.ended[output.request_id] = output
+        return ran
+
+    def run(self, most=2_000):
+        """Until there is nothing left to do."""
+        for _ in range(most):
+            if not self.step() and not self.processor.has_pending_requests() and self.manager.input_queue.empty():
+                return
+        raise AssertionError(f"requests are left after {most} steps: {self.decisions.counts()}")
