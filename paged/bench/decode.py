@@ -18,7 +18,6 @@ BUDGET = 8192
 PREFILL_STEPS = 64
 WINDOW = 16
 WARM_STEPS = 32
-MAX_OUTPUT = 7000
 SPARE_TOKENS = 600
 SAMPLED_TOKEN = 7
 TOKEN_IDS = (10, 32_000)
@@ -88,21 +87,24 @@ def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) ->
     budget = max(BUDGET, 2 * num_sequences, num_sequences * context // PREFILL_STEPS if context > 256 else 0)
     # Until then they decode, at up to half the budget, and need room for those tokens, too.
     prefill_steps = -(-num_sequences * (context + 1) // budget) * 2
-    blocks_a_sequence = -(-(context + steps + WARM_STEPS + SPARE_TOKENS + prefill_steps) // BLOCK_SIZE)
+    # Nobody ends before the timing has, and the pool holds what all of them declare: else the policy keeps some back.
+    max_tokens = steps + WARM_STEPS + SPARE_TOKENS + prefill_steps
+    blocks_a_sequence = -(-(context + max_tokens) // BLOCK_SIZE)
     # A policy's watermark, a few percent of the pool, must not keep the last sequences waiting.
     num_blocks = num_sequences * blocks_a_sequence * 11 // 10 + 64
     manager = BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=caching)
     scheduler = Scheduler(manager, policy="paged", max_tokens_per_step=budget, max_sequences=num_sequences)
     random = np.random.default_rng(0)
-    max_tokens = MAX_OUTPUT + prefill_steps
     for number in range(num_sequences):
         prompt = random.integers(*TOKEN_IDS, context, dtype=np.int32)
         scheduler.add(Request(id=str(number), prompt=prompt, max_tokens=max_tokens))
-    while True:
+    for _ in range(SPARE_TOKENS + prefill_steps):
         batch = scheduler.schedule(0.0)
         scheduler.update(batch, _sampled(int(np.count_nonzero(batch.samples))), now=0.0)
         if len(batch.rows) == batch.num_scheduled_tokens == num_sequences:
             break
+    else:
+        raise RuntimeError(f"{scheduler.num_running} of {num_sequences} sequences run; all of them should decode")
     for hole in range(holes):
         scheduler.abort(str(hole * num_sequences // holes + num_sequences // (2 * holes)))
     return scheduler

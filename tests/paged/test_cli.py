@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from paged import POLICIES, __version__
+from paged.bench import decode_step
 from paged.traces import excerpt_path
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
@@ -225,6 +226,11 @@ def test_the_bench_is_a_list_with_a_cell_for_each_size(paged):
     assert [(cell["rows"], cell["caching"]) for cell in cells] == [(1, False), (1, True), (4, False), (4, True)]
     for cell in cells:
         assert 0 < cell["us_min"] <= cell["us_per_step"] <= cell["us_max"]
+
+
+def test_the_bench_ends_when_many_sequences_are_to_decode_for_long():
+    """A policy that looks ahead kept some of them back, since more was declared than the pool held: the bench waited for ever."""
+    assert decode_step(64, caching=True, steps=400).steps == 400
 
 
 def test_the_bench_takes_holes_and_longer_contexts(paged):
