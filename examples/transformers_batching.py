@@ -6,8 +6,10 @@ Forty requests, half of which share a long beginning, run with all the memory th
 that tails of requests are given up and computed again. No token of any answer changes.
 """
 
+from typing import Any
+
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
 
 from paged.checkpoint import checkpoint_path
 from paged.integrations.transformers import Installed, install
@@ -25,37 +27,37 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def answered(model: torch.nn.Module, asked: list[list[int]], num_blocks: int) -> tuple[list[list[int]], Installed]:
+def answered(model: Any, asked: list[list[int]], num_blocks: int) -> tuple[list[list[int]], Installed]:
     """The answers of `generate_batch` on so many blocks, and what ran it."""
-    greedy = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=model.config.eos_token_id)
     sizes = ContinuousBatchingConfig(
         page_size=PAGE_SIZE, num_blocks=num_blocks, max_batch_tokens=256, max_requests_per_batch=40
     )
-    installed = install(model.init_continuous_batching(generation_config=greedy, continuous_batching_config=sizes))
+    installed = install(model.init_continuous_batching(continuous_batching_config=sizes))
     try:
-        found = model.generate_batch(asked)
+        found = model.generate_batch(asked, max_new_tokens=NUM_TOKENS)
     finally:
         model.destroy_cached_continuous_batching_manager()
     return [output.generated_tokens for output in found.values()], installed
 
 
-def alone(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+def alone(model: Any, prompt: list[int]) -> list[int]:
     given = torch.tensor([prompt])
-    return model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=NUM_TOKENS, do_sample=False)[
-        0, len(prompt) :
-    ].tolist()
+    found = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=NUM_TOKENS)
+    answer: list[int] = found[0, len(prompt) :].tolist()
+    return answer
 
 
 def main() -> dict[str, int]:
     """How many answers are not those of `generate`, by how much memory there is."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.float32)
+    model.eval().generation_config.do_sample = False
     asked, different = prompts(), {}
     expected = [alone(model, prompt) for prompt in asked]
     wanted = sum(-(-(len(prompt) + NUM_TOKENS) // PAGE_SIZE) for prompt in asked)
     for name, num_blocks in (("ample", wanted), ("a third", wanted * 35 // 100), ("starved", wanted // 12)):
         answers, installed = answered(model, asked, num_blocks)
         different[name] = sum(answer != right for answer, right in zip(answers, expected, strict=True))
-        stats = installed.scheduler.decisions.stats()
+        stats = installed.decisions.stats()
         print(
             f"{name}: {num_blocks} blocks, {stats.computed_tokens} tokens computed ({stats.recomputed_tokens} again), "
             f"{stats.hit_tokens + stats.shared_in_flight_tokens} shared, {different[name]} of {len(asked)} answers differ"

@@ -223,7 +223,7 @@ def test_generate_batch_runs_on_it_again_and_again():
             found = model.generate_batch(PROMPTS, max_new_tokens=8)
             assert [output.generated_tokens for output in found.values()] == [alone(tuple(p), 8) for p in PROMPTS]
             assert isinstance(installed.scheduler, Scheduler)
-            assert installed.scheduler.decisions.stats().finished == len(PROMPTS)
+            assert installed.decisions.stats().finished == len(PROMPTS)
     finally:
         model.destroy_cached_continuous_batching_manager()
 
@@ -234,7 +234,8 @@ def test_other_managers_keep_their_own():
     others = manager_of()
     processor = others._create_batch_processor()
     assert not isinstance(processor.scheduler, Scheduler)
-    assert mine.scheduler is None
+    with pytest.raises(RefusedByPaged, match="not been started"):
+        _ = mine.decisions
 
 
 def test_an_asynchronous_manager_runs_one_batch_at_a_time():

@@ -10,7 +10,7 @@ from typing import Any
 from paged.integrations.transformers.block_store import BlockStore
 from paged.integrations.transformers.errors import RefusedByPaged
 from paged.integrations.transformers.plug_in import Scheduler
-from paged.scheduler import POLICIES, Costs
+from paged.scheduler import POLICIES, Costs, Scheduler as Decisions
 
 logger = logging.getLogger("paged.transformers")
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("paged.transformers")
 class Installed:
     """A manager that runs on our scheduler.
 
-    scheduler   what it asks since it was started last (its `decisions` are a paged.Scheduler, with stats() and check()); None before
+    scheduler   what it asks since it was started or warmed up last; None before
     """
 
     def __init__(self, manager: Any, policy: str, costs: Costs | None, clock: Callable[[], float]) -> None:
@@ -30,6 +30,13 @@ class Installed:
         config.use_async_batching = False
         self._host_bytes, config.cpu_offload_space = (config.cpu_offload_space or 0) * 2**30, 0.0
         manager._create_batch_processor = self._processor
+
+    @property
+    def decisions(self) -> Decisions:
+        """The paged.Scheduler behind it: its stats(), explain(id), manager. Raises RefusedByPaged before the manager is started."""
+        if self.scheduler is None:
+            raise RefusedByPaged("the manager has not been started yet: there is nothing to look at.")
+        return self.scheduler.decisions
 
     def _processor(self) -> Any:
         """In place of the manager's method: the processor that it makes, with our scheduler."""
