@@ -87,7 +87,7 @@ COMMANDS = {
         {"profile": _is_json},
         in_terminal=True,
     ),
-    "bench": Command(("bench", "scheduler", "--rows", "64,256", "--steps", "400")),
+    "bench": Command(("bench", "scheduler", "--rows", "64,256", "--steps", "4000")),
 }
 
 
