@@ -33,6 +33,18 @@ RESULTS = HERE / "results"
 SIDES = ("own", "paged")
 BLOCK_SIZE = 32
 Requests = list[tuple[list[int], int]]
+INTRODUCTION = f"""The same model, requests, blocks of {BLOCK_SIZE} tokens, cores and dtype under an engine's own scheduler and under ours; each run is a
+process of its own, the sides take turns, and so does who begins. Medians and ranges over the runs. Random weights in the shape of SmolLM2-135M; greedy, without an end.
+`offline`: log-normal lengths, all present at the start. `shared_prefix`: four families that share 512 tokens. `alone`: eight requests of
+`offline`, one after the other. A share of the blocks is of those that the requests want when all of them run. Answers are compared with those of the engine's own
+scheduler at the first size of a step; where there is no other side, with its own at that size: what another batch changes by itself.
+
+```
+python benchmarks/in_engines.py run vllm --python VENV/bin/python --model DIR/135m
+python benchmarks/in_engines.py run transformers --model DIR/135m --limit 16
+python benchmarks/in_engines.py page
+```
+"""
 app = typer.Typer(add_completion=False)
 
 
@@ -301,7 +313,7 @@ def run(
             "torch": versions[0],
             "transformers": versions[1],
             "dtype": dtype,
-            "limit": limit,
+            "requests": f"at most {limit} requests a workload, {rounds} rounds",
             "cells": _compared(kept),
         },
     )
@@ -339,7 +351,40 @@ def _spread(values: list[float], form: str = ",.1f") -> str:
 def page() -> None:
     """Write results/in-engines.md from what was kept."""
     known = json.loads((RESULTS / "in-engines.json").read_text())
-    print(known.keys())
+    lines = ["# Inside other people's engines", "", INTRODUCTION]
+    for engine, found in known.items():
+        lines += [
+            f"## {engine}",
+            "",
+            f"{found['machine']}; torch {found['torch']}, transformers {found['transformers']}, {found['dtype']}; {found['requests']}.",
+            "",
+            "| requests | blocks | own: tokens/s | ours: tokens/s | ratio | tokens computed: own, ours | preempted: own, ours | answers that differ |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|",
+            *(_row(name, entry) for name, entry in found["cells"].items()),
+            "",
+        ]
+    (RESULTS / "in-engines.md").write_text("\n".join(lines))
+
+
+def _row(name: str, entry: dict[str, Any]) -> str:
+    runs = {side: entry["runs"].get(side, []) for side in SIDES}
+    rates = {side: [run["tokens/s"] for run in runs[side]] for side in SIDES}
+    ratio = f"{median(rates['paged']) / median(rates['own']):.2f} ×" if rates["paged"] and rates["own"] else ""
+
+    def both(figure: str) -> str:
+        return ", ".join(f"{int(median(run[figure] for run in runs[side])):,}" for side in SIDES if runs[side])
+
+    different = entry.get("differ")
+    cells = (
+        name,
+        f"{(runs['own'] or runs['paged'])[0]['blocks']:,}",
+        *(_spread(rates[side]) if rates[side] else "" for side in SIDES),
+        ratio,
+        both("tokens computed"),
+        both("preempted"),
+        "" if different is None else f"{different[0]} of {different[1]}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
