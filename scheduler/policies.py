@@ -199,7 +199,7 @@ def policy_named(policy: str | Policy) -> Policy:
     return POLICIES[policy]
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What giving blocks up costs, in seconds; only the ratio decides.
 
     A block that is swapped travels twice (out and in), one of content that comes back on a hit once more. Recomputing tokens from position a to b costs

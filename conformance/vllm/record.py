@@ -21,14 +21,15 @@ from paged.integrations.vllm.needed import NEEDED, installed
 def recorded() -> dict[str, Any]:
     """Version and names, as the file has them."""
     names = {}
-    for name in NEEDED:
+    for name, used in NEEDED.items():
         module, _, attribute = name.partition(":")
-        names[name] = described(getattr(import_module(module), attribute))
+        names[name] = described(getattr(import_module(module), attribute), used)
     return {"version": installed(), "names": names}
 
 
-def described(found: Any) -> dict[str, Any]:
-    """What kind of thing it is, and of what it is made. A field that has to be given has no default here."""
+def described(found: Any, used: tuple[str, ...]) -> dict[str, Any]:
+    """What kind of thing it is, and of what it is made. A field that has to be given has no default here. Of a class, what has to be
+    defined and what is used."""
     if isinstance(found, type) and issubclass(found, Enum):
         return {"kind": "enum", "members": {member.name: member.value for member in found}}
     fields = {name: "needed" if is_needed else "given" for name, is_needed in fields_of(found).items()}
@@ -39,7 +40,8 @@ def described(found: Any) -> dict[str, Any]:
     if hasattr(found, "_fields"):
         return {"kind": "tuple", "fields": fields}
     if isinstance(found, type):
-        return {"kind": "class", "abstract": sorted(getattr(found, "__abstractmethods__", ()))}
+        methods = {*getattr(found, "__abstractmethods__", ()), *(name for name in used if hasattr(found, name))}
+        return {"kind": "class", "methods": sorted(methods)}
     return {"kind": "function"}
 
 

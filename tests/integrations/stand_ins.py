@@ -83,7 +83,7 @@ def _made(name: str, described: dict[str, Any]) -> Any:
     if kind == "tuple":
         return namedtuple(name, list(fields))
     if kind == "class":
-        return type(name, (), dict.fromkeys(described["abstract"]))
+        return type(name, (), dict.fromkeys(described["methods"]))
     return lambda *_: None
 
 
@@ -128,7 +128,13 @@ def _with_drafts(stats: Any) -> Any:
     return stats
 
 
+def _with_init(connector: Any) -> Any:
+    connector.__init__ = lambda self, *_: None
+    return connector
+
+
 _BEHAVIOURS = {
+    "KVConnectorBase_V1": _with_init,
     "RequestStatus": _with_finished,
     "SchedulerOutput": _with_empty,
     "PrefixCacheStats": _with_record,

@@ -18,6 +18,12 @@ TRIED = ("0.32.0",)
 
 NEEDED: Needed = {
     "vllm.logger:init_logger": (),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1": (
+        "handle_preemptions",
+        "register_kv_caches",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorMetadata": (),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:SupportsHMA": (),
     "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
     "vllm.v1.core.sched.interface:PauseState": ("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"),
     "vllm.v1.core.sched.interface:SchedulerInterface": (
@@ -73,6 +79,7 @@ NEEDED: Needed = {
         "free_encoder_mm_hashes",
         "has_structured_output_requests",
         "kv_cache_block_copies",
+        "kv_connector_metadata",
         "num_spec_tokens_to_schedule",
         "preempted_req_ids",
     ),

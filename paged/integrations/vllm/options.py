@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from paged.integrations.vllm.errors import RefusedByPaged
-from paged.scheduler import POLICIES
+from paged.scheduler import POLICIES, Costs
 
 VARIABLE = "PAGED_VLLM"
+HOST_TIER = "paged.integrations.vllm.host_tier"
+"""The module path by which vLLM is told to take our connector."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,10 +25,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy          a name in paged.POLICIES
     prefix_caching  equal prefixes share their blocks, whatever vLLM's enable_prefix_caching says: that one hashes every prompt, which is
                     not needed here, so switch it off (--no-enable-prefix-caching)
+    costs           what swapping and recomputing cost, where there are host blocks
     """
 
     policy: str = "paged"
     prefix_caching: bool = True
+    costs: Costs = Costs()
 
 
 def options_of(additional_config: Any) -> Options:
@@ -43,6 +47,23 @@ def options_of(additional_config: Any) -> Options:
             f'{VARIABLE} has to be a JSON object such as {{"policy": "paged"}}; got {text!r}: {error}.'
         ) from None
     return _checked(value, VARIABLE)
+
+
+def is_host_tier(connector: Any) -> bool:
+    """Whether vLLM's KVTransferConfig asks for ours."""
+    return getattr(connector, "kv_connector_module_path", None) == HOST_TIER
+
+
+def host_blocks_of(connector: Any) -> int:
+    """How many host blocks vLLM's KVTransferConfig gives to ours; 0 without it. Raises RefusedByPaged."""
+    if not is_host_tier(connector):
+        return 0
+    number = connector.kv_connector_extra_config.get("host_blocks")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RefusedByPaged(
+            f'kv_connector_extra_config of {connector.kv_connector} has to be {{"host_blocks": N}} with N of at least 1; got {number!r}.'
+        )
+    return number
 
 
 def _checked(value: Any, where: str) -> Options:

@@ -22,12 +22,13 @@ from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from paged.block_manager import BlockManager, PagedError
+from paged.block_manager import BlockManager, Moves, PagedError
 from paged.integrations.vllm.answers import Answers, packed_for_clients, sampled_by_row, speculation_of
 from paged.integrations.vllm.errors import WrongAnswer
+from paged.integrations.vllm.host_tier import told_moves
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.needed import installed
-from paged.integrations.vllm.options import Options, options_of
+from paged.integrations.vllm.options import Options, host_blocks_of, options_of
 from paged.integrations.vllm.refusals import must_be_carried, why_not
 from paged.integrations.vllm.telling import Telling
 from paged.integrations.vllm.translation import request_of
@@ -64,7 +65,13 @@ class Scheduler(SchedulerInterface):
         self.connector = None
         self.ec_connector = None
         limits = vllm_config.scheduler_config
-        self.manager = BlockManager(kv_cache_config.num_blocks - 1, block_size, prefix_caching=options.prefix_caching)
+        self._num_host_blocks = host_blocks_of(vllm_config.kv_transfer_config)
+        self.manager = BlockManager(
+            kv_cache_config.num_blocks - 1,
+            block_size,
+            host_blocks=self._num_host_blocks,
+            prefix_caching=options.prefix_caching,
+        )
         self.decisions = Decisions(
             self.manager,
             policy=_policy_of(options, limits),
@@ -72,6 +79,7 @@ class Scheduler(SchedulerInterface):
             max_sequences=limits.max_num_active_seqs or limits.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
             max_chunk=limits.long_prefill_token_threshold or None,
+            costs=options.costs,
         )
         self._grammars = structured_output_manager
         self._max_adapters = None if vllm_config.lora_config is None else vllm_config.lora_config.max_loras
@@ -93,11 +101,12 @@ class Scheduler(SchedulerInterface):
         self._num_drafts = vllm_config.num_speculative_tokens
         self._telling = Telling(self.decisions, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner))
         logger.info(
-            "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, prefix sharing %s.",
+            "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, %d host blocks, prefix sharing %s.",
             installed(),
             options.policy,
             self.manager.num_blocks,
             block_size,
+            self._num_host_blocks,
             "on" if options.prefix_caching else "off",
         )
 
@@ -208,6 +217,8 @@ class Scheduler(SchedulerInterface):
             now = self.clock()
             batch = self.decisions.schedule(now, self._drafts_of_running())
             output = self._told(batch, now)
+        if self._num_host_blocks:
+            output.kv_connector_metadata = told_moves(Moves() if batch is None else batch.moves)
         output.finished_req_ids, self._finished_ids = self._finished_ids, set()
         self._out.append((output, batch))
         return output

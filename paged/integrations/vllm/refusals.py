@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from paged.integrations.vllm.errors import RefusedByPaged
-from paged.integrations.vllm.options import Options
+from paged.integrations.vllm.options import Options, is_host_tier
 from paged.scheduler import POLICIES
 
 
@@ -57,7 +57,11 @@ REFUSALS = (
         "the encoder's budget bounds how far a prompt gets in a step, and our scheduler takes no such bound; for text alone start it with "
         "--language-model-only, or with --limit-mm-per-prompt and 0 for each kind",
     ),
-    Refusal("KV connectors", lambda config, _: config.kv_transfer_config is not None, "a block that is being transferred would be given to somebody else"),
+    Refusal(
+        "KV connectors",
+        lambda config, _: config.kv_transfer_config is not None and not is_host_tier(config.kv_transfer_config),
+        "a block that is being transferred would be given to somebody else; our own, HostTier, is carried",
+    ),
     Refusal("encoder connectors", lambda config, _: config.ec_transfer_config is not None, "there are no encoder inputs"),
     Refusal(
         "KV cache events",

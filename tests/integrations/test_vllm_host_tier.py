@@ -1,0 +1,108 @@
+"""The host tier in vLLM: the copies of a step reach the worker with it, and every token that a row attends to lies where it should."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from integrations.plugged import Runner
+from integrations.vllm_things import answer, plug_in, request
+
+from paged.integrations.vllm import RefusedByPaged
+from paged.integrations.vllm.host_tier import HostTier
+
+BLOCK_SIZE = 2
+PATH = "paged.integrations.vllm.host_tier"
+
+
+def asked(host_blocks, path=PATH):
+    return SimpleNamespace(
+        kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
+    )
+
+
+def tier_over(cache, num_blocks, host_blocks):
+    """The worker's side over one layer's tensor."""
+    config = SimpleNamespace(kv_transfer_config=asked(host_blocks))
+    tier = HostTier(config, None, SimpleNamespace(num_blocks=num_blocks))
+    tier._num_blocks, tier._num_host_blocks = num_blocks, host_blocks
+    tier.register_kv_caches({"layer": cache, "layer that shares it": cache})
+    return tier
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_rows_attend_to_is_where_it_should_be(seed):
+    """A cache whose slots hold token ids: after each step's copies and writes, each row reads its own tokens through its table."""
+    chance = random.Random(seed)
+    num_blocks, host_blocks = 9, 12
+    core = plug_in(
+        num_blocks,
+        BLOCK_SIZE,
+        max_num_batched_tokens=16,
+        kv_transfer_config=asked(host_blocks),
+        additional_config={"paged": {"costs": {"seconds_per_swapped_block": 1e-9}}},
+    )
+    # Halves of a block are what the kernels of this layer count.
+    cache = torch.zeros((num_blocks + 1) * 2, BLOCK_SIZE // 2, dtype=torch.int64)
+    slots = cache.view(-1)
+    tier, runner = tier_over(cache, num_blocks + 1, host_blocks), Runner(BLOCK_SIZE)
+    for k in range(14):
+        core.add_request(
+            request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], sampling={"max_tokens": 9})
+        )
+    for _ in range(400):
+        if not core.get_num_unfinished_requests():
+            break
+        output = core.schedule()
+        tier.handle_preemptions(output.kv_connector_metadata)
+        for copy in output.kv_cache_block_copies or ():
+            slots.view(-1, BLOCK_SIZE)[copy.dst_block_id] = slots.view(-1, BLOCK_SIZE)[copy.src_block_id]
+        shares = runner.run(output)
+        for tokens, _, written in shares.values():
+            slots[torch.tensor(written) + BLOCK_SIZE] = torch.tensor(tokens) + 1
+        for id, (_, positions, _) in shares.items():
+            known = runner.known[id]
+            for position in range(positions[-1] + 1):
+                held = int(slots[known.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE])
+                assert held == (known.prompt + known.outputs)[position] + 1, (id, position)
+        batch = core._out[-1][1]
+        sampled = {
+            id: [chance.randrange(3)] for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()) if samples
+        }
+        for id, tokens in sampled.items():
+            runner.known[id].outputs += tokens
+        core.update_from_output(output, answer(output, sampled))
+        assert core.check() == []
+    assert core.get_num_unfinished_requests() == 0
+    assert core.manager.num_used == 0
+    assert core.decisions.stats().swapped_in_blocks > 0
+
+
+def test_without_it_no_step_has_copies():
+    core = plug_in()
+    core.add_request(request("r", [1, 2]))
+    assert core.schedule().kv_connector_metadata is None
+    assert core.manager.num_host_blocks == 0
+
+
+def test_a_paused_step_has_none_but_says_so():
+    core = plug_in(kv_transfer_config=asked(3))
+    output = core.schedule()
+    assert len(output.kv_connector_metadata.device_to_host) == len(output.kv_connector_metadata.host_to_device) == 0
+
+
+@pytest.mark.parametrize("number", [None, 0, -1, 2.5, True, "many"])
+def test_a_number_of_host_blocks_that_is_none_is_refused(number):
+    with pytest.raises(RefusedByPaged, match=r'has to be \{"host_blocks": N\} with N of at least 1; got'):
+        plug_in(kv_transfer_config=asked(number))
+
+
+def test_another_connector_is_refused():
+    with pytest.raises(RefusedByPaged, match="our own, HostTier, is carried"):
+        plug_in(kv_transfer_config=asked(3, path=None))
+
+
+@pytest.mark.parametrize("costs", [{"seconds_per_swapped_block": -1}, {"euros": 1}, 3])
+def test_costs_are_checked(costs):
+    with pytest.raises(RefusedByPaged, match=r'additional_config\["paged"\]: '):
+        plug_in(additional_config={"paged": {"costs": costs}})
