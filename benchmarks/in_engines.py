@@ -115,6 +115,8 @@ def vllm_runner(
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "4",
+        # Left to itself vLLM keeps a core free.
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -243,28 +245,32 @@ RUNNERS = {"vllm": vllm_runner, "transformers": transformers_runner}
 
 
 @app.command(hidden=True)
-def one(engine: str, side: str, place: int, model: str, dtype: str, limit: int, out: Path) -> None:
-    """One cell of one side, here: warmed up by a run, then timed."""
+def one(engine: str, side: str, places: str, model: str, dtype: str, limit: int, out: Path) -> None:
+    """Cells of one side that share memory and budget, here: each warmed up by a run, then timed."""
     import torch
 
-    cell = CELLS[engine][place]
-    batches = requests_of(cell.workload, limit)
-    num_blocks = int(cell.memory * max(map(blocks_wanted, batches))) + (4 if cell.memory == 1 else 0)
+    cells = [CELLS[engine][int(place)] for place in places.split(",")]
+    asked = [requests_of(cell.workload, limit) for cell in cells]
+    wanted = max(blocks_wanted(batch) for batches in asked for batch in batches)
+    num_blocks = wanted + 4 if cells[0].memory == 1 else int(cells[0].memory * wanted)
     torch.set_num_threads(os.cpu_count() or 1)
-    run, taken = RUNNERS[engine](model, side, cell, num_blocks, dtype)
-    # A run of its own for the first calls of every kernel; a quarter of the requests is enough for that.
-    warm = batches[0][: max(1, len(batches[0]) // 4)]
-    run([(prompt, min(n, 16)) for prompt, n in warm])
-    taken()
-    seconds, answers = 0.0, []
-    for batch in batches:
-        started = time.perf_counter()
-        answers += run(batch)
-        seconds += time.perf_counter() - started
-    num_outputs = sum(map(len, answers))
-    assert num_outputs == sum(n for batch in batches for _, n in batch), "every request has its length"
-    figures = {"seconds": seconds, "tokens/s": num_outputs / seconds, "blocks": num_blocks, **taken()}
-    out.write_text(json.dumps({"figures": figures, "answers": answers}))
+    run, taken = RUNNERS[engine](model, side, cells[0], num_blocks, dtype)
+    found = []
+    for batches in asked:
+        # A run of its own for the first calls of every kernel; a quarter of the requests is enough for that.
+        warm = batches[0][: max(1, len(batches[0]) // 4)]
+        run([(prompt, min(n, 16)) for prompt, n in warm])
+        taken()
+        seconds, answers = 0.0, []
+        for batch in batches:
+            started = time.perf_counter()
+            answers += run(batch)
+            seconds += time.perf_counter() - started
+        num_outputs = sum(map(len, answers))
+        assert num_outputs == sum(n for batch in batches for _, n in batch), "every request has its length"
+        figures = {"seconds": seconds, "tokens/s": num_outputs / seconds, "blocks": num_blocks, **taken()}
+        found.append({"figures": figures, "answers": answers})
+    out.write_text(json.dumps(found))
 
 
 @app.command()
@@ -275,31 +281,34 @@ def run(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     limit: Annotated[int, typer.Option(help="Requests of a batch, at most.")] = 64,
     dtype: str = "bfloat16",
-    only: Annotated[str, typer.Option(help="Cells whose name contains this.")] = "",
 ) -> None:
     """Run the cells of an engine, both sides in turns, and keep every run in results/in-engines.json."""
     kept: dict[str, Any] = {}
+    groups: dict[Any, list[int]] = {}
+    for place, cell in enumerate(CELLS[engine]):
+        groups.setdefault((cell.memory, cell.budget, cell.sides), []).append(place)
     for number in range(rounds):
-        for place, cell in enumerate(CELLS[engine]):
-            if only not in cell.name:
+        for (_, _, sides), places in groups.items():
+            # What one side does by itself is only there for its answers.
+            if len(sides) == 1 and number:
                 continue
-            for side in cell.sides if number % 2 == 0 else cell.sides[::-1]:
+            for side in sides if number % 2 == 0 else sides[::-1]:
                 with tempfile.TemporaryDirectory() as folder:
                     out = Path(folder) / "run.json"
-                    given = (engine, side, str(place), str(model), dtype, str(limit), str(out))
+                    given = (engine, side, ",".join(map(str, places)), str(model), dtype, str(limit), str(out))
                     subprocess.run(
                         [python, __file__, "one", *given],
                         check=True,
                         env={**os.environ, "PYTHONPATH": str(HERE.parent)},
                     )
                     found = json.loads(out.read_text())
-                entry = kept.setdefault(cell.name, {"cell": asdict(cell), "runs": {}, "answers": {}})
-                entry["runs"].setdefault(side, []).append(found["figures"])
-                # Greedy: those of the last round stand for all.
-                entry["answers"][side] = found["answers"]
-                print(
-                    f"round {number + 1}, {cell.name}, {side}: {found['figures']['tokens/s']:.1f} tokens/s", flush=True
-                )
+                for place, each in zip(places, found, strict=True):
+                    cell, figures = CELLS[engine][place], each["figures"]
+                    entry = kept.setdefault(cell.name, {"cell": asdict(cell), "runs": {}, "answers": {}})
+                    entry["runs"].setdefault(side, []).append(figures)
+                    # Greedy: those of the last round stand for all.
+                    entry["answers"][side] = each["answers"]
+                    print(f"round {number + 1}, {cell.name}, {side}: {figures['tokens/s']:.1f} tokens/s", flush=True)
     versions = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'transformers')))"],
         check=True,

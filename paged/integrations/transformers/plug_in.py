@@ -118,7 +118,8 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
     def _end(self, state: Any) -> None:
         """Our scheduler ends this sequence, whatever it is doing."""
         id, sequence = next((id, group.index(state)) for id, group in self._groups.items() if state in group)
-        output = self.decisions.finish(id, sequence)
+        is_alone = len(self._groups[id]) == 1
+        output = self.decisions.abort(id) if is_alone else self.decisions.finish(id, sequence)
         self._store.tables.pop(state.request_id, None)
         if output is None or output.usage is not None:
             del self._groups[id]
