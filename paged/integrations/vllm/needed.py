@@ -74,6 +74,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
         "has_structured_output_requests",
         "kv_cache_block_copies",
         "num_spec_tokens_to_schedule",
+        "pending_structured_output_tokens",
         "preempted_req_ids",
     ),
     "vllm.v1.core.sched.utils:check_sequence_repetition": (),
