@@ -246,6 +246,13 @@ class Growth:
         rows, columns, blocks = self._changes
         return TableChanges(rows[:count].copy(), columns[:count].copy(), blocks[:count].copy())
 
+    @property
+    def changed_rows(self) -> Rows:
+        """Rows of tables that changed since the last `take_changes`, each as often as it did."""
+        if self._drawn is not None:
+            return self._drawn.rows
+        return self._changes.rows[: self._num_changes]
+
     def put_back_changes(self, changes: TableChanges) -> None:
         """Changes that were taken come first again."""
         if not len(changes.rows):

@@ -558,6 +558,11 @@ class TrustedCalls(Views):
         """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
         return self._growth.take_changes()
 
+    @property
+    def changed_rows(self) -> Rows:
+        """Rows whose tables changed since the last batch, each as often as its table did; valid until the next call."""
+        return self._growth.changed_rows
+
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
         self._growth.put_back_changes(TableChanges(rows, columns, blocks))

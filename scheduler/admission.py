@@ -52,7 +52,7 @@ class Admission:
                 continue
             if any(state.waits_for_transfer(row) for row in request.live_rows):
                 continue
-            if step.budget <= 0:
+            if step.budget <= 0 or state.waits_for_samples(request):
                 return
             if not _has_seats(state, step, request) or not _can_return(state, step, request):
                 shut(state, step)
@@ -77,6 +77,9 @@ class Admission:
                     admit(state, step, request)
                     continue
             behind = _one_behind(state, step, request)
+            if behind is None and state.waits_for_samples(request):
+                # An update lets it in, though no request ends.
+                return
             if behind is None:
                 # Where prompts are computed whole, one that comes in this step may have left too little of the budget for the next one.
                 if self.chunked or not step.chunks:
@@ -113,8 +116,10 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
 
 
 def _may_enter(state: State, step: Step, request: RequestState) -> bool:
-    """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later."""
+    """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later, and it has its tokens."""
     if not _has_seats(state, step, request) or not fits(state, step, request):
+        return False
+    if state.waits_for_samples(request):
         return False
     return state.foresight is None or state.foresight.fits(request)
 

@@ -85,7 +85,7 @@ def is_undecided(state: State, request: RequestState, sequence: int) -> bool:
 
 def totals_of(state: State, rows: Rows) -> Counts:
     """Tokens that each of these rows will know when all batches that are out have ended, int64 [n], as far as that is foreseen; those
-    that are launched, for a row that ends with them at its full length, or has undecided drafts."""
+    that are launched, for a row that ends with them at its full length, has undecided drafts, or has to know them first."""
     known = state.manager.num_tokens[rows]
     if state.awaited is None:
         return known
@@ -93,4 +93,9 @@ def totals_of(state: State, rows: Rows) -> Counts:
     totals: Counts = known + num_awaited
     ends = (num_awaited > 0) & (totals >= state.columns.max_total[rows])
     ends |= state.awaited.is_undecided[rows]
+    if state.resumes_known:
+        goes_on = state.awaited.batch[rows] == state.batch_before
+        if state.retold:
+            goes_on &= ~np.isin(rows, list(state.retold))
+        ends |= (num_awaited > 0) & ~goes_on
     return np.where(ends, np.minimum(totals, state.manager.num_launched[rows]), totals)

@@ -141,6 +141,8 @@ def _steady_ahead(state: State, step: Step, rows: Rows) -> tuple[Rows, Counts, C
     if ticket.draft_counts is not None:
         # How many of them are right decides where those rows go on.
         return None
+    if state.resumes_known and (state.retold or last.number != state.batch_before):
+        return None
     starts = ticket.ends
     if state.columns.reach_length(rows, starts + 1):
         return None

@@ -85,6 +85,9 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     async_moves          moves run in the background; `moved(batch)` says when they have
     max_outstanding      batches that are out at a time
+    resumes_known        for engines that take the tokens of a row from the scheduler when it was not in the batch before, or has other
+                         blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
+                         that gave its blocks back comes in again when the batches that sample for it have ended
 
     Raises InvalidConfig or UnknownPolicy.
     """
@@ -103,6 +106,7 @@ class Scheduler(Uncopyable):
         costs: Costs | None = None,
         async_moves: bool = False,
         max_outstanding: int = 4,
+        resumes_known: bool = False,
     ) -> None:
         sizes = {
             "max_tokens_per_step": max_tokens_per_step,
@@ -124,6 +128,7 @@ class Scheduler(Uncopyable):
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         async_moves = checked_flag("async_moves", async_moves)
+        resumes_known = checked_flag("resumes_known", resumes_known)
         if async_moves and manager.host_caching:
             raise InvalidConfig(
                 "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
@@ -140,7 +145,9 @@ class Scheduler(Uncopyable):
             count_of(max_outstanding),
         )
         strategies = strategies_of(chosen, manager.num_blocks)
-        self._state = State(manager, chosen, strategies, limits, costs or Costs(), async_moves)
+        self._state = State(
+            manager, chosen, strategies, limits, costs or Costs(), async_moves=async_moves, resumes_known=resumes_known
+        )
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
@@ -252,6 +259,9 @@ class Scheduler(Uncopyable):
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
         state.awaited = None
+        if state.resumes_known:
+            # Before this step lets any table grow.
+            state.retold = set(manager.changed_rows.tolist()) if state.outstanding else set()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.

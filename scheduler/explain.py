@@ -12,6 +12,8 @@ from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_d
 from paged.scheduler.state import State
 from paged.scheduler.status import Status
 
+_SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
+
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `Scheduler.explain` found.
@@ -106,6 +108,8 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
+    elif state.waits_for_samples(request):
+        reason = _SAMPLES_ARE_OUT
     elif ahead:
         reason = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
     elif returning:
@@ -142,6 +146,8 @@ def _away(state: State, request: RequestState) -> Explanation:
         f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
         f"{counted(needed, 'block')} to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
     )
+    if state.waits_for_samples(request):
+        reason = _SAMPLES_ARE_OUT
     if request.transfers:
         reason += f" Its moves of batch {min(request.transfers)} have not been reported; call moved()."
     return _explained(state, request, reason, needed + kept)

@@ -117,7 +117,9 @@ class State:
         strategies: Strategies,
         limits: Limits,
         costs: Costs,
+        *,
         async_moves: bool,
+        resumes_known: bool,
     ) -> None:
         self.manager = manager
         self.policy = policy
@@ -125,6 +127,7 @@ class State:
         self.limits = limits
         self.costs = costs
         self.async_moves = async_moves
+        self.resumes_known = resumes_known
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.waiting = OrderedQueue()
@@ -138,6 +141,8 @@ class State:
         self.outstanding: list[Batch] = []
         # While a step is made with batches out: the samples that rows wait for.
         self.awaited: Awaited | None = None
+        # While a step is made with `resumes_known`: rows whose blocks are not those of the batch before.
+        self.retold: set[int] = set()
         # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
         self.parked_late: list[RequestState] = []
         # Ids of requests that have ended, with the batches that are out and hold shares of them.
@@ -191,13 +196,27 @@ class State:
 
     def _total_ahead(self, row: int) -> int:
         request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
-        known, num_awaited = int(self.manager.num_tokens[row]), len(sources_of(self, request, sequence))
-        if num_awaited and (
-            known + num_awaited >= request.max_total[sequence] or is_undecided(self, request, sequence)
+        sources = sources_of(self, request, sequence)
+        total = int(self.manager.num_tokens[row]) + len(sources)
+        if sources and (
+            total >= request.max_total[sequence]
+            or is_undecided(self, request, sequence)
+            or (self.resumes_known and (row in self.retold or sources[-1][0] != self.batch_before))
         ):
-            # It ends with them, or goes on from a place that is not known.
-            return min(known + num_awaited, int(self.manager.num_launched[row]))
-        return known + num_awaited
+            # It ends with them, goes on from a place that is not known, or has to know them first.
+            return min(total, int(self.manager.num_launched[row]))
+        return total
+
+    @property
+    def batch_before(self) -> int:
+        """The number of the batch before the step that is made; it may have been empty, or have ended."""
+        return self.manager.batch - 1
+
+    def waits_for_samples(self, state: RequestState) -> bool:
+        """Whether the request, which does not run, comes in again only when batches that are out have sampled for it."""
+        if not (self.resumes_known and self.outstanding):
+            return False
+        return any(sources_of(self, state, sequence) for sequence in range(len(state.rows)))
 
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""

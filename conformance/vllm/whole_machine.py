@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -70,6 +71,7 @@ class VllmSchedulerMachine(SchedulerMachine):
 
     rig_class: ClassVar[type[SchedulerRig]] = OneBatchRig
     policies: ClassVar[Sequence[str]] = ("vllm",)
+    resumes_known: ClassVar[bool] = False
 
     append = None
     go_ahead = None
@@ -77,7 +79,8 @@ class VllmSchedulerMachine(SchedulerMachine):
 
     @initialize(data=st.data(), opening=st.lists(wishes(), min_size=1, max_size=4))
     def begin(self, data: st.DataObject, opening: list[Wish]) -> None:
-        self.rig = self.rig_class(data.draw(worlds(self.policies)), type(self).build)
+        world = replace(data.draw(worlds(self.policies)), resumes_known=self.resumes_known)
+        self.rig = self.rig_class(world, type(self).build)
         for wish in opening:
             self.add(wish, again=False)
 
@@ -117,14 +120,16 @@ class VllmPriorityMachine(VllmSchedulerMachine):
 
 
 class VllmClients(RandomEngine):
-    """Random clients that ask for nothing which vLLM does not have."""
+    """Random clients that ask for nothing which vLLM does not have, of an engine that has `num_out` batches out at a time."""
+
+    num_out: ClassVar[int] = 1
 
     def next_call(self) -> Call:
         while True:
             verb, arguments = super().next_call()
             if verb in ("step", "update"):
                 return verb, ((),)
-            if verb not in ("cancel", "append") and not (verb == "schedule" and self.rig.flights):
+            if verb not in ("cancel", "append") and not (verb == "schedule" and len(self.rig.flights) >= self.num_out):
                 return verb, arguments
 
     def request(self) -> Any:

@@ -65,7 +65,7 @@ def violations(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     batch = flight.batch
     found = limits(rig, flight) + order(rig, before, batch) + progress(rig, before, batch)
     found += victims(rig, before, batch) + promises(rig, batch) + admission(rig, before, batch)
-    return found or foreseen_tokens(rig, flight) + hits(rig, before, flight)
+    return found or foreseen_tokens(rig, flight) + told_anew(rig, flight) + hits(rig, before, flight)
 
 
 def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
@@ -262,6 +262,31 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
         wanted = [(-1, -1) if isinstance(token, int) else token for token in tokens[start:stop]]
         if (said := sources[first:last]) != wanted + [(-1, -1)] * num_drafts:
             found.append(f"{key}: tokens {start} to {stop - 1} come from {said}; they are sampled in {wanted}")
+    return found
+
+
+def told_anew(rig: SchedulerRig, flight: Flight) -> list[str]:
+    """Where the engine has to know all tokens of a row that it is told anew: nobody comes in while its samples are out, and a token that is
+    still to be sampled is computed in the batch after the one that samples it, in the same row, whose table has at most grown."""
+    if not rig.world.resumes_known:
+        return []
+    batch, earlier, found = flight.batch, rig.flights[-1] if rig.flights else None, []
+    for id in batch.admitted:
+        keys = [(id, sequence) for sequence in range(len(rig.books[id].sequences))]
+        if any(other.sources(key) for other in rig.flights for key in keys):
+            found.append(f"{id} comes in while its samples are out")
+    bounds = batch.query_start_loc.tolist()
+    for place, (key, row) in enumerate(zip(flight.keys, batch.rows.tolist(), strict=True)):
+        sources = set(batch.source_batches[bounds[place] : bounds[place + 1]].tolist()) - {-1}
+        if not sources:
+            continue
+        if earlier is None or sources != {batch.number - 1} or earlier.number != batch.number - 1:
+            found.append(f"{key}: batch {batch.number} computes what batches {sorted(sources)} sample")
+            continue
+        ends = dict(zip(earlier.batch.rows.tolist(), earlier.batch.seq_lens.tolist(), strict=True))
+        num_blocks = -(-ends.get(row, 0) // rig.world.block_size)
+        if not num_blocks or not np.array_equal(earlier.tables[row][:num_blocks], flight.tables[row][:num_blocks]):
+            found.append(f"{key}: computes what is still to be sampled, with other blocks than in the batch before")
     return found
 
 

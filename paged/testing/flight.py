@@ -50,6 +50,8 @@ class Flight:
     void: set[int] = field(default_factory=set)
     # Places whose sequence gave up what they compute.
     lost: set[int] = field(default_factory=set)
+    # Blocks that a later batch's copies, or a load, wrote after its forward pass: no row of it that still counts has them.
+    rewritten: set[int] = field(default_factory=set)
     # Content of blocks that it is the first to compute, with the sequence that does.
     published: dict[Path, Key] = field(default_factory=dict)
 

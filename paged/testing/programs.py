@@ -34,6 +34,7 @@ def random_world(chance: random.Random) -> World:
         max_model_len=chance.choice([None, None, None, 10]),
         max_waiting=chance.choice([None, None, None, 4]),
         max_outstanding=chance.choice([4, 4, 3, 1]),
+        resumes_known=chance.random() < 0.3,
         async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),

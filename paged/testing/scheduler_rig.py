@@ -347,8 +347,10 @@ class SchedulerRig:
         if moved:
             self._move(flight)
             flight.apply_changes(self.mirror)
-            # Half a forward pass has written anything to the slots that it was given.
-            self.shadow.device.reshape(-1)[flight.batch.slot_mapping] = POISON
+            # Half a forward pass has written anything to the slots that it was given, before whatever came later.
+            slots = flight.batch.slot_mapping
+            is_its_own = ~np.isin(slots // self.world.block_size, list(flight.rewritten))
+            self.shadow.device.reshape(-1)[slots[is_its_own]] = POISON
         self.events["cancel with full blocks"] += bool((flight.batch.seq_lens >= self.world.block_size).any())
         if flight.number < self.last_moved and len(flight.batch.moves):
             # Those of a later batch ran, so its own did: they cannot be carried over.
@@ -543,6 +545,8 @@ class SchedulerRig:
         for start, block in load.blocks:
             arrived = contents[start : max(start, min(start + size, first + num_tokens))]
             self.shadow.device[block, : len(arrived)] = arrived
+            for flight in self.flights:
+                flight.rewritten.add(block)
         try:
             with self._blaming(RequestInFlight):
                 self.scheduler.loaded(id, num_tokens)
@@ -632,6 +636,9 @@ class SchedulerRig:
             return
         flight.has_moved = True
         moves = flight.batch.moves
+        for earlier in self.flights:
+            if earlier.number < flight.number:
+                earlier.rewritten |= {*moves.host_to_device[:, 1].tolist(), *moves.device_to_device[:, 1].tolist()}
         self.events["copy on write"] += len(moves.device_to_device)
         self.events["swapped out"] += len(moves.device_to_host)
         self.events["swapped in"] += len(moves.host_to_device)

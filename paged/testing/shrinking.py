@@ -172,6 +172,7 @@ _WITHOUT_LIMITS = {
     "host_caching": False,
     "event_stride": 0,
     "steps_ahead": 0,
+    "resumes_known": False,
     "drafts": 0,
     "least_load": 0,
     "lag": 0,

@@ -174,6 +174,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         max_model_len=st.sampled_from([None, None, None, 10]),
         max_waiting=st.sampled_from([None, None, None, 4]),
         max_outstanding=st.sampled_from([4, 4, 3, 1]),
+        resumes_known=st.sampled_from([False, False, True]),
         async_moves=st.sampled_from([False, False, True]),
         vocabulary=st.sampled_from([2, 3]),
         event_stride=st.sampled_from([0, 0, 1, 3]),

@@ -32,6 +32,7 @@ class World(MemoryWorld):
     max_outstanding: int = 4
     drafts: int = 0
     """How many tokens are guessed for rows that run, at most; not all of them are right."""
+    resumes_known: bool = False
     steps_ahead: int = 0
     """How many more batches the engine schedules, in a whole step, before it ends the oldest."""
     watermark: float | None = None
@@ -93,6 +94,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "vocabulary_size": world.vocabulary,
         "async_moves": world.async_moves,
         "max_outstanding": world.max_outstanding,
+        "resumes_known": world.resumes_known,
     }
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}

@@ -124,9 +124,10 @@ def test_costs_name_the_field_that_is_wrong(field, value):
         Costs(**{field: value})
 
 
-def test_moves_run_in_the_background_or_do_not(make_scheduler):
-    with pytest.raises(InvalidConfig, match="async_moves has to be True or False; got 'no'"):
-        make_scheduler(8, 4, async_moves="no")
+@pytest.mark.parametrize("flag", ["async_moves", "resumes_known"])
+def test_a_flag_of_a_scheduler_is_true_or_false(make_scheduler, flag):
+    with pytest.raises(InvalidConfig, match=f"{flag} has to be True or False; got 'no'"):
+        make_scheduler(8, 4, **{flag: "no"})
 
 
 @pytest.mark.parametrize("kind", [bool, float, str])

@@ -32,6 +32,10 @@ CAPABILITIES = Capabilities(
 )
 
 
+Share = tuple[list[int], list[int], list[int]]
+"""Tokens, positions and slots that a request computes in a step."""
+
+
 class UnlikeDecided(AssertionError):
     """What the runner would compute is not what was decided."""
 
@@ -42,7 +46,7 @@ class Known:
 
     prompt: list[int]
     blocks: list[int]
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int | None] = field(default_factory=list)
 
 
 class Runner:
@@ -53,8 +57,8 @@ class Runner:
         self.known: dict[str, Known] = {}
         self.in_batch: set[str] = set()
 
-    def run(self, output: Any) -> dict[str, tuple[list[int], list[int], list[int]]]:
-        """Of each request of the step: its tokens, positions and slots."""
+    def run(self, output: Any, batch: Any) -> dict[str, Share]:
+        """Of each request of the step: its tokens, positions and slots. Of the batch only its number is looked at."""
         for id in output.finished_req_ids:
             self.known.pop(id, None)
             self.in_batch.discard(id)
@@ -84,12 +88,13 @@ class Runner:
         self.in_batch |= set(output.num_scheduled_tokens)
         return {id: self._step(id, starts[id], count, output) for id, count in output.num_scheduled_tokens.items()}
 
-    def sampled(self, id: str, tokens: list[int]) -> None:
-        """What it sampled for a request."""
-        if id in self.known:
-            self.known[id].outputs += tokens
+    def sampled(self, batch: Any, sampled: dict[str, list[int]]) -> None:
+        """What it sampled in a step, the oldest of which that has not been told."""
+        for id, tokens in sampled.items():
+            if id in self.known:
+                self.known[id].outputs += tokens
 
-    def _step(self, id: str, start: int, count: int, output: Any) -> tuple[list[int], list[int], list[int]]:
+    def _step(self, id: str, start: int, count: int, output: Any) -> Share:
         known, size = self.known[id], self.block_size
         tokens = known.prompt + known.outputs + output.scheduled_spec_decode_tokens.get(id, [])
         span = range(start, start + count)
@@ -100,6 +105,8 @@ class Plugged:
     """The plug-in, asked as a `StepScheduler`. One batch out at a time, as vLLM's `EngineCore.step` asks it."""
 
     capabilities = CAPABILITIES
+    is_ahead = False
+    runner_class = Runner
 
     def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
         self.core = vllm_things.plug_in(
@@ -108,15 +115,17 @@ class Plugged:
             max_num_seqs=world.max_sequences,
             max_num_batched_tokens=world.max_tokens_per_step,
             max_model_len=world.max_model_len or 1 << 30,
+            is_ahead=self.is_ahead,
             policy=scheduling_policy,
             additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
             **given,
         )
         self.manager = self.core.manager
-        self.runner = Runner(world.block_size)
+        self.runner = self.runner_class(world.block_size)
         self.now = 0.0
         self.core.clock = lambda: self.now
-        self.out: Any = None
+        # Steps that have not ended, as the runner and as our scheduler know them.
+        self.out: list[tuple[Any, Any]] = []
         self.late: list[Output] = []
 
     @property
@@ -129,8 +138,7 @@ class Plugged:
 
     def add(self, request: Any, now: float = 0.0) -> None:
         """A vLLM request. What the front end refuses of ids is refused here; what never fits the plug-in ends with "error"."""
-        out = {} if self.out is None else self.out.num_scheduled_tokens
-        if request.id in self.core._live or request.id in out:
+        if request.id in self.core._live or any(request.id in output.num_scheduled_tokens for output, _ in self.out):
             raise DuplicateRequest(request.id)
         sampling = {"max_tokens": request.max_tokens, "stop_token_ids": list(request.stop_token_ids)}
         made = vllm_things.request(
@@ -154,13 +162,12 @@ class Plugged:
         self.now = now
         output = self.core.schedule()
         batch = self.core._out[-1][1]
-        self._compare(batch, self.runner.run(output))
+        self.compare(batch, self.runner.run(output, batch))
         copies = [(copy.src_block_id - 1, copy.dst_block_id - 1) for copy in output.kv_cache_block_copies or ()]
         if copies != [tuple(pair) for pair in batch.moves.device_to_device.tolist()]:
             raise UnlikeDecided(f"copies {copies}, decided {batch.moves.device_to_device.tolist()}")
-        self.out = output
-        if batch.is_empty:
-            self.late += self._ended(output, {})
+        self.out.append((output, batch))
+        self.late += self._end_empty_ones()
         return batch
 
     def update(self, batch: Any, token_ids: Any, counts: Any = None, now: float = 0.0) -> list[Output]:
@@ -175,10 +182,9 @@ class Plugged:
             id: tokens[stop - count : stop]
             for id, stop, count in zip(batch.ids.tolist(), stops, each.tolist(), strict=True)
         }
-        for id, new in sampled.items():
-            self.runner.sampled(id, new)
+        self.runner.sampled(batch, sampled)
         late, self.late = self.late, []
-        return late + self._ended(self.out, sampled)
+        return late + self._ended(sampled) + self._end_empty_ones()
 
     def abort(self, id: str, /) -> Output | None:
         try:
@@ -195,9 +201,16 @@ class Plugged:
         # What the kit only reads: status, id_of, rows_of, counts, explain, check and the like.
         return getattr(self.core.decisions, name)
 
-    def _ended(self, output: Any, sampled: dict[str, list[int]]) -> list[Output]:
+    def _end_empty_ones(self) -> list[Output]:
+        """Steps without requests, which end as soon as no older one is out."""
+        ended: list[Output] = []
+        while self.out and self.out[0][1].is_empty:
+            ended += self._ended({})
+        return ended
+
+    def _ended(self, sampled: dict[str, list[int]]) -> list[Output]:
+        output, _ = self.out.pop(0)
         made = self.core.update_from_output(output, vllm_things.answer(output, sampled))
-        self.out = None
         return [
             Output(
                 each.request_id,
@@ -212,7 +225,7 @@ class Plugged:
     def _word(self, reason: Any) -> str:
         return str(reason.name).lower()
 
-    def _compare(self, batch: Any, computed: dict[str, tuple[list[int], list[int], list[int]]]) -> None:
+    def compare(self, batch: Any, computed: dict[str, Share]) -> None:
         bounds = batch.query_start_loc.tolist()
         for place, id in enumerate(batch.ids.tolist()):
             span = slice(bounds[place], bounds[place + 1])

@@ -26,6 +26,7 @@ _EMPTY = {
     "outputs": list,
     "scheduled_spec_decode_tokens": dict,
     "has_structured_output_requests": bool,
+    "pending_structured_output_tokens": bool,
     "num_nans_in_logits": int,
     "requests": int,
     "queries": int,

@@ -2,7 +2,7 @@
 
 Each test of those files runs here once more with our plug-in in the scheduler's place: vLLM's requests go in, a runner of vLLM's kind computes,
 vLLM's outputs come out. What vLLM's interface has no word for is left out, with the word; where ours differs from vLLM's own scheduler on
-purpose stands in docs/integrations.md.
+purpose stands in docs/integrations/vllm.md.
 """
 
 from importlib import import_module
@@ -11,6 +11,7 @@ from types import FunctionType
 import pytest
 from acceptance import conftest as shared
 from integrations.plugged import Plugged
+from integrations.plugged_ahead import PluggedAhead
 
 from paged import POLICIES
 from paged.testing.world import World
@@ -22,8 +23,9 @@ TAKEN_OVER = (
     "test_k_order",
     "test_l_stopping",
     "test_p_liveness",
+    "test_resumes_known",
 )
-CARRIED = {"policy", "max_tokens_per_step", "max_sequences", "max_model_len", "prefix_caching"}
+CARRIED = {"policy", "max_tokens_per_step", "max_sequences", "max_model_len", "prefix_caching", "resumes_known"}
 # Fields of a request that vLLM's have no word for, as they are when nobody uses them.
 UNUSED = {
     "min_tokens": 0,
@@ -57,7 +59,7 @@ globals().update(
 
 
 class Asked(Plugged):
-    """The plug-in, which skips the test that asks for what it has no word for."""
+    """The plug-in, which skips the test that asks for what it has no word for, and for steps ahead."""
 
     def add(self, request, now=0.0):
         for name, unused in UNUSED.items():
@@ -66,12 +68,10 @@ class Asked(Plugged):
         super().add(request, now)
 
     def schedule(self, now=0.0, drafts=None):
-        if drafts is not None or self.out is not None:
-            pytest.skip(
-                "one batch is out at a time, and its drafts come by request"
-                if drafts is None
-                else "drafts come by request"
-            )
+        if drafts is not None:
+            pytest.skip("drafts come by request")
+        if self.out and not self.is_ahead:
+            pytest.skip("one batch is out at a time")
         return super().schedule(now)
 
     def __getattr__(self, name):
@@ -80,8 +80,12 @@ class Asked(Plugged):
         return super().__getattr__(name)
 
 
-@pytest.fixture
-def make_scheduler():
+class AskedAhead(Asked, PluggedAhead):
+    """The same for asynchronous scheduling."""
+
+
+@pytest.fixture(params=[Asked, AskedAhead], ids=["one batch out", "two batches out"])
+def make_scheduler(request):
     made = []
 
     def make(num_blocks, block_size=4, **options):
@@ -95,12 +99,14 @@ def make_scheduler():
             pytest.skip("options name a policy")
         if POLICIES[policy].layout == "region":
             pytest.skip("regions are refused")
+        if options.get("resumes_known", request.param.is_ahead) != request.param.is_ahead:
+            pytest.skip("of another class")
         world = World(
             num_blocks=num_blocks,
             block_size=block_size,
             **{"max_tokens_per_step": 2048, "max_sequences": 256, "policy": "paged"} | options,
         )
-        made.append(Asked(world, scheduling_policy="priority", long_prefill_token_threshold=max_chunk or 0))
+        made.append(request.param(world, scheduling_policy="priority", long_prefill_token_threshold=max_chunk or 0))
         return made[-1]
 
     yield make

@@ -57,7 +57,8 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
         tier.handle_preemptions(output.kv_connector_metadata)
         for copy in output.kv_cache_block_copies or ():
             slots.view(-1, BLOCK_SIZE)[copy.dst_block_id] = slots.view(-1, BLOCK_SIZE)[copy.src_block_id]
-        shares = runner.run(output)
+        batch = core._out[-1][1]
+        shares = runner.run(output, batch)
         for tokens, _, written in shares.values():
             slots[torch.tensor(written) + BLOCK_SIZE] = torch.tensor(tokens) + 1
         for id, (_, positions, _) in shares.items():
@@ -65,12 +66,10 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
             for position in range(positions[-1] + 1):
                 held = int(slots[known.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE])
                 assert held == (known.prompt + known.outputs)[position] + 1, (id, position)
-        batch = core._out[-1][1]
         sampled = {
             id: [chance.randrange(3)] for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()) if samples
         }
-        for id, tokens in sampled.items():
-            runner.known[id].outputs += tokens
+        runner.sampled(batch, sampled)
         core.update_from_output(output, answer(output, sampled))
         assert core.check() == []
     assert core.get_num_unfinished_requests() == 0

@@ -5,11 +5,15 @@ import random
 
 import msgspec
 import pytest
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
 from integrations.plugged import CAPABILITIES, Plugged
+from integrations.plugged_ahead import PluggedAhead
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
-from paged.testing.machines import settings_for
+from paged.testing.machines import SchedulerMachine, settings_for
+from paged.testing.scheduler_rig import SchedulerRig
+from paged.testing.strategies import where
 from paged.testing.world import World
 
 SOAK = int(os.environ.get("PAGED_SOAK", "500"))
@@ -31,16 +35,58 @@ class PluggedMachine(VllmSchedulerMachine):
     policies = ("paged", "paged", "vllm", "sarathi")
 
 
-def test_the_machine_finds_nothing_in_the_plug_in():
-    run_state_machine_as_test(PluggedMachine, settings=settings_for(100))
+class AheadRig(PluggedRig):
+    """Two batches out at a time."""
+
+    def step(self, counts=(), *, is_patient=True, ahead=None):
+        SchedulerRig.step(self, (), is_patient=is_patient, ahead=1)
+
+
+class AheadMachine(PluggedMachine):
+    """The same for asynchronous scheduling. Steps may be empty between two that are not, and then three are out."""
+
+    build = staticmethod(PluggedAhead)
+    rig_class = AheadRig
+    resumes_known = True
+    go_ahead = SchedulerMachine.go_ahead
+
+    @where(lambda self: len(self.rig.flights) < 2)
+    @rule()
+    def schedule(self):
+        self.rig.schedule()
+
+    @where(lambda self: self.rig.live and not self.rig.flights)
+    @rule(ahead=st.just(2))
+    def schedule_ahead(self, ahead):
+        for _ in range(ahead):
+            self.rig.schedule()
+
+
+class ClientsAhead(VllmClients):
+    """Random clients of an engine that has two batches out."""
+
+    num_out = 2
+
+
+@pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine])
+def test_the_machine_finds_nothing_in_the_plug_in(machine):
+    run_state_machine_as_test(machine, settings=settings_for(100))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", ["paged", "vllm"])
-def test_random_requests_leave_the_plug_in_as_it_was(policy):
-    world = World(num_blocks=12, block_size=2, max_tokens_per_step=16, max_sequences=6, policy=policy)
-    rig = PluggedRig(world, Plugged)
-    clients = VllmClients(rig, random.Random(0), trouble=0.3)
+@pytest.mark.parametrize(
+    ("rig_class", "plugged", "clients_class"),
+    [(PluggedRig, Plugged, VllmClients), (AheadRig, PluggedAhead, ClientsAhead)],
+    ids=["one batch out", "two batches out"],
+)
+def test_random_requests_leave_the_plug_in_as_it_was(policy, rig_class, plugged, clients_class):
+    is_ahead = plugged.is_ahead
+    world = World(
+        num_blocks=12, block_size=2, max_tokens_per_step=16, max_sequences=6, policy=policy, resumes_known=is_ahead
+    )
+    rig = rig_class(world, plugged)
+    clients = clients_class(rig, random.Random(0), trouble=0.3)
     while rig.num_added < SOAK:
         clients.do()
     rig.drain()

@@ -53,7 +53,7 @@ def test_n_gram_speculation_is_carried():
 
 
 def test_every_feature_that_is_refused_stands_in_the_table_of_the_docs(repository):
-    page = (repository / "docs" / "integrations.md").read_text()
+    page = (repository / "docs" / "integrations" / "vllm.md").read_text()
     for refusal in REFUSALS:
         assert re.search(rf"^\| {re.escape(refusal.feature)} \| refused", page, re.MULTILINE), refusal.feature
 
@@ -83,9 +83,23 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
     assert Options() == Options(policy="paged", prefix_caching=True)
 
 
-def test_asynchronous_scheduling_is_refused_with_the_flag_that_ends_it():
-    with pytest.raises(RefusedByPaged, match="--no-async-scheduling"):
+def test_each_class_is_refused_where_the_other_belongs_and_names_it():
+    with pytest.raises(
+        RefusedByPaged, match=r"take paged\.integrations\.vllm\.AsyncScheduler, or .* --no-async-scheduling"
+    ):
         plug_in(async_scheduling=True)
+    with pytest.raises(RefusedByPaged, match=r"take paged\.integrations\.vllm\.Scheduler, or .* --async-scheduling"):
+        plug_in(is_ahead=True, async_scheduling=False)
+
+
+def test_speculation_is_refused_beside_asynchronous_scheduling():
+    with pytest.raises(RefusedByPaged, match="speculation beside asynchronous scheduling is not carried"):
+        plug_in(is_ahead=True, speculative_config=SimpleNamespace(method="ngram"))
+
+
+def test_the_docs_say_what_asynchronous_scheduling_refuses(repository):
+    page = (repository / "docs" / "integrations" / "vllm.md").read_text()
+    assert re.search(r"^\| speculation beside asynchronous scheduling \| refused", page, re.MULTILINE)
 
 
 def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused():

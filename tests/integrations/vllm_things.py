@@ -94,13 +94,14 @@ def plug_in(
     *,
     log_stats: bool = False,
     include_finished_set: bool = False,
+    is_ahead: bool = False,
     **given: Any,
 ) -> Any:
-    """Our scheduler as vLLM makes it; `num_blocks` are those that can be used."""
-    from paged.integrations.vllm import Scheduler
+    """Our scheduler as vLLM makes it, `is_ahead` the one for asynchronous scheduling; `num_blocks` are those that can be used."""
+    from paged.integrations.vllm import AsyncScheduler, Scheduler
 
-    return Scheduler(
-        vllm_config=config(**given),
+    return (AsyncScheduler if is_ahead else Scheduler)(
+        vllm_config=config(**{"async_scheduling": is_ahead} | given),
         kv_cache_config=memory(num_blocks + 1, block_size),
         structured_output_manager=Grammars(),
         block_size=block_size,

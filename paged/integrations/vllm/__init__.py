@@ -1,9 +1,10 @@
 """vLLM on our memory and our decisions: its models, kernels, sampling and server, our scheduler.
 
-    vllm serve MODEL --scheduler-cls paged.integrations.vllm.Scheduler
+    vllm serve MODEL --no-async-scheduling --scheduler-cls paged.integrations.vllm.Scheduler
+    vllm serve MODEL --async-scheduling --scheduler-cls paged.integrations.vllm.AsyncScheduler
     LLM(MODEL, scheduler_cls="paged.integrations.vllm.Scheduler", additional_config={"paged": {"policy": "paged"}})
 
-What works, what is refused and why: docs/integrations.md. Knows vLLM's scheduler interface, which vLLM does not promise to keep: on import
+What works, what is refused and why: docs/integrations/vllm.md. Knows vLLM's scheduler interface, which vLLM does not promise to keep: on import
 it is looked whether this one has all that is needed. Needs vLLM; nothing else of paged imports this.
 """
 
@@ -12,7 +13,8 @@ from paged.integrations.vllm.needed import must_have_all
 
 must_have_all()
 
+from paged.integrations.vllm.ahead import AsyncScheduler  # noqa: E402
 from paged.integrations.vllm.options import Options  # noqa: E402
 from paged.integrations.vllm.plug_in import Scheduler  # noqa: E402
 
-__all__ = ["Options", "RefusedByPaged", "Scheduler", "UnsupportedVllm"]
+__all__ = ["AsyncScheduler", "Options", "RefusedByPaged", "Scheduler", "UnsupportedVllm"]

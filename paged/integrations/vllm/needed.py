@@ -81,6 +81,7 @@ NEEDED: Needed = {
         "kv_cache_block_copies",
         "kv_connector_metadata",
         "num_spec_tokens_to_schedule",
+        "pending_structured_output_tokens",
         "preempted_req_ids",
     ),
     "vllm.v1.core.sched.utils:check_sequence_repetition": (),

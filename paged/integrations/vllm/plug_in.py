@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.request import RequestStatus
@@ -39,13 +39,17 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 class Scheduler(SchedulerInterface):
-    """vLLM's `--scheduler-cls paged.integrations.vllm.Scheduler`: one batch out at a time.
+    """vLLM's `--no-async-scheduling --scheduler-cls paged.integrations.vllm.Scheduler`: one batch out at a time.
 
     Takes what vLLM gives every scheduler. Raises RefusedByPaged for what is not carried, before the engine starts. A single request that
     is not carried, or that the pool can never hold, ends with "error", and the log says why.
 
-    clock   seconds, by which events are dated and requests are ordered; time.monotonic as vLLM's own
+    clock     seconds, by which events are dated and requests are ordered; time.monotonic as vLLM's own
+    is_ahead  a step is scheduled while the one before it is out
     """
+
+    is_ahead = False
+    _telling_class = Telling
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Scheduler(SchedulerInterface):
         log_stats: bool = False,
     ) -> None:
         options = options_of(vllm_config.additional_config)
-        must_be_carried(vllm_config, kv_cache_config, options, block_size)
+        must_be_carried(vllm_config, kv_cache_config, options, block_size, is_ahead=self.is_ahead)
         self.clock: Callable[[], float] = time.monotonic
         # vLLM asks for these two: there are none.
         self.connector = None
@@ -80,6 +84,7 @@ class Scheduler(SchedulerInterface):
             max_model_len=vllm_config.model_config.max_model_len,
             max_chunk=limits.long_prefill_token_threshold or None,
             costs=options.costs,
+            resumes_known=self.is_ahead,
         )
         self._grammars = structured_output_manager
         self._max_adapters = None if vllm_config.lora_config is None else vllm_config.lora_config.max_loras
@@ -99,7 +104,9 @@ class Scheduler(SchedulerInterface):
         self._unplaced: dict[str, Live] = {}
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
-        self._telling = Telling(self.decisions, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner))
+        self._telling = self._telling_class(
+            self.decisions, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner)
+        )
         logger.info(
             "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, %d host blocks, prefix sharing %s.",
             installed(),
@@ -212,8 +219,10 @@ class Scheduler(SchedulerInterface):
             for live in list(self._held.values()):
                 if self._submit(live):
                     self._held.pop(live.id, None)
-        batch, output = None, SchedulerOutput.make_empty()
-        if self._pause != PauseState.PAUSED_ALL:
+        batch = None
+        if self._pause == PauseState.PAUSED_ALL:
+            output = self._telling.nothing()
+        else:
             now = self.clock()
             batch = self.decisions.schedule(now, self._drafts_of_running())
             output = self._told(batch, now)
@@ -294,7 +303,8 @@ class Scheduler(SchedulerInterface):
         constrained = {}
         for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()):
             live = self._live.get(id)
-            if samples and live is not None and live.request.use_structured_output:
+            # Not one that has come under the name of one that has ended.
+            if samples and live is not None and live.is_submitted and live.request.use_structured_output:
                 constrained[id] = live.request
         if not constrained:
             return None
@@ -306,6 +316,10 @@ class Scheduler(SchedulerInterface):
         """The step ran. What became of each request, by the client that asked; raises WrongAnswer, with nothing changed, for an output
         that does not belong to what was scheduled."""
         batch, speculation = self._batch_of(scheduler_output), None
+        if self._out[0][0] is not scheduler_output:
+            raise WrongAnswer(
+                "steps end in the order in which they were scheduled; an older one than this has not ended."
+            )
         made: list[Any] = []
         ended: list[Live] = []
         if batch is not None:
@@ -335,11 +349,10 @@ class Scheduler(SchedulerInterface):
         return packed_for_clients(clients, finished, self.make_stats(speculation))
 
     def _batch_of(self, scheduler_output: Any) -> Batch | None:
-        if not self._out or self._out[0][0] is not scheduler_output:
-            raise WrongAnswer(
-                "this output's step is not out: steps end in the order in which they were scheduled, each once."
-            )
-        return self._out[0][1]
+        for output, batch in self._out:
+            if output is scheduler_output:
+                return batch
+        raise WrongAnswer("this output's step is not out: each ends once.")
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Guesses for the next step, as far as each request's grammar allows them."""
@@ -349,8 +362,8 @@ class Scheduler(SchedulerInterface):
                 self._drafts[id] = list(self._grammars.validate_tokens(live.request, tokens))
 
     def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
-        """Only asked when two batches are out."""
-        raise WrongAnswer("drafts are known before a step is scheduled: one batch is out at a time.")
+        """Asked where tokens are guessed and two batches are out, which is refused at the start."""
+        raise WrongAnswer("drafts have to be known before their step is scheduled.")
 
     # What others ask.
 

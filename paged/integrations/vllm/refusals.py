@@ -1,6 +1,6 @@
 """What of vLLM the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
 
-The table of features in docs/integrations.md says the same, and a test compares them. Knows vLLM's configuration by its fields; imports
+The table of features in docs/integrations/vllm.md says the same, and a test compares them. Knows vLLM's configuration by its fields; imports
 nothing of vLLM.
 """
 
@@ -80,16 +80,14 @@ REFUSALS = (
 """In the order of the page."""
 
 
-def must_be_carried(config: Any, memory: Any, options: Options, block_size: int) -> None:
-    """Raise RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options that contradict them, too."""
+def must_be_carried(config: Any, memory: Any, options: Options, block_size: int, *, is_ahead: bool) -> None:
+    """Raise RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options that contradict them, too.
+    `is_ahead`: by the class for asynchronous scheduling."""
     asked_for = [refusal for refusal in REFUSALS if refusal.is_asked_for(config, memory)]
     if asked_for:
         told = "; ".join(f"{refusal.feature} ({refusal.why})" for refusal in asked_for)
         raise RefusedByPaged(f"paged's scheduler does not carry: {told}. Leave --scheduler-cls away for vLLM's own.")
-    if config.scheduler_config.async_scheduling:
-        raise RefusedByPaged(
-            "this class has one batch out at a time, and asynchronous scheduling two: start vLLM with --no-async-scheduling."
-        )
+    _must_be_the_right_class(config, is_ahead=is_ahead)
     policy = POLICIES[options.policy]
     if policy.layout == "region":
         raise RefusedByPaged(
@@ -105,6 +103,24 @@ def must_be_carried(config: Any, memory: Any, options: Options, block_size: int)
         raise RefusedByPaged(
             f"there are {memory.num_blocks} blocks, and vLLM keeps block 0 for itself: at least 2 are needed. Raise "
             "--num-gpu-blocks-override or --gpu-memory-utilization."
+        )
+
+
+def _must_be_the_right_class(config: Any, *, is_ahead: bool) -> None:
+    if config.scheduler_config.async_scheduling and not is_ahead:
+        raise RefusedByPaged(
+            "paged.integrations.vllm.Scheduler has one batch out at a time, and asynchronous scheduling two: take "
+            "paged.integrations.vllm.AsyncScheduler, or start vLLM with --no-async-scheduling."
+        )
+    if is_ahead and not config.scheduler_config.async_scheduling:
+        raise RefusedByPaged(
+            "paged.integrations.vllm.AsyncScheduler has two batches out at a time, and asynchronous scheduling is off, as it always is on "
+            "a CPU: take paged.integrations.vllm.Scheduler, or start vLLM with --async-scheduling."
+        )
+    if is_ahead and config.speculative_config is not None:
+        raise RefusedByPaged(
+            "speculation beside asynchronous scheduling is not carried: a step's drafts are known after it was scheduled. Take "
+            "paged.integrations.vllm.Scheduler and --no-async-scheduling."
         )
 
 

@@ -67,6 +67,10 @@ class Telling:
             ]
         return output
 
+    def nothing(self) -> Any:
+        """A step in which nothing was decided."""
+        return SchedulerOutput.make_empty()
+
     def _told_whole(
         self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[tuple[list[int]] | None]
     ) -> tuple[list[tuple[int, list[int]]], set[str]]:

@@ -1,0 +1,63 @@
+"""Our scheduler for vLLM's asynchronous scheduling: a step is decided while the one before it runs.
+
+    schedule 7 | schedule 8, which computes what 7 samples | update 7 | schedule 9 | update 8 | ...
+
+The runner keeps what it sampled on its device, and takes it from there in the step right after. Of a row that it is told anew it takes all
+tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler). Knows what the runner needs for that. Does not
+know how a step is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.integrations.vllm.live import Live
+from paged.integrations.vllm.plug_in import Scheduler
+from paged.integrations.vllm.telling import Telling
+from paged.scheduler import Batch
+
+
+class TellingAhead(Telling):
+    """Counts tokens that are still to be sampled among a row's outputs, and says all tokens of a row that was not in the step before."""
+
+    _before: Collection[str] = ()
+
+    def output_of(self, batch: Batch, lives: dict[str, Live]) -> Any:
+        output = super().output_of(batch, lives)
+        before, self._before = self._before, output.num_scheduled_tokens.keys()
+        if not self._uses_v2_runner:
+            told = output.scheduled_cached_reqs
+            anew = [id for id in told.req_ids if id not in before or id in told.resumed_req_ids]
+            told.all_token_ids = {id: self._decisions.tokens_of(id).tolist() for id in anew}
+        return output
+
+    def nothing(self) -> Any:
+        self._before = ()
+        return super().nothing()
+
+    def _num_outputs(self, batch: Batch) -> NDArray[np.int64]:
+        return np.maximum(super()._num_outputs(batch), batch.seq_lens - self._tables.num_prompt(batch.rows))
+
+
+class AsyncScheduler(Scheduler):
+    """vLLM's `--async-scheduling --scheduler-cls paged.integrations.vllm.AsyncScheduler`: two batches out at a time.
+
+    As Scheduler otherwise. vLLM schedules asynchronously on a GPU alone.
+    """
+
+    is_ahead = True
+    _telling_class = TellingAhead
+
+    def _told(self, batch: Batch, now: float) -> Any:
+        output = super()._told(batch, now)
+        if output.has_structured_output_requests:
+            rests_on_a_sample = batch.samples & (batch.seq_lens > self.manager.num_tokens[batch.rows])
+            # A grammar has to see that token before it can mask the next one: vLLM samples this step after the update of the one before.
+            output.pending_structured_output_tokens = any(
+                self._live[id].request.use_structured_output for id in batch.ids[rests_on_a_sample].tolist()
+            )
+        return output

@@ -1,0 +1,207 @@
+"""The class for vLLM's asynchronous scheduling, driven in the order of `EngineCore.step_with_batch_queue`: two steps are out, and what the
+runner is told of tokens that nobody knows yet is what vLLM's V1 runner needs."""
+
+from types import SimpleNamespace
+
+import pytest
+from integrations.vllm_things import answer, plug_in, request
+
+VLLM = {"paged": {"policy": "vllm"}}
+
+
+class Queue:
+    """vLLM's batch queue: a step is scheduled, and when two are out the older one ends. `says` is sampled for every request."""
+
+    def __init__(self, core, says=5):
+        self.core, self.says, self.out = core, says, []
+
+    def schedule(self):
+        self.out.append(self.core.schedule())
+        return self.out[-1]
+
+    def end(self):
+        output = self.out.pop(0)
+        batch = next(batch for out, batch in self.core._out if out is output)
+        sampling = [] if batch is None else zip(batch.ids.tolist(), batch.samples.tolist())
+        sampled = {id: [self.says] for id, yes in sampling if yes}
+        made = self.core.update_from_output(output, answer(output, sampled))
+        return {each.request_id: each for outputs in made.values() for each in outputs.outputs}
+
+    def step(self):
+        output = self.schedule()
+        return output, self.end() if len(self.out) == 2 else {}
+
+
+def reasons(made):
+    return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}
+
+
+def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
+    queue = Queue(plug_in(is_ahead=True))
+    queue.core.add_request(request("a", [1, 2], sampling={"max_tokens": 2}))
+    queue.step()
+    output, made = queue.step()
+    told = output.scheduled_cached_reqs
+    assert (told.req_ids, told.num_computed_tokens, told.num_output_tokens) == (["a"], [2], [1])
+    assert told.all_token_ids == {}, "the runner has it on its device"
+    assert made["a"].new_token_ids == [5]
+    output, made = queue.step()
+    assert output.num_scheduled_tokens == {} and reasons(made) == {"a": "LENGTH"}
+    assert queue.core.get_num_unfinished_requests() == 0
+
+
+def test_what_was_sampled_behind_an_end_is_nobodys():
+    queue = Queue(plug_in(is_ahead=True), says=9)
+    queue.core.add_request(request("a", [1, 2], sampling={"stop_token_ids": [9]}))
+    queue.step()
+    assert reasons(queue.step()[1]) == {"a": "STOP"}
+    output, made = queue.step()
+    assert output.finished_req_ids == {"a"} and made == {}
+    assert queue.core.manager.num_used == 0
+
+
+def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
+    queue = Queue(plug_in(is_ahead=True))
+    queue.core.add_request(request("a", [1, 2]))
+    queue.schedule()
+    queue.schedule()
+    queue.core.finish_requests("a", queue.core._live["a"].request.status.__class__.FINISHED_ABORTED)
+    queue.core.add_request(request("a", [7, 8]))
+    assert queue.end() == {}
+    output = queue.schedule()
+    assert output.finished_req_ids == {"a"} and output.num_scheduled_tokens == {}, (
+        "its name is taken by a step that is out"
+    )
+    assert queue.end() == {}
+    assert queue.schedule().scheduled_new_reqs[0].prompt_token_ids == [7, 8]
+
+
+def test_who_comes_in_again_is_told_all_its_tokens_when_they_are_known():
+    queue, told = Queue(plug_in(num_blocks=6, is_ahead=True)), {}
+    queue.core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
+    queue.core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
+    ended = {}
+    while queue.core.get_num_unfinished_requests():
+        output, made = queue.step()
+        ended |= {id: name for id, name in reasons(made).items() if name}
+        known = output.scheduled_cached_reqs
+        for id, num_outputs in zip(known.req_ids, known.num_output_tokens):
+            if id in known.all_token_ids:
+                told[id] = known.all_token_ids[id]
+                assert len(told[id]) == 4 + num_outputs
+    assert told and ended == {"a": "LENGTH", "b": "LENGTH"}
+    assert all(tokens[:4] in ([1, 2, 3, 4], [6, 7, 8, 9]) and set(tokens[4:]) <= {5} for tokens in told.values())
+
+
+def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_blocks():
+    queue = Queue(plug_in(is_ahead=True, policy="priority", max_num_batched_tokens=4, additional_config=VLLM))
+    queue.core.add_request(request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0))
+    queue.step()
+    queue.core.add_request(request("a", [6, 7, 8, 9, 1, 2, 3], priority=0, arrival_time=2.0))
+    assert list(queue.step()[0].num_scheduled_tokens) == ["b", "a"]
+    assert list(queue.step()[0].num_scheduled_tokens) == ["a"]
+    told = queue.step()[0].scheduled_cached_reqs
+    assert told.all_token_ids == {"b": [1, 2, 3, 4, 5, 5]} and told.resumed_req_ids == set()
+    assert dict(zip(told.req_ids, told.num_output_tokens))["b"] == 2
+
+
+def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_tokens_are_known():
+    queue = Queue(plug_in(num_blocks=20, is_ahead=True))
+    for id in ("a", "b"):
+        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    resumed = set()
+    while queue.core.get_num_unfinished_requests():
+        told = queue.step()[0].scheduled_cached_reqs
+        resumed |= told.resumed_req_ids
+        for id in told.resumed_req_ids:
+            num_outputs = told.num_output_tokens[told.req_ids.index(id)]
+            assert told.all_token_ids[id] == [1, 2, 3, *[5] * num_outputs]
+    assert len(resumed) == 1
+
+
+def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
+    queue = Queue(plug_in(num_blocks=20, is_ahead=True, use_v2_model_runner=True))
+    for id in ("a", "b"):
+        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    told = []
+    while queue.core.get_num_unfinished_requests():
+        output = queue.step()[0]
+        assert output.scheduled_cached_reqs.all_token_ids == {}
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        for new in output.scheduled_new_reqs:
+            told.append(new.prefill_token_ids)
+            assert len(told[-1]) == starts[new.req_id] + output.num_scheduled_tokens[new.req_id]
+    assert len(told) > 2, "one of them got another's blocks"
+
+
+def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
+    grammar = SimpleNamespace(grammar=lambda token: True)
+    core = plug_in(is_ahead=True)
+    core.add_request(request("a", [1, 2], sampling={"max_tokens": 3}, structured_output_request=grammar))
+    first = core.schedule()
+    assert first.has_structured_output_requests and not first.pending_structured_output_tokens
+    assert core.get_grammar_bitmask(first).structured_output_request_ids == ["a"]
+    second = core.schedule()
+    assert second.has_structured_output_requests and second.pending_structured_output_tokens
+    core.update_from_output(first, answer(first, {"a": [5]}))
+    assert list(core._live["a"].request.output_token_ids) == [5]
+    assert core.get_grammar_bitmask(second).structured_output_request_ids == ["a"]
+
+
+def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
+    grammar = SimpleNamespace(grammar=lambda token: token != 9)
+    core = plug_in(is_ahead=True)
+    core.add_request(request("a", [1, 2], structured_output_request=grammar))
+    first, second = core.schedule(), core.schedule()
+    made = core.update_from_output(first, answer(first, {"a": [9]}))
+    assert made[0].outputs[0].finish_reason.name == "ERROR"
+    core.add_request(request("a", [3], structured_output_request=SimpleNamespace(grammar=lambda token: True)))
+    assert core.get_grammar_bitmask(second) is None
+    made = core.update_from_output(second, answer(second, {"a": [4]}))
+    assert made == {} or made[0].outputs == []
+    assert core.schedule().scheduled_new_reqs[0].prompt_token_ids == [3]
+
+
+def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_again():
+    queue = Queue(plug_in(is_ahead=True))
+    queue.core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    queue.step()
+    queue.step()
+    queue.schedule()
+    assert queue.core.reset_prefix_cache(reset_running_requests=True) is True
+    assert queue.end() == {}
+    assert queue.schedule().num_scheduled_tokens == {}, "its steps are out"
+    assert queue.end() == {}
+    output = queue.schedule()
+    told = output.scheduled_cached_reqs
+    assert (told.resumed_req_ids, told.num_computed_tokens, told.num_output_tokens) == ({"a"}, [0], [1])
+    assert told.all_token_ids == {"a": [1, 2, 3, 5]} and output.num_scheduled_tokens == {"a": 4}
+    made = queue.end()
+    while queue.core.get_num_unfinished_requests():
+        made = queue.step()[1]
+    assert reasons(made) == {"a": "LENGTH"}
+
+
+def test_after_a_pause_the_runner_is_told_all_tokens():
+    from vllm.v1.core.sched.interface import PauseState
+
+    queue = Queue(plug_in(is_ahead=True))
+    queue.core.add_request(request("a", [1, 2, 3]))
+    queue.step()
+    queue.core.set_pause_state(PauseState.PAUSED_ALL)
+    assert queue.step()[0].num_scheduled_tokens == {}
+    queue.core.set_pause_state(PauseState.UNPAUSED)
+    assert queue.step()[0].scheduled_cached_reqs.all_token_ids == {"a": [1, 2, 3, 5]}
+
+
+def test_steps_end_in_order():
+    from paged.integrations.vllm.errors import WrongAnswer
+
+    core = plug_in(is_ahead=True)
+    core.add_request(request("a", [1, 2]))
+    first, second = core.schedule(), core.schedule()
+    with pytest.raises(WrongAnswer, match="an older one than this has not ended"):
+        core.update_from_output(second, answer(second, {"a": [5]}))
+    core.update_from_output(first, answer(first, {"a": [5]}))
+    core.update_from_output(second, answer(second, {"a": [5]}))
+    assert core.check() == []
