@@ -32,16 +32,18 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 SIDES = ("own", "paged")
 BLOCK_SIZE = 32
+# Timed runs of a cell in a process.
+REPEATS = 2
 Requests = list[tuple[list[int], int]]
-INTRODUCTION = f"""The same model, requests, blocks of {BLOCK_SIZE} tokens, cores and dtype under an engine's own scheduler and under ours; each run is a
-process of its own, the sides take turns, and so does who begins. Medians and ranges over the runs. Random weights in the shape of SmolLM2-135M; greedy, without an end.
-`offline`: log-normal lengths, all present at the start. `shared_prefix`: four families that share 512 tokens. `alone`: eight requests of
-`offline`, one after the other. A share of the blocks is of those that the requests want when all of them run. Answers are compared with those of the engine's own
-scheduler at the first size of a step; where there is no other side, with its own at that size: what another batch changes by itself.
+INTRODUCTION = f"""The same model, requests, blocks of {BLOCK_SIZE} tokens, cores and dtype under an engine's own scheduler and under ours; the sides are
+processes that take turns, and so does who begins. Medians and ranges over the runs. Random weights in the shape of SmolLM2-135M; greedy, without an end.
+`offline`: log-normal lengths, all present at the start. `shared_prefix`: four families that share 512 tokens. `alone`: six requests of
+`offline`, one after the other. Ample memory holds every request at its full length; a share of the blocks is of those that are wanted at
+most when all of them run. Answers are compared with those of the engine's own scheduler at the first size of a step; where there is no other side, with its own at that size: what another batch changes by itself.
 
 ```
-python benchmarks/in_engines.py run vllm --python VENV/bin/python --model DIR/135m
-python benchmarks/in_engines.py run transformers --model DIR/135m --limit 16
+python benchmarks/in_engines.py run vllm --python VENV/bin/python --model DIR/135m --rounds 2 --limit 32
+python benchmarks/in_engines.py run transformers --model DIR/135m --rounds 2 --limit 8
 python benchmarks/in_engines.py page
 ```
 """
@@ -91,7 +93,7 @@ def requests_of(workload: str, limit: int) -> list[Requests]:
         ins = np.clip(chance.lognormal(np.log(160), 0.7, 64), 8, 512).astype(int)
         outs = np.clip(chance.lognormal(np.log(96), 0.6, 64), 8, 256).astype(int)
         found = [(chance.integers(300, top, int(i)).tolist(), int(o)) for i, o in zip(ins, outs, strict=True)][:limit]
-        return [found] if workload == "offline" else [[each] for each in found[:8]]
+        return [found] if workload == "offline" else [[each] for each in found[:6]]
     chance = np.random.default_rng(1)
     if workload == "single":
         return [[(chance.integers(300, top, 128).tolist(), 128)]]
@@ -251,24 +253,29 @@ def one(engine: str, side: str, places: str, model: str, dtype: str, limit: int,
 
     cells = [CELLS[engine][int(place)] for place in places.split(",")]
     asked = [requests_of(cell.workload, limit) for cell in cells]
-    wanted = max(blocks_wanted(batch) for batches in asked for batch in batches)
-    num_blocks = wanted + 4 if cells[0].memory == 1 else int(cells[0].memory * wanted)
+    every = [batch for batches in asked for batch in batches]
+    if cells[0].memory == 1:
+        num_blocks = max(sum(-(-(len(prompt) + n) // BLOCK_SIZE) for prompt, n in batch) for batch in every) + 4
+    else:
+        num_blocks = int(cells[0].memory * max(map(blocks_wanted, every)))
     torch.set_num_threads(os.cpu_count() or 1)
     run, taken = RUNNERS[engine](model, side, cells[0], num_blocks, dtype)
     found = []
     for batches in asked:
-        # A run of its own for the first calls of every kernel; a quarter of the requests is enough for that.
-        warm = batches[0][: max(1, len(batches[0]) // 4)]
-        run([(prompt, min(n, 16)) for prompt, n in warm])
-        taken()
-        seconds, answers = 0.0, []
+        # The same first, untimed: libraries prepare a kernel for each number of rows that they meet.
         for batch in batches:
-            started = time.perf_counter()
-            answers += run(batch)
-            seconds += time.perf_counter() - started
-        num_outputs = sum(map(len, answers))
-        assert num_outputs == sum(n for batch in batches for _, n in batch), "every request has its length"
-        figures = {"seconds": seconds, "tokens/s": num_outputs / seconds, "blocks": num_blocks, **taken()}
+            run(batch)
+        figures = []
+        for _ in range(REPEATS):
+            taken()
+            seconds, answers = 0.0, []
+            for batch in batches:
+                started = time.perf_counter()
+                answers += run(batch)
+                seconds += time.perf_counter() - started
+            num_outputs = sum(map(len, answers))
+            assert num_outputs == sum(n for batch in batches for _, n in batch), "every request has its length"
+            figures.append({"seconds": seconds, "tokens/s": num_outputs / seconds, "blocks": num_blocks, **taken()})
         found.append({"figures": figures, "answers": answers})
     out.write_text(json.dumps(found))
 
@@ -303,12 +310,12 @@ def run(
                     )
                     found = json.loads(out.read_text())
                 for place, each in zip(places, found, strict=True):
-                    cell, figures = CELLS[engine][place], each["figures"]
+                    cell, rates = CELLS[engine][place], [run["tokens/s"] for run in each["figures"]]
                     entry = kept.setdefault(cell.name, {"cell": asdict(cell), "runs": {}, "answers": {}})
-                    entry["runs"].setdefault(side, []).append(figures)
+                    entry["runs"].setdefault(side, []).extend(each["figures"])
                     # Greedy: those of the last round stand for all.
                     entry["answers"][side] = each["answers"]
-                    print(f"round {number + 1}, {cell.name}, {side}: {figures['tokens/s']:.1f} tokens/s", flush=True)
+                    print(f"round {number + 1}, {cell.name}, {side}: {_spread(rates)} tokens/s", flush=True)
     versions = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'transformers')))"],
         check=True,
@@ -318,11 +325,11 @@ def run(
     _keep(
         engine,
         {
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "machine": f"{os.environ.get('MACHINE') or platform.machine()}, {os.cpu_count()} cores",
             "torch": versions[0],
             "transformers": versions[1],
             "dtype": dtype,
-            "requests": f"at most {limit} requests a workload, {rounds} rounds",
+            "requests": f"at most {limit} requests a workload; {rounds} processes a side, {REPEATS} timed runs each",
             "cells": _compared(kept),
         },
     )
@@ -371,8 +378,32 @@ def page() -> None:
             "|---|--:|--:|--:|--:|--:|--:|--:|",
             *(_row(name, entry) for name, entry in found["cells"].items()),
             "",
+            *_kept_shares(found["cells"]),
         ]
     (RESULTS / "in-engines.md").write_text("\n".join(lines))
+
+
+def _kept_shares(cells: dict[str, Any]) -> list[str]:
+    """What short memory leaves of the engine's own speed with ample memory."""
+
+    def rate(entry: dict[str, Any], side: str) -> float:
+        return median(run["tokens/s"] for run in entry["runs"][side])
+
+    lines = []
+    for name, entry in cells.items():
+        cell = entry["cell"]
+        ample = [
+            other
+            for other in cells.values()
+            if other["cell"] == {**cell, "memory": 1.0} and cell["memory"] < 1 and "own" in other["runs"]
+        ]
+        if ample:
+            own, paged = (rate(entry, side) / rate(ample[0], "own") for side in SIDES)
+            lines += [
+                f"{name}: of its own tokens a second with ample memory its own keeps {own:.0%}, ours {paged:.0%}.",
+                "",
+            ]
+    return lines
 
 
 def _row(name: str, entry: dict[str, Any]) -> str:
