@@ -120,8 +120,12 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         id, sequence = next((id, group.index(state)) for id, group in self._groups.items() if state in group)
         is_alone = len(self._groups[id]) == 1
         output = self.decisions.abort(id) if is_alone else self.decisions.finish(id, sequence)
+        self._forget(id, state, is_last=output is None or output.usage is not None)
+
+    def _forget(self, id: str, state: Any, *, is_last: bool) -> None:
+        """A sequence of this request has ended in our scheduler, as the last one or not."""
         self._store.tables.pop(state.request_id, None)
-        if output is None or output.usage is not None:
+        if is_last:
             del self._groups[id]
 
     # A step.
@@ -195,9 +199,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
             if output.finish_reason is None:
                 continue
             state = self._groups[output.id][output.sequence]
-            self._store.tables.pop(state.request_id, None)
-            if output.usage is not None:
-                del self._groups[output.id]
+            self._forget(output.id, state, is_last=output.usage is not None)
             if self.active_requests.pop(state.request_id, None) is not None:
                 self._fail(state, self._why_unfinished(output))
 
