@@ -21,6 +21,11 @@ def wrong_with(needed: Needed, made: Collection[str] = ()) -> list[str]:
     return [sentence for name, used in needed.items() for sentence in _wrong_with_one(name, used, made)]
 
 
+def does_not_fit(engine: str, wrong: Collection[str], tried: Collection[str]) -> str:
+    """What a plug-in says of an engine, named with its version, that `wrong_with` found something wrong with."""
+    return f"{engine} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(tried)}. Another version of paged may fit."
+
+
 def _wrong_with_one(name: str, used: tuple[str, ...], made: Collection[str]) -> list[str]:
     module, _, attribute = name.partition(":")
     try:

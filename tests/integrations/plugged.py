@@ -59,26 +59,29 @@ class Runner:
 
     def run(self, output: Any, batch: Any) -> dict[str, Share]:
         """Of each request of the step: its tokens, positions and slots. Of the batch only its number is looked at."""
+        starts = self._told(output)
+        return {id: self._step(id, starts[id], count, output) for id, count in output.num_scheduled_tokens.items()}
+
+    def _told(self, output: Any) -> dict[str, int]:
+        """Take in what a step tells; where each of its requests begins."""
+        told = output.scheduled_cached_reqs
         for id in output.finished_req_ids:
             self.known.pop(id, None)
-            self.in_batch.discard(id)
-        resumed = output.scheduled_cached_reqs.resumed_req_ids
-        self.in_batch &= set(output.num_scheduled_tokens) - resumed
+        self.in_batch &= set(output.num_scheduled_tokens) - output.finished_req_ids - told.resumed_req_ids
         starts = {}
         for new in output.scheduled_new_reqs:
             if new.req_id in self.known:
                 raise UnlikeDecided(f"{new.req_id} is told as new, and is known")
             self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids[0])
             starts[new.req_id] = new.num_computed_tokens
-        told = output.scheduled_cached_reqs
         for id, blocks, start, num_outputs in zip(
             told.req_ids, told.new_block_ids, told.num_computed_tokens, told.num_output_tokens, strict=True
         ):
             known = self.known[id]
-            if num_outputs > len(known.outputs):
+            self._take_outputs(id, num_outputs, told)
+            if len(known.outputs) != num_outputs:
                 raise UnlikeDecided(f"{id} is told to have {num_outputs} outputs, and has {known.outputs}")
-            del known.outputs[num_outputs:]
-            if id in resumed:
+            if id in told.resumed_req_ids:
                 if id in self.in_batch:
                     raise UnlikeDecided(f"{id} is resumed, and is in the batch")
                 known.blocks = blocks[0]
@@ -86,7 +89,11 @@ class Runner:
                 known.blocks.extend(blocks[0])
             starts[id] = start
         self.in_batch |= set(output.num_scheduled_tokens)
-        return {id: self._step(id, starts[id], count, output) for id, count in output.num_scheduled_tokens.items()}
+        return starts
+
+    def _take_outputs(self, id: str, num_outputs: int, told: Any) -> None:
+        """Come to so many outputs: here, drop what is beyond them."""
+        del self.known[id].outputs[num_outputs:]
 
     def sampled(self, batch: Any, sampled: dict[str, list[int]]) -> None:
         """What it sampled in a step, the oldest of which that has not been told."""

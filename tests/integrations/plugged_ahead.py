@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from integrations.plugged import Known, Plugged, Runner, Share, UnlikeDecided
+from integrations.plugged import Plugged, Runner, Share, UnlikeDecided
 
 Source = tuple[int, int]
 """A batch, and the place among its rows that samples."""
@@ -29,34 +29,12 @@ class RunnerAhead(Runner):
 
     def run(self, output: Any, batch: Any) -> dict[str, Share]:
         """Of each request of the step: its tokens, -1 where only the device has the value, positions and slots."""
-        told = output.scheduled_cached_reqs
-        for id in output.finished_req_ids:
-            self.known.pop(id, None)
-        stays = set(output.num_scheduled_tokens) - output.finished_req_ids - told.resumed_req_ids
-        self.in_batch &= stays
-        self.on_device = {id: source for id, source in self.on_device.items() if id in stays}
-        starts = {}
-        for new in output.scheduled_new_reqs:
-            if new.req_id in self.known:
-                raise UnlikeDecided(f"{new.req_id} is told as new, and is known")
-            self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids[0])
-            starts[new.req_id] = new.num_computed_tokens
-        for id, blocks, start, num_outputs in zip(
-            told.req_ids, told.new_block_ids, told.num_computed_tokens, told.num_output_tokens, strict=True
-        ):
-            known = self.known[id]
-            del known.outputs[num_outputs:]
-            if id not in self.in_batch and num_outputs:
-                known.outputs = list(told.all_token_ids[id][-num_outputs:])
-            if len(known.outputs) != num_outputs:
-                raise UnlikeDecided(f"{id} is told to have {num_outputs} outputs, and has {known.outputs}")
-            if id in told.resumed_req_ids:
-                known.blocks = blocks[0]
-            elif blocks is not None:
-                known.blocks.extend(blocks[0])
-            starts[id] = start
-        self.in_batch |= set(output.num_scheduled_tokens)
-        before, self.on_device, self.taken = self.on_device, {}, {}
+        stays = (
+            set(output.num_scheduled_tokens) - output.finished_req_ids - output.scheduled_cached_reqs.resumed_req_ids
+        )
+        before = {id: source for id, source in self.on_device.items() if id in stays}
+        starts = self._told(output)
+        self.on_device, self.taken = {}, {}
         shares = {}
         for place, (id, count) in enumerate(output.num_scheduled_tokens.items()):
             known, stop = self.known[id], starts[id] + count
@@ -67,6 +45,12 @@ class RunnerAhead(Runner):
                 known.outputs.append(None)
                 self.on_device[id] = (batch.number, place)
         return shares
+
+    def _take_outputs(self, id: str, num_outputs: int, told: Any) -> None:
+        """Of one that was not in the step before, what the step tells."""
+        super()._take_outputs(id, num_outputs, told)
+        if id not in self.in_batch and num_outputs:
+            self.known[id].outputs = list(told.all_token_ids[id][-num_outputs:])
 
     def sampled(self, batch: Any, sampled: dict[str, list[int]]) -> None:
         for place, id in enumerate(batch.ids.tolist()):

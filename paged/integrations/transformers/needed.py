@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from paged.integrations.fitting import Needed, wrong_with
+from paged.integrations.fitting import Needed, does_not_fit, wrong_with
 from paged.integrations.transformers.errors import UnsupportedTransformers
 
 TRIED = ("5.17.0", "5.23.0")
@@ -67,6 +67,4 @@ def must_have_all() -> None:
         ) from None
     wrong = wrong_with(NEEDED)
     if wrong:
-        raise UnsupportedTransformers(
-            f"transformers {installed} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(TRIED)}. Another version of paged may fit."
-        )
+        raise UnsupportedTransformers(does_not_fit(f"transformers {installed}", wrong, TRIED))

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from paged.integrations.fitting import Needed, wrong_with
+from paged.integrations.fitting import Needed, does_not_fit, wrong_with
 from paged.integrations.vllm.errors import UnsupportedVllm
 
 TRIED = ("0.32.0",)
@@ -145,9 +145,7 @@ def must_have_all() -> None:
         ) from None
     wrong = wrong_with(NEEDED, _MADE)
     if wrong:
-        raise UnsupportedVllm(
-            f"vLLM {installed()} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(TRIED)}. Another version of paged may fit."
-        )
+        raise UnsupportedVllm(does_not_fit(f"vLLM {installed()}", wrong, TRIED))
 
 
 def installed() -> str:
