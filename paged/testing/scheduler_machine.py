@@ -120,13 +120,14 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(ahead=st.integers(1, 2), steps=st.integers(2, 8), counts=COUNTS, num_cancelled=st.integers(0, 3))
     def go_ahead(self, ahead: int, steps: int, counts: tuple[int, ...], num_cancelled: int) -> None:
-        """Steps with so many more batches out than the one that ends, the last of which may fail together."""
+        """Steps with so many more batches out than the one that ends, the last of which may fail together: far ahead the newest after its
+        moves, and so those before it, whatever is said of theirs."""
         for number in range(steps):
             if self.rig.has_work:
                 self.rig.step(() if number else counts, is_patient=False, ahead=ahead)
         if self.capabilities.cancel:
-            for _ in range(num_cancelled):
-                self.rig.cancel(False)
+            for number in range(num_cancelled):
+                self.rig.cancel(number == 0 and ahead > 1)
 
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(1, 8), counts=COUNTS)

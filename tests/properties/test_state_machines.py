@@ -115,7 +115,7 @@ def test_the_managers_machine_reaches(manager_run, event, share):
         ("preempted in flight", 0.005),
         ("delivered elsewhere", 0.005),
         ("cancel behind another", 0.1),
-        ("a cancel without moves refused", 0.002),
+        ("a cancel without moves refused", 0.02),
         ("several tokens refused", 0.05),
         ("too many outstanding", 0.02),
         ("drafts accepted", 0.1),
