@@ -14,7 +14,6 @@ ask them. Decides nothing about a result.
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+
+from paged.profiling.machine import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -277,7 +278,7 @@ def one(engine: str, side: str, places: str, model: str, dtype: str, limit: int,
             assert num_outputs == sum(n for batch in batches for _, n in batch), "every request has its length"
             figures.append({"seconds": seconds, "tokens/s": num_outputs / seconds, "blocks": num_blocks, **taken()})
         found.append({"figures": figures, "answers": answers})
-    out.write_text(json.dumps(found))
+    out.write_text(json.dumps({"machine": machine(), "cells": found}))
 
 
 @app.command()
@@ -291,6 +292,7 @@ def run(
 ) -> None:
     """Run the cells of an engine, both sides in turns, and keep every run in results/in-engines.json."""
     kept: dict[str, Any] = {}
+    ran_on: dict[str, str] = {}
     groups: dict[Any, list[int]] = {}
     for place, cell in enumerate(CELLS[engine]):
         groups.setdefault((cell.memory, cell.budget, cell.sides), []).append(place)
@@ -309,25 +311,18 @@ def run(
                         env={**os.environ, "PYTHONPATH": str(HERE.parent)},
                     )
                     found = json.loads(out.read_text())
-                for place, each in zip(places, found, strict=True):
+                ran_on = found["machine"]
+                for place, each in zip(places, found["cells"], strict=True):
                     cell, rates = CELLS[engine][place], [run["tokens/s"] for run in each["figures"]]
                     entry = kept.setdefault(cell.name, {"cell": asdict(cell), "runs": {}, "answers": {}})
                     entry["runs"].setdefault(side, []).extend(each["figures"])
                     # Greedy: those of the last round stand for all.
                     entry["answers"][side] = each["answers"]
                     print(f"round {number + 1}, {cell.name}, {side}: {_spread(rates)} tokens/s", flush=True)
-    versions = subprocess.run(
-        [python, "-c", "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'transformers')))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
     _keep(
         engine,
         {
-            "machine": f"{os.environ.get('MACHINE') or platform.machine()}, {os.cpu_count()} cores",
-            "torch": versions[0],
-            "transformers": versions[1],
+            **ran_on,
             "dtype": dtype,
             "requests": f"at most {limit} requests a workload; {rounds} processes a side, {REPEATS} timed runs each",
             "cells": _compared(kept),
@@ -372,7 +367,8 @@ def page() -> None:
         lines += [
             f"## {engine}",
             "",
-            f"{found['machine']}; torch {found['torch']}, transformers {found['transformers']}, {found['dtype']}; {found['requests']}.",
+            f"{found['processor']}, {found['cores']} cores; torch {found['torch']}, transformers {found['transformers']}, {found['dtype']}; "
+            f"{found['requests']}.",
             "",
             "| requests | blocks | own: tokens/s | ours: tokens/s | ratio | tokens computed: own, ours | preempted: own, ours | answers that differ |",
             "|---|--:|--:|--:|--:|--:|--:|--:|",
