@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from spread import spread
 
 from paged.profiling.machine import machine
 
@@ -318,7 +319,7 @@ def run(
                     entry["runs"].setdefault(side, []).extend(each["figures"])
                     # Greedy: those of the last round stand for all.
                     entry["answers"][side] = each["answers"]
-                    print(f"round {number + 1}, {cell.name}, {side}: {_spread(rates)} tokens/s", flush=True)
+                    print(f"round {number + 1}, {cell.name}, {side}: {spread(rates)} tokens/s", flush=True)
     _keep(
         engine,
         {
@@ -351,11 +352,6 @@ def _keep(engine: str, found: dict[str, Any]) -> None:
     known = json.loads(path.read_text()) if path.exists() else {}
     cells = {**known.get(engine, {}).get("cells", {}), **found["cells"]}
     path.write_text(json.dumps({**known, engine: {**found, "cells": cells}}, indent=1) + "\n")
-
-
-def _spread(values: list[float], form: str = ",.1f") -> str:
-    middle = format(median(values), form)
-    return middle if len(set(values)) == 1 else f"{middle} ({format(min(values), form)} to {format(max(values), form)})"
 
 
 @app.command()
@@ -414,7 +410,7 @@ def _row(name: str, entry: dict[str, Any]) -> str:
     cells = (
         name,
         f"{(runs['own'] or runs['paged'])[0]['blocks']:,}",
-        *(_spread(rates[side]) if rates[side] else "" for side in SIDES),
+        *(spread(rates[side]) if rates[side] else "" for side in SIDES),
         ratio,
         both("tokens computed"),
         both("preempted"),
