@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from paged.extras import MissingExtra, import_with_extra
 
 if TYPE_CHECKING:
+    from paged.async_engine import AsyncEngine, DeadlineExceeded, EngineClosed
     from paged.attention import AttentionError, UnknownBackend, UnsupportedByBackend
     from paged.block_manager import (
         Admission,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
     from paged.engine import Engine
     from paged.llm import LLM
+    from paged.model.chat import InvalidChat
     from paged.model.errors import (
         BrokenCheckpoint,
         BudgetTooSmall,
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from paged.model.loading import LoadedModel, load_model
-    from paged.results import Completion, EngineOutput, EngineStats, Timings
+    from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
+    from paged.sampling.adjustments import ProcessorFailed
+    from paged.sampling.beam_params import BeamSearchParams
     from paged.sampling.params import InvalidSampling, SamplingParams
     from paged.scheduler import (
         FINISH_REASONS,
@@ -94,11 +98,13 @@ __all__ = [
     "LLM",
     "POLICIES",
     "Admission",
+    "AsyncEngine",
     "AttentionError",
     "Batch",
     "BatchEnded",
     "BatchError",
     "BatchOutOfOrder",
+    "BeamSearchParams",
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
@@ -106,11 +112,14 @@ __all__ = [
     "CheckpointNotFound",
     "Cleared",
     "Completion",
+    "CompletionOutput",
     "Costs",
+    "DeadlineExceeded",
     "Drafts",
     "DuplicateRequest",
     "DuplicateRow",
     "Engine",
+    "EngineClosed",
     "EngineFailed",
     "EngineInUse",
     "EngineOutput",
@@ -119,6 +128,7 @@ __all__ = [
     "Explanation",
     "ForeignBatch",
     "Hit",
+    "InvalidChat",
     "InvalidConfig",
     "InvalidNamespace",
     "InvalidRequest",
@@ -126,6 +136,7 @@ __all__ = [
     "InvalidTokens",
     "Limits",
     "LoadedModel",
+    "Logprob",
     "MemoryStats",
     "MissingExtra",
     "ModelError",
@@ -138,6 +149,7 @@ __all__ = [
     "PagedError",
     "Pin",
     "Policy",
+    "ProcessorFailed",
     "Removed",
     "Request",
     "RequestInFlight",
@@ -226,6 +238,8 @@ _PUBLIC_NAMES = {
         "WrongTokens",
     ),
     # Of these some need the `engine` extra.
+    "paged.async_engine": ("AsyncEngine", "DeadlineExceeded", "EngineClosed"),
+    "paged.model.chat": ("InvalidChat",),
     "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),
     "paged.model.errors": (
@@ -236,7 +250,9 @@ _PUBLIC_NAMES = {
         "UnsupportedModel",
     ),
     "paged.model.loading": ("LoadedModel", "load_model"),
-    "paged.results": ("Completion", "EngineOutput", "EngineStats", "Timings"),
+    "paged.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
+    "paged.sampling.adjustments": ("ProcessorFailed",),
+    "paged.sampling.beam_params": ("BeamSearchParams",),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
     "paged.steps": ("EngineFailed",),
     "paged.turns": ("EngineInUse",),

@@ -11,17 +11,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, checked_integer
+from paged.decoding.beam_searches import BeamSearches, Found
+from paged.decoding.lookup import PromptLookup
 from paged.door import checked_limit, checked_text, checked_time, checked_tokens
-from paged.live_request import LiveRequest, RowSampling
+from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
+from paged.sampling.adjustments import ProcessorFailed
+from paged.sampling.beam_params import BeamSearchParams
 from paged.sampling.params import InvalidSampling, SamplingParams, check_seed
-from paged.sampling.sampler import BadLogits, seed_of
+from paged.sampling.rows import RowSampling
+from paged.sampling.sampler import BadLogits, seed_of, seed_of_sequence
 from paged.scheduler import (
     Batch,
     Costs,
@@ -30,6 +37,7 @@ from paged.scheduler import (
     Output,
     Outputs,
     Request,
+    RequestUsage,
     Retention,
     Scheduler,
 )
@@ -60,6 +68,8 @@ class Engine:
     max_retries         how often a step that ran out of memory is tried again before its requests end with "error"
     steps_ahead         0, or 1: a step is put out before the one before it is ended, so that a device need not wait for the
                         books; answers are the same, and come a step later
+    speculate           None, or "lookup": tokens are guessed from a sequence's own text, up to num_drafts a step, and computed in the
+                        same step as the one before them; answers are the same
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
@@ -101,6 +111,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         max_retries: int = 2,
         steps_ahead: int = 0,
+        speculate: Literal["lookup"] | None = None,
+        num_drafts: int = 6,
     ) -> None:
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
@@ -119,6 +131,13 @@ class Engine:
         self._steps_ahead = checked_integer("steps_ahead", steps_ahead, 0)
         if self._steps_ahead > 1:
             raise InvalidConfig(f"steps_ahead has to be 0 or 1; got {steps_ahead!r}.")
+        if speculate not in (None, "lookup"):
+            raise InvalidConfig(f'speculate has to be "lookup", or None; got {speculate!r}.')
+        if speculate and steps_ahead:
+            raise InvalidConfig(
+                "speculate does not go with steps_ahead: how many guesses are right decides where the next step goes on."
+            )
+        self._lookup = PromptLookup(checked_integer("num_drafts", num_drafts, 1)) if speculate else None
         self._clock = clock
         self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
         longest = max_model_len if max_model_len is not None else self.model.max_length
@@ -152,7 +171,8 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self.turns = Turns()
         self._sampling = RowSampling()
-        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock)
+        self._beams = BeamSearches(self.scheduler, self._sampling, self._lookup)
+        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._lookup)
         self._live: dict[str, LiveRequest] = {}
         self._undelivered = Undelivered()
         self._num_added = 0
@@ -176,7 +196,7 @@ class Engine:
     def add_request(
         self,
         prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
+        params: SamplingParams | BeamSearchParams | None = None,
         *,
         id: str | None = None,
         arrival: float | None = None,
@@ -195,7 +215,7 @@ class Engine:
         with self.turns.beside("add_request"):
             self._steps.must_be_whole()
             params = SamplingParams() if params is None else params
-            if not isinstance(params, SamplingParams):
+            if not isinstance(params, SamplingParams | BeamSearchParams):
                 raise InvalidSampling(f"params have to be SamplingParams, or None; got {params!r}.")
             params.check(self.model.vocabulary_size)
             request_id = id if id is not None else f"request-{self._num_added}"
@@ -205,27 +225,94 @@ class Engine:
                 raise DuplicateRequest(request_id)
             ids = self.encoded(prompt)
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
-            eos = () if params.ignore_eos else self.model.eos_token_ids
+            if isinstance(params, BeamSearchParams):
+                return self._add_beams(
+                    Request(
+                        id=request_id,
+                        prompt=ids,
+                        max_tokens=1,
+                        priority=priority,
+                        salt=salt,
+                        reads_cache=reads_cache,
+                        writes_cache=writes_cache,
+                        retention=retention,
+                    ),
+                    params,
+                    prompt if isinstance(prompt, str) else None,
+                    now,
+                )
+            stops = self._stops_of(params)
+            bad_words = self._encoded_words(params)
+            reads_prompt = params.prompt_logprobs is not None
             request = Request(
                 id=request_id,
                 prompt=ids,
                 max_tokens=params.max_tokens,
                 min_tokens=params.min_tokens,
-                stop_token_ids=(*params.stop_token_ids, *eos),
+                stop_token_ids=stops,
+                num_sequences=params.num_sequences,
                 priority=priority,
                 salt=salt,
-                reads_cache=reads_cache,
+                # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
+                extra_key=request_id if reads_prompt and params.num_sequences > 1 else None,
+                reads_cache=reads_cache and not (reads_prompt and params.num_sequences == 1),
                 writes_cache=writes_cache,
                 retention=retention,
             )
             seed = params.seed if params.seed is not None else seed_of(request_id, self._seed)
             text = prompt if isinstance(prompt, str) else None
-            live = LiveRequest(request_id, text, ids, params, seed, now, self.model.tokenizer)
+            live = LiveRequest(request_id, text, ids, params, now, self.model.tokenizer)
             with Uninterrupted():
                 self.scheduler.add(request, now=now)
                 self._num_added += 1
                 self._live[request_id] = live
+                for number in range(params.num_sequences):
+                    lane = self._sampling.open(params, ids, stops, bad_words)
+                    live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
             return request_id
+
+    def _add_beams(self, request: Request, params: BeamSearchParams, text: str | None, now: float) -> str:
+        if self._steps_ahead:
+            raise InvalidSampling(
+                "a beam search does not go with steps_ahead: which sequences go on is known when a step has ended."
+            )
+        stops = self._stops_of(params)
+        with Uninterrupted():
+            max_tokens = self._beams.add(request, params, stops, now)
+            self._num_added += 1
+            as_sampled = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(params.stop_token_ids))
+            prompt = [int(token) for token in request.prompt]
+            self._live[request.id] = LiveRequest(request.id, text, prompt, as_sampled, now, self.model.tokenizer)
+        return request.id
+
+    def _stops_of(self, params: SamplingParams | BeamSearchParams) -> tuple[int, ...]:
+        return (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))
+
+    def _deliver_beams(self, found: Found) -> None:
+        """A search is over: its best hypotheses are the answers."""
+        live, now = self._live.pop(found.request_id), self._clock()
+        live.sequences = [LiveSequence(live, number, 0) for number in range(len(found.hypotheses))]
+        news = []
+        for sequence, (hypothesis, reason) in zip(live.sequences, found.hypotheses, strict=True):
+            sequence.cumulative_logprob, sequence.score = hypothesis.logprob, hypothesis.score
+            news.append(live.ended(sequence, list(hypothesis.tokens), reason, now, usage=found.usage))
+        self._undelivered.add(news)
+
+    def _encoded_words(self, params: SamplingParams) -> list[list[int]]:
+        """The bad words as token ids: text as it is written, and behind a space. Raises InvalidRequest for text that there is no tokenizer
+        for, which goes for stop strings, too."""
+        tokenizer, found = self.model.tokenizer, []
+        if tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
+            name = "stop" if params.stop else "bad_words"
+            raise InvalidRequest(f"{self.model.path}: no tokenizer there, so {name} cannot be text.")
+        for word in params.bad_words:
+            if isinstance(word, str):
+                plain = tokenizer.encode(checked_text(word), add_special_tokens=False)
+                spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+                found += [list(each) for each in {tuple(plain), tuple(spaced)} if each]
+            else:
+                found.append([int(token) for token in word])
+        return found
 
     def encoded(self, prompt: str | Sequence[int]) -> list[int]:
         """A prompt as token ids. Raises InvalidRequest for what is neither text nor token ids, and for text when the
@@ -244,13 +331,22 @@ class Engine:
         EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("abort"), Uninterrupted():
+            if request_id in self._beams:
+                self._end_beams(request_id, "abort")
+                return self._undelivered.take_joined(request_id)
             return self._ended(request_id, self.scheduler.abort(request_id), "abort")
 
     def finish(self, request_id: str, reason: str = "stop") -> EngineOutput | None:
-        """As `abort`, with "stop" or "length" for a reason: a string was found in its text, say. Raises InvalidRequest
+        """As `abort`, with "stop" or "length" for a reason: a tool is called in its text, say. Raises InvalidRequest
         for another reason, too."""
         with self.turns.beside("finish"), Uninterrupted():
-            return self._ended(request_id, self.scheduler.finish(request_id, reason=reason), reason)
+            if request_id in self._beams:
+                self._end_beams(request_id, reason)
+                return self._undelivered.take_joined(request_id)
+            output = self.scheduler.finish(request_id, reason=reason)
+            for sequence in range(1, self._num_sequences_of(request_id)):
+                output = self.scheduler.finish(request_id, sequence, reason) or output
+            return self._ended(request_id, output, reason)
 
     def step(self) -> list[EngineOutput]:
         """One forward pass; what it brought, with what earlier steps brought and could not return, in order for each
@@ -290,6 +386,10 @@ class Engine:
         if ended:
             self._num_failures = 0
         for batch in ended:
+            if self._beams:
+                with Uninterrupted():
+                    for found in self._beams.ended(batch):
+                        self._deliver_beams(found)
             if self.on_batch is not None:
                 self.on_batch(batch)
 
@@ -304,7 +404,9 @@ class Engine:
                 if request_id in self._live:
                     self.abort(request_id)
                 # If it had ended, its end may be still to come.
-                self._live.pop(request_id, None)
+                live = self._live.pop(request_id, None)
+                if live is not None:
+                    self._all_ended(live, "abort", usage=None)
                 self._undelivered.take_joined(request_id)
 
     def stats(self) -> EngineStats:
@@ -320,38 +422,91 @@ class Engine:
         """What is kept of a request that has not ended; for those who watch."""
         return self._live.get(request_id)
 
+    def _end_beams(self, request_id: str, reason: str, error: str | None = None) -> None:
+        """A beam search is ended from outside, without an answer."""
+        usage = self._beams.end(request_id)
+        live = self._live.pop(request_id)
+        live.sequences = [LiveSequence(live, 0, 0)]
+        self._undelivered.add(live.ended_all(reason, self._clock(), usage=usage, error=error))
+
+    def _num_sequences_of(self, request_id: str) -> int:
+        live = self._live.get(request_id)
+        return 0 if live is None else len(live.sequences)
+
     def _ended(self, request_id: str, output: Output | None, reason: str) -> EngineOutput | None:
         """What is handed out of a request that the caller ended; `output` is the scheduler's last one of it."""
         # Without one the request had ended by itself: it is kept until that end has come.
         live = None if output is None else self._live.pop(request_id, None)
         if output is not None and live is not None:
-            self._undelivered.add([live.ended([], reason, self._clock(), usage=output.usage)])
+            self._undelivered.add(self._all_ended(live, reason, usage=output.usage))
         return self._undelivered.take_joined(request_id)
+
+    def _all_ended(
+        self, live: LiveRequest, reason: str, *, usage: RequestUsage | None, error: str | None = None
+    ) -> list[EngineOutput]:
+        """Last outputs of all sequences of a request that go on."""
+        for sequence in live.live:
+            self._sampling.close(sequence.lane)
+        return live.ended_all(reason, self._clock(), usage=usage, error=error)
 
     def _note_admitted(self, batch: Batch) -> None:
         """How each row that a request was given is sampled."""
         for request_id in batch.admitted:
             live = self._live.get(request_id)
-            if live is not None:
-                for row in self.scheduler.rows_of(request_id):
-                    self._sampling.set(row, live)
+            if self._beams.admitted(request_id) or live is None:
+                continue
+            for sequence in live.live:
+                row = self.scheduler.row_of(request_id, sequence.number)
+                if row >= 0:
+                    self._sampling.set(
+                        row,
+                        live.params,
+                        seed=sequence.seed,
+                        prompt_len=len(live.prompt_ids),
+                        lane=sequence.lane,
+                        reader=sequence,
+                    )
+                    if self._lookup is not None:
+                        self._lookup.begin(row)
 
     def _deliver(self, outputs: Outputs) -> None:
         now, news = self._clock(), []
         for output in outputs:
+            owner = self._beams.owner_of(output.id)
+            if owner is not None:
+                if output.finish_reason is not None:
+                    self._end_beams(owner, output.finish_reason)
+                continue
             live = self._live.get(output.id)
             if live is None:
                 continue
-            if output.finish_reason is None:
-                news.append(live.grown(output.token_ids, now))
+            sequence = live.sequences[output.sequence]
+            if sequence.finish_reason is not None:
+                continue
+            if output.finish_reason == "rejected":
+                news += self._all_ended(live, "rejected", usage=output.usage)
+            elif output.finish_reason is not None:
+                self._sampling.close(sequence.lane)
+                news.append(live.ended(sequence, output.token_ids, output.finish_reason, now, usage=output.usage))
             else:
+                news.append(self._grown(live, sequence, output.token_ids, now))
+            if live.last is not None:
                 del self._live[output.id]
-                news.append(live.ended(output.token_ids, output.finish_reason, now, usage=output.usage))
         self._undelivered.add(news)
+
+    def _grown(self, live: LiveRequest, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
+        """New tokens of a sequence, which ends if a stop string has come with them."""
+        grown = live.grown(sequence, tokens, now)
+        if not sequence.has_found_stop:
+            return grown
+        ended = self.scheduler.finish(live.id, sequence.number, "stop")
+        self._sampling.close(sequence.lane)
+        last = live.ended(sequence, [], "stop", now, usage=None if ended is None else ended.usage)
+        return msgspec.structs.replace(last, token_ids=grown.token_ids, text=grown.text, logprobs=grown.logprobs)
 
     def _end_failed(self, failed: FailedBatch) -> None:
         """End the requests of a batch that was cancelled, unless another try may help."""
-        if not isinstance(failed.error, BadLogits):
+        if not isinstance(failed.error, BadLogits | ProcessorFailed):
             self._num_failures += 1
             if self._num_failures <= self._max_retries:
                 return
@@ -370,9 +525,13 @@ class Engine:
         reason = f"{type(error).__name__}: {error}"
         with Uninterrupted():
             for request_id in request_ids:
+                owner = self._beams.owner_of(request_id)
+                if owner is not None:
+                    self._end_beams(owner, "error", reason)
+                    continue
                 live = self._live.pop(request_id, None)
                 if live is None:
                     continue
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
-                self._undelivered.add([live.ended([], "error", self._clock(), usage=usage, error=reason)])
+                self._undelivered.add(self._all_ended(live, "error", usage=usage, error=reason))

@@ -1,24 +1,150 @@
-"""What an engine keeps of a request that has not ended, and how each row is sampled.
+"""What an engine keeps of a request that has not ended: its sequences, their tokens and text so far, and when they came.
 
-Knows text, times and sampling values. Does not know blocks, batches or the model.
+Knows text, times and log-probabilities. Does not know blocks, batches or the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from paged.results import Completion, EngineOutput, Timings
+from paged.decoding.stop_strings import StopStrings
+from paged.decoding.text import TextStream
+from paged.results import Alternatives, Completion, CompletionOutput, EngineOutput, Logprob, Timings
+from paged.sampling.adjustments import NO_LANE
 from paged.sampling.params import SamplingParams
 from paged.scheduler import RequestUsage
-from paged.text import TextStream
 
-_NO_LIMIT = 2**62
+
+class LiveSequence:
+    """One answer while it grows. `lane` holds what is done to its logits."""
+
+    def __init__(self, request: LiveRequest, number: int, seed: int, lane: int = NO_LANE) -> None:
+        self.request = request
+        self.number = number
+        self.seed = seed
+        self.lane = lane
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        # By place among the outputs: what a step read off the logits, which a later step may read again.
+        self._read: dict[int, Alternatives] = {}
+        self.cumulative_logprob = 0.0
+        # Of a beam search's answer.
+        self.score: float | None = None
+        self.logprobs: list[Alternatives] = []
+        params = request.params
+        self._stream = None if request.tokenizer is None else TextStream(request.tokenizer, request.prompt_ids)
+        self._stops = StopStrings(params.stop_strings, included=params.include_stop_str_in_output)
+        self.first: float | None = None
+        self.latest: float | None = None
+        self.longest_gap = 0.0
+
+    @property
+    def has_found_stop(self) -> bool:
+        """Whether a stop string has come."""
+        return self._stops.found is not None
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The request's prompt."""
+        return self.request.prompt_ids
+
+    def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
+        """What a step read off the logits from which the output at this place is chosen: log-probabilities of tokens."""
+        self._read[place] = self.request.alternatives(ids, values, ranks)
+
+    def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
+        """The same of the prompt's token at this place."""
+        found = self.request.prompt_logprobs
+        assert found is not None, "it was asked for"
+        found[place] = self.request.alternatives(ids, values, ranks)
+
+    def add(self, tokens: list[int], now: float, reason: str | None = None) -> tuple[list[int], str]:
+        """New tokens came at `now`, after which the sequence ends for this reason, if any: those of them up to a stop string, and new text."""
+        if not tokens:
+            return tokens, ""
+        if self.latest is not None:
+            self.longest_gap = max(self.longest_gap, now - self.latest)
+        if self.first is None:
+            self.first = now
+        self.latest = now
+        # What stops a sequence is a token of it, and no text.
+        spoken = tokens[:-1] if reason == "stop" else tokens
+        if self._stream is None:
+            text = ""
+        elif not self.request.params.stop:
+            text = self._stream.push(spoken)
+        else:
+            text, num_kept = self._up_to_a_stop(spoken)
+            tokens = tokens[:num_kept] if self.has_found_stop else tokens
+        self.token_ids += tokens
+        self.text += text
+        return tokens, text
+
+    def _up_to_a_stop(self, tokens: list[int]) -> tuple[str, int]:
+        """Text of tokens up to a stop string, and how many they are."""
+        assert self._stream is not None, "there is a tokenizer"
+        text, num_before = "", len(self.token_ids)
+        for count, token in enumerate(tokens, 1):
+            counts = num_before + count > self.request.params.min_tokens
+            text += self._stops.push(self._stream.push([token]), counts=counts)
+            if self.has_found_stop:
+                return text, count
+        return text, len(tokens)
+
+    def end(self, reason: str) -> str:
+        """No token comes any more: the text that was held back."""
+        text = ""
+        if self._stream is not None:
+            text = self._stops.push(self._stream.finish()) + self._stops.finish()
+        self.text += text
+        if self.has_found_stop and reason == "length":
+            reason = "stop"
+        self.finish_reason = reason
+        if reason == "stop":
+            last = self.token_ids[-1] if self.token_ids else None
+            is_asked = last is not None and last in self.request.params.stop_token_ids
+            self.stop_reason = self._stops.found if self.has_found_stop else last if is_asked else None
+        return text
+
+    def output(self) -> CompletionOutput:
+        """The whole, once it has ended."""
+        assert self.finish_reason is not None, "it has ended"
+        params, text = self.request.params, self.text
+        if params.echo:
+            prompt = self.request.prompt
+            if prompt is None and self.request.tokenizer is not None:
+                prompt = self.request.tokenizer.decode(self.prompt_ids)
+            text = (prompt or "") + text
+        keeps = params.logprobs is not None
+        return CompletionOutput(
+            self.number,
+            text,
+            self.token_ids,
+            self.finish_reason,
+            self.stop_reason,
+            self.cumulative_logprob if self.request.reads_logprobs or self.score is not None else None,
+            self.logprobs if keeps else None,
+            self.score,
+        )
+
+    def take_logprobs(self, tokens: list[int]) -> list[Alternatives] | None:
+        """Log-probabilities of the newest tokens, which are these, if the request asked for any."""
+        if not self.request.reads_logprobs:
+            return None
+        start = len(self.token_ids) - len(tokens)
+        found = [self._read.pop(start + nth) for nth in range(len(tokens))]
+        self.cumulative_logprob += sum(each[token].logprob for each, token in zip(found, tokens, strict=True))
+        if self.request.params.logprobs is None:
+            return None
+        self.logprobs += found
+        return found
 
 
 class LiveRequest:
-    """A request's prompt, its tokens and text so far, and when they came."""
+    """A request's prompt and its sequences."""
 
     def __init__(
         self,
@@ -26,7 +152,6 @@ class LiveRequest:
         prompt: str | None,
         prompt_ids: list[int],
         params: SamplingParams,
-        seed: int,
         arrival: float,
         tokenizer: Any,
     ) -> None:
@@ -34,23 +159,43 @@ class LiveRequest:
         self.prompt = prompt
         self.prompt_ids = prompt_ids
         self.params = params
-        self.seed = seed
         self.arrival = arrival
-        self.token_ids: list[int] = []
-        self.text = ""
+        self.tokenizer = tokenizer
+        self.sequences: list[LiveSequence] = []
+        self.prompt_logprobs: list[Alternatives | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt_ids)
         # Its last output; None while it lives.
         self.last: EngineOutput | None = None
-        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt_ids)
-        self._first: float | None = None
-        self._last: float | None = None
-        self._longest_gap = 0.0
 
-    def grown(self, tokens: list[int], now: float) -> EngineOutput:
-        """New tokens came at `now`."""
-        return EngineOutput(self.id, tokens, self._add(tokens, now))
+    @property
+    def token_ids(self) -> list[int]:
+        """Outputs so far, of its first sequence."""
+        return self.sequences[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Text so far, of its first sequence."""
+        return self.sequences[0].text
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether it is to be known how likely its outputs are."""
+        return self.params.logprobs is not None or self.params.num_sequences > self.params.n
+
+    @property
+    def live(self) -> list[LiveSequence]:
+        """Sequences that go on."""
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    def grown(self, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
+        """New tokens of a sequence came at `now`."""
+        kept, text = sequence.add(tokens, now)
+        return EngineOutput(self.id, kept, text, sequence=sequence.number, logprobs=sequence.take_logprobs(kept))
 
     def ended(
         self,
+        sequence: LiveSequence,
         tokens: list[int],
         reason: str,
         now: float,
@@ -58,82 +203,74 @@ class LiveRequest:
         usage: RequestUsage | None = None,
         error: str | None = None,
     ) -> EngineOutput:
-        """The last tokens came, or none will. What stops a sequence is a token of it, and no text."""
-        text = self._add(tokens, now, num_silent=1 if reason == "stop" else 0)
-        if self._stream is not None:
-            rest = self._stream.finish()
-            self.text += rest
-            text += rest
-        self.last = EngineOutput(self.id, tokens, text, reason, error, usage, self.timings(now))
-        return self.last
+        """The last tokens of a sequence came, or none will."""
+        kept, text = sequence.add(tokens, now, reason)
+        logprobs = sequence.take_logprobs(kept)
+        text += sequence.end(reason)
+        is_last = not self.live
+        output = EngineOutput(
+            self.id,
+            kept,
+            text,
+            sequence.finish_reason,
+            error,
+            usage if is_last else None,
+            self.timings(now) if is_last else None,
+            sequence.number,
+            is_last,
+            logprobs,
+            sequence.stop_reason,
+        )
+        if is_last:
+            self.last = output
+        return output
+
+    def ended_all(
+        self, reason: str, now: float, *, usage: RequestUsage | None = None, error: str | None = None
+    ) -> list[EngineOutput]:
+        """None of its sequences goes on."""
+        return [self.ended(sequence, [], reason, now, usage=usage, error=error) for sequence in self.live]
+
+    def alternatives(self, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> Alternatives:
+        """Log-probabilities of tokens at one place, by id."""
+        return {
+            id: Logprob(value, rank, None if self.tokenizer is None else self.tokenizer.decode([id]))
+            for id, value, rank in zip(ids, values, ranks, strict=True)
+        }
 
     def completion(self) -> Completion:
         """The whole, once it has ended."""
         last = self.last
         assert last is not None, "it has ended"
-        assert last.finish_reason is not None, "an end says why"
         assert last.timings is not None, "an end says when"
+        sequences = self.sequences
+        if len(sequences) > self.params.n and sequences[0].score is None:
+            sequences = sorted(sequences, key=lambda each: -each.cumulative_logprob)[: self.params.n]
+        outputs = [sequence.output() for sequence in sequences]
         return Completion(
             self.id,
             self.prompt,
             self.prompt_ids,
-            self.token_ids,
-            self.text,
-            last.finish_reason,
+            outputs,
             last.usage,
             last.timings,
             last.error,
+            self.prompt_logprobs,
         )
 
     def timings(self, now: float) -> Timings:
         """Its times if it ended now."""
-        count, e2e = len(self.token_ids), now - self.arrival
-        gap = longest = None
-        if count > 1 and self._first is not None and self._last is not None:
-            gap, longest = (self._last - self._first) / (count - 1), self._longest_gap
+        count, e2e = sum(len(each.token_ids) for each in self.sequences), now - self.arrival
+        spans = [
+            (each.first, each.latest, len(each.token_ids) - 1)
+            for each in self.sequences
+            if each.first is not None and each.latest is not None
+        ]
+        num_gaps = sum(gaps for _, _, gaps in spans)
         return Timings(
-            ttft_s=None if self._first is None else self._first - self.arrival,
-            itl_s=gap,
-            longest_gap_s=longest,
+            ttft_s=min(first for first, _, _ in spans) - self.arrival if spans else None,
+            itl_s=sum(latest - first for first, latest, _ in spans) / num_gaps if num_gaps else None,
+            longest_gap_s=max(each.longest_gap for each in self.sequences) if num_gaps else None,
             e2e_s=e2e,
             tokens_per_s=count / e2e if e2e > 0 else 0.0,
         )
-
-    def _add(self, tokens: list[int], now: float, num_silent: int = 0) -> str:
-        if not tokens:
-            return ""
-        if self._last is not None:
-            self._longest_gap = max(self._longest_gap, now - self._last)
-        if self._first is None:
-            self._first = now
-        self._last = now
-        self.token_ids += tokens
-        if self._stream is None:
-            return ""
-        text = self._stream.push(tokens[: len(tokens) - num_silent])
-        self.text += text
-        return text
-
-
-class RowSampling:
-    """Sampling values by row, so that a step gathers them instead of asking each request."""
-
-    def __init__(self) -> None:
-        self.temperature = np.zeros(0, np.float64)
-        self.top_k = np.zeros(0, np.int64)
-        self.top_p = np.zeros(0, np.float64)
-        self.seed = np.zeros(0, np.uint64)
-        self.prompt_len = np.zeros(0, np.int64)
-
-    def set(self, row: int, live: LiveRequest) -> None:
-        """The row serves this request from now on."""
-        if row >= len(self.temperature):
-            for name in ("temperature", "top_k", "top_p", "seed", "prompt_len"):
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros(row + 1, column.dtype)]))
-        params = live.params
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k if params.top_k is not None else _NO_LIMIT
-        self.top_p[row] = params.top_p if params.top_p is not None else 1.0
-        self.seed[row] = live.seed
-        self.prompt_len[row] = len(live.prompt_ids)

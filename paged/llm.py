@@ -14,12 +14,15 @@ from paged.block_manager import InvalidConfig
 from paged.door import shown
 from paged.engine import Engine
 from paged.live_request import LiveRequest
+from paged.model.chat import chat_prompt
 from paged.model.loading import LoadedModel
 from paged.results import Completion, EngineOutput
+from paged.sampling.beam_params import BeamSearchParams
 from paged.sampling.params import SamplingParams
 from paged.scheduler import InvalidRequest
 from paged.uninterrupted import Uninterrupted
 
+Params = SamplingParams | BeamSearchParams
 OnOutput = Callable[[EngineOutput], None]
 OnCompletion = Callable[[int, Completion], None]
 
@@ -37,12 +40,12 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         on_output: OnOutput | None = None,
         on_completion: OnCompletion | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, text or token ids. `params` holds for all, or is a list, one a prompt.
+        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt.
 
         `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
         "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
@@ -54,7 +57,7 @@ class LLM:
         used. A generate or a step within a callback, or while another thread calls the engine, raises EngineInUse.
         """
         several = _listed(prompts)
-        each = _one_each(params, len(several))
+        each = _one_each(sampling_params, len(several))
         with self.engine.turns.alone("generate"):
             requests: list[LiveRequest] = []
             try:
@@ -68,7 +71,36 @@ class LLM:
                 raise
             return [request.completion() for request in requests]
 
-    def _added(self, prompt: Any, params: SamplingParams | None) -> LiveRequest:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        sampling_params: Params | Sequence[Params] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """The assistant's next message in a conversation, or in each of several; `options` are generate's.
+
+        messages  mappings with "role" (system, user or assistant) and "content", put together by the checkpoint's chat template
+
+        What a conversation has in common with an earlier one is found in the cache. Raises InvalidChat, and as `generate` does.
+        """
+        is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        several: list[Any] = list(messages) if is_several else [messages]
+        prompts = [chat_prompt(self.engine.model, conversation) for conversation in several]
+        return self.generate(prompts, sampling_params, **options)
+
+    def beam_search(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams, **options: Any
+    ) -> list[Completion]:
+        """The likeliest answers to every prompt, `params.n` of each, the best first; `options` are generate's."""
+        return self.generate(prompts, params, **options)
+
+    def get_tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer. Raises InvalidRequest where the checkpoint has none."""
+        if self.engine.model.tokenizer is None:
+            raise InvalidRequest(f"{self.engine.model.path}: no tokenizer there.")
+        return self.engine.model.tokenizer
+
+    def _added(self, prompt: Any, params: Params | None) -> LiveRequest:
         request = self.engine.live_request(self.engine.add_request(prompt, params))
         assert request is not None, "a request that was just added lives"
         return request
@@ -88,7 +120,7 @@ class LLM:
             for output in engine.outputs_of(ids):
                 if on_output is not None:
                     on_output(output)
-                if on_completion is not None and output.finish_reason is not None:
+                if on_completion is not None and output.finished:
                     place = ids[output.id]
                     on_completion(place, requests[place].completion())
 
@@ -110,8 +142,8 @@ def _listed(prompts: Any) -> list[Any]:
     return several
 
 
-def _one_each(params: Any, num_prompts: int) -> list[SamplingParams | None]:
-    if isinstance(params, SamplingParams) or params is None:
+def _one_each(params: Any, num_prompts: int) -> list[Params | None]:
+    if isinstance(params, Params) or params is None:
         return [params] * num_prompts
     try:
         each = list(params)

@@ -14,7 +14,7 @@ class Timings(msgspec.Struct, frozen=True):
     """When a request's tokens came. Seconds, from its arrival; None where there was no such token or gap.
 
     ttft_s         until its first token
-    itl_s          mean gap between two tokens
+    itl_s          mean gap between two tokens of a sequence
     longest_gap_s  the longest one
     e2e_s          until its end
     tokens_per_s   output tokens over e2e_s
@@ -27,14 +27,31 @@ class Timings(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """How likely a token was: the natural logarithm of its probability by the model's own logits, its rank (1 is the likeliest), and its
+    text, None without a tokenizer."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+Alternatives = dict[int, Logprob]
+"""By token id, of one place: the token that stands there, and the likeliest ones."""
+
+
 class EngineOutput(msgspec.Struct, frozen=True):
-    """News of one request.
+    """News of one sequence of a request.
 
     token_ids      new ones
-    text           new text; together with what came before it is whole characters
+    text           new text; together with what came before it is whole characters, and ends before a stop string
     finish_reason  "stop", "length", "abort", "rejected" or "error"; None while it goes on
     error          why, for "error"
-    usage, timings with the last one
+    usage, timings with the request's last one
+    sequence       which of the request's answers, from 0 on
+    finished       the request has no sequence any more that goes on
+    logprobs       of each new token, if the request asked for them
+    stop_reason    the stop string or token id that ended it, None for EOS
     """
 
     id: str
@@ -44,20 +61,52 @@ class EngineOutput(msgspec.Struct, frozen=True):
     error: str | None = None
     usage: RequestUsage | None = None
     timings: Timings | None = None
+    sequence: int = 0
+    finished: bool = False
+    logprobs: list[Alternatives] | None = None
+    stop_reason: int | str | None = None
+
+
+class CompletionOutput(msgspec.Struct, frozen=True):
+    """One answer; `index` says which sequence of its request it was, `score` how a beam search ranked it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[Alternatives] | None = None
+    score: float | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A finished request. `prompt` is its text where it was given as text."""
+    """A finished request. `prompt` is its text where it was given as text. `outputs` are its n answers, in order, or the likeliest first
+    where more were made; text, token_ids and finish_reason are those of the first. Of the prompt's first token there is no log-probability."""
 
     id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
+    outputs: list[CompletionOutput]
     usage: RequestUsage | None
     timings: Timings
     error: str | None = None
+    prompt_logprobs: list[Alternatives | None] | None = None
+
+    @property
+    def text(self) -> str:
+        """Of the first answer."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first answer."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the first answer."""
+        return self.outputs[0].finish_reason
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -66,11 +115,14 @@ class EngineStats(msgspec.Struct, frozen=True):
     steps           forward passes that came to an end; failed_steps those that were cancelled for want of memory, or of logits
                     that are numbers
     output_tokens   sampled
+    drafted_tokens  guessed, and accepted_tokens those that were right
     host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes
     """
 
     steps: int
     failed_steps: int
     output_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     host_s: float
     model_s: float

@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
 
 from paged.block_manager import PagedError
-from paged.live_request import RowSampling
+from paged.block_manager.growing import rising_from
+from paged.decoding.lookup import PromptLookup
 from paged.model.runner import Runner
 from paged.results import EngineStats
-from paged.sampling.sampler import BadLogits, sample
-from paged.scheduler import Batch, Outputs, Scheduler
+from paged.sampling.adjustments import ProcessorFailed
+from paged.sampling.rows import Asked, RowSampling, tell_prompts
+from paged.sampling.sampler import BadLogits
+from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 from paged.uninterrupted import Uninterrupted
 
 OnLogits = Callable[[str, int, Tensor], None]
@@ -42,11 +45,19 @@ class FailedBatch(NamedTuple):
     error: Exception
 
 
+class _NotChosen(Exception):
+    """No tokens were chosen from logits, because of `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class _Launched(NamedTuple):
-    """A batch that ran, what it sampled, int32 [rows that sample], and when its logits were there."""
+    """A batch that ran, what it sampled, packed, how many of each row (None: one of each that samples), and when its logits were there."""
 
     batch: Batch
     tokens: NDArray[np.int32]
+    counts: NDArray[np.int64] | None
     computed: float
 
 
@@ -56,8 +67,16 @@ class Steps:
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, sampling: RowSampling, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        sampling: RowSampling,
+        clock: Callable[[], float],
+        lookup: PromptLookup | None = None,
+    ) -> None:
         self.content_is_lost = False
+        self._lookup = lookup
         self._scheduler = scheduler
         self._runner = runner
         self._sampling = sampling
@@ -99,32 +118,92 @@ class Steps:
         if batch is None:
             return None
         self._host_s += self._clock() - began
-        return self._run(batch, on_logits)
+        return self._run(batch, self._sampling.of(batch.rows), on_logits)
 
-    def _run(self, batch: Batch, on_logits: OnLogits | None) -> FailedBatch | None:
-        """The forward pass of a batch that is out and whose copies are made, and what is sampled from it; as `launch`."""
+    def _run(self, batch: Batch, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
+        """The forward pass of a batch that is out and whose copies are made, and what is sampled from it; as `launch`. `asked` says how
+        each of its rows is sampled."""
         began = self._clock()
+        of_prompts = self._sampling.prompt_places(asked, batch.num_tokens, batch.positions)
         try:
-            logits = self._runner.logits(self._filled_in(batch))
+            if of_prompts is None:
+                logits = self._runner.logits(self._filled_in(batch))
+            else:
+                logits, prompt_logits = self._runner.logits_and(self._filled_in(batch), of_prompts)
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
-        rows = batch.rows[batch.samples]
-        # Output tokens of each before this step.
-        places = batch.seq_lens[batch.samples] - self._sampling.prompt_len[rows]
-        if on_logits is not None:
-            for request_id, place, row in zip(batch.ids[batch.samples].tolist(), places.tolist(), logits, strict=True):
-                on_logits(request_id, place, row)
+        if of_prompts is not None:
+            owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)[of_prompts]
+            # The token behind each of them, which a later step may compute.
+            places = batch.positions[of_prompts] + 1
+            tell_prompts(prompt_logits, asked.of(owners), places)
         try:
-            tokens = self._sampled(rows, places, logits)
-        except Exception as error:
-            return self._failed(batch, error)
-        self._launched.append(_Launched(batch, tokens, computed))
+            tokens, counts = self._chosen(batch, asked.of(batch.samples), logits, on_logits)
+        except _NotChosen as failure:
+            return self._failed(batch, failure.error)
+        self._launched.append(_Launched(batch, tokens, counts, computed))
         values = self._values[batch.number] = np.zeros(len(batch.rows), np.int32)
-        values[batch.samples] = tokens
+        if counts is None:
+            # Behind drafts nothing is computed before it is known how many are right.
+            values[batch.samples] = tokens
         self._model_s += computed - began
         self._host_s += self._clock() - computed
         return None
+
+    def _chosen(
+        self, batch: Batch, asked: Asked, logits: Tensor, on_logits: OnLogits | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+        """What each row that samples goes on with, packed, and how many tokens of each row of the batch; None: one of each that samples."""
+        samples = batch.samples
+        ids, num_drafts = batch.ids[samples], batch.num_drafts[samples]
+        # Output tokens of each before this step.
+        places = batch.seq_lens[samples] - num_drafts - asked.prompt_len
+        seen = logits.clone() if on_logits is not None and asked.adjusts else logits
+        if not num_drafts.any():
+            if on_logits is not None:
+                for request_id, place, row in zip(ids.tolist(), places.tolist(), seen, strict=True):
+                    on_logits(request_id, place, row)
+            tokens = self._choose(logits, asked, places)
+            if not asked.waits.any():
+                return tokens, None
+            counts = np.zeros(len(batch.rows), np.int64)
+            counts[samples] = ~asked.waits
+            return tokens[~asked.waits], counts
+        each = num_drafts + 1
+        owners, nth = np.arange(len(ids)).repeat(each), rising_from(np.zeros(len(ids), np.int64), each)
+        asked, places = asked.of(owners), places[owners] + nth
+        is_draft = nth < num_drafts[owners]
+        first = batch.query_start_loc[1:][samples] - num_drafts
+        drafts = batch.token_ids[rising_from(first, num_drafts)]
+        self._sampling.note(asked.of(is_draft), places[is_draft], drafts)
+        tokens = self._choose(logits, asked, places)
+        # A token is one if all drafts before it are what was chosen there: then it is what would have been chosen without them.
+        is_wrong = np.zeros(len(tokens), np.int64)
+        is_wrong[is_draft] = tokens[is_draft] != drafts
+        wrong_before = is_wrong.cumsum() - is_wrong
+        starts = each.cumsum() - each
+        is_kept = (wrong_before == wrong_before[starts].repeat(each)) & ~asked.waits
+        if on_logits is not None:
+            kept = is_kept.nonzero()[0]
+            for request_id, place, row in zip(
+                ids[owners[kept]].tolist(), places[kept].tolist(), seen[kept], strict=True
+            ):
+                on_logits(request_id, place, row)
+        counts = np.zeros(len(batch.rows), np.int64)
+        counts[samples] = np.add.reduceat(is_kept, starts, dtype=np.int64)
+        if self._lookup is not None:
+            self._lookup.learn(batch.rows, batch.num_drafts, counts - samples)
+        return tokens[is_kept], counts
+
+    def _choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """As RowSampling; raises _NotChosen, so that it is told from what a callback raises."""
+        if not len(places):
+            return np.empty(0, np.int32)
+        try:
+            return self._sampling.choose(logits, asked, places)
+        except Exception as error:
+            raise _NotChosen(error) from error
 
     @property
     def num_launched(self) -> int:
@@ -148,10 +227,10 @@ class Steps:
         if not self._launched:
             return None
         began = self._clock()
-        batch, tokens, computed = self._launched[0]
+        batch, tokens, counts, computed = self._launched[0]
         with Uninterrupted():
             try:
-                outputs = self._scheduler.update(batch, tokens, now=computed)
+                outputs = self._scheduler.update(batch, tokens, counts, now=computed)
                 del self._launched[0], self._outstanding[0], self._values[batch.number]
                 deliver(outputs)
             except BaseException as error:
@@ -180,6 +259,8 @@ class Steps:
             steps=self._num_steps,
             failed_steps=self._num_failed,
             output_tokens=self._num_tokens,
+            drafted_tokens=self._scheduler.stats().drafted_tokens,
+            accepted_tokens=self._scheduler.stats().accepted_tokens,
             host_s=self._host_s,
             model_s=self._model_s,
         )
@@ -188,7 +269,7 @@ class Steps:
         """Schedule a batch and make its copies, both or neither; None: there is nothing to run."""
         with Uninterrupted():
             try:
-                batch = self._scheduler.schedule(now)
+                batch = self._scheduler.schedule(now, self._drafts())
             except BaseException as error:
                 self._note_torn(error)
                 raise
@@ -198,6 +279,12 @@ class Steps:
             note_admitted(batch)
             self._move(batch)
         return batch
+
+    def _drafts(self) -> Drafts | None:
+        if self._lookup is None:
+            return None
+        manager, rows = self._scheduler.manager, self._scheduler.running_rows()
+        return self._lookup.propose(manager.tokens, manager.num_tokens, rows) if len(rows) else None
 
     def _move(self, batch: Batch) -> None:
         try:
@@ -212,25 +299,13 @@ class Steps:
             self.content_is_lost = True
             raise
 
-    def _sampled(self, rows: NDArray[np.int64], places: NDArray[np.int64], logits: Tensor) -> NDArray[np.int32]:
-        """int32 [rows]: the next token of each, of which so many output tokens were chosen before."""
-        if not len(rows):
-            return np.empty(0, np.int32)
-        columns = self._sampling
-        return sample(
-            logits,
-            temperature=columns.temperature[rows],
-            top_k=columns.top_k[rows],
-            top_p=columns.top_p[rows],
-            seeds=columns.seed[rows],
-            places=places,
-        )
-
     def _failed(self, batch: Batch, error: Exception) -> FailedBatch:
         """Cancel the batch and say whom that concerns; called where `error` was caught. Raises it unless it is one that
         is known."""
-        if isinstance(error, BadLogits):
-            request_ids = [batch.ids[batch.samples][error.row]]
+        if isinstance(error, BadLogits | ProcessorFailed):
+            # Of its logits, of which a row with drafts has several.
+            owners = batch.ids[batch.samples].repeat(batch.num_drafts[batch.samples] + 1)
+            request_ids = [owners[error.row]]
         elif is_out_of_memory(error):
             request_ids = list(dict.fromkeys(batch.ids.tolist()))
         else:

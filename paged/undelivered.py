@@ -50,14 +50,20 @@ class Undelivered:
                 yield output
 
     def take_joined(self, request_id: str) -> EngineOutput | None:
-        """Hand out all that the request has brought as one output; None: nothing."""
-        outputs = self._filed().pop(request_id, [])
+        """Hand out all that the request's latest sequence has brought as one output, the others' in the next step; None: nothing."""
+        every = self._filed().pop(request_id, [])
+        outputs = [output for output in every if output.sequence == every[-1].sequence]
+        if len(outputs) < len(every):
+            self._by_request[request_id] = [output for output in every if output.sequence != every[-1].sequence]
         if len(outputs) < 2:
             return outputs[0] if outputs else None
         return msgspec.structs.replace(
             outputs[-1],
             token_ids=[token for output in outputs for token in output.token_ids],
             text="".join(output.text for output in outputs),
+            logprobs=None
+            if outputs[-1].logprobs is None
+            else [each for output in outputs for each in output.logprobs or ()],
         )
 
     def _filed(self) -> dict[str, list[EngineOutput]]:

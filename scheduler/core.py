@@ -556,6 +556,10 @@ class Scheduler(Uncopyable):
         """Ids of running requests, in order."""
         return [request.id for request in self._state.running]
 
+    def running_rows(self) -> NDArray[np.int64]:
+        """The rows of running requests, in order, int64 [n]: those that may take drafts; a copy."""
+        return self._state.running_rows.array(self._state.running).copy()
+
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves none."""
         if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
@@ -566,6 +570,13 @@ class Scheduler(Uncopyable):
     def rows_of(self, request_id: str) -> list[int]:
         """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
         return self._living(request_id).live_rows
+
+    def row_of(self, request_id: str, sequence: int = 0) -> int:
+        """The row of a sequence; -1 while it has none. Raises UnknownRequest, or InvalidRequest (no such sequence)."""
+        request = self._living(request_id)
+        if not is_integer(sequence) or not 0 <= sequence < len(request.rows):
+            raise InvalidRequest(f'request "{request_id}" has {len(request.rows)} sequences; there is no {sequence!r}.')
+        return request.rows[sequence]
 
     def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
         """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest, or InvalidRequest where

@@ -15,6 +15,7 @@ from paged import MissingExtra, PagedError, __version__
 from paged.cli import signals
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
+from paged.cli.chat import chat
 from paged.cli.check import check_app
 from paged.cli.commands import Command, Group
 from paged.cli.demo import demo
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command(cls=Command)(demo)
 app.command(cls=Command)(generate)
+app.command(cls=Command)(chat)
 app.command(cls=Command)(simulate)
 app.command(cls=Command)(plan)
 app.add_typer(bench_app, name="bench")

@@ -3,6 +3,7 @@
 Knows where prompts come from and how answers are shown. Does not know how they are made.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,14 +14,14 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from paged import PagedError, SamplingParams
+from paged import BeamSearchParams, InvalidSampling, PagedError, SamplingParams
 from paged.cli.options import Json
-from paged.cli.show import console, print_json, printed, progress_bar
+from paged.cli.show import console, print_json, printed, progress_bar, table
 from paged.cli.signals import at_once
 
 if TYPE_CHECKING:
     from paged.engine import Engine
-    from paged.results import Completion, EngineOutput, EngineStats
+    from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats
 
 _PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The model", "Memory"
 
@@ -39,7 +40,22 @@ MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.", rich_help
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)]
 TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)]
 TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)]
+MinP = Annotated[float | None, typer.Option(help="Draw from those at least so many times as likely as the likeliest.", show_default="all", rich_help_panel=_SAMPLING)]
+TypicalP = Annotated[float | None, typer.Option(help="Draw from the most typical tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="Of every request's draws.", show_default="one of each request's number", rich_help_panel=_SAMPLING)]
+Count = Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)]
+BestOf = Annotated[int | None, typer.Option(help="Make so many, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)]
+BeamWidth = Annotated[int | None, typer.Option(help="Search for the likeliest answers with so many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)]
+LengthPenalty = Annotated[float, typer.Option(help="Of a beam search: above 0 favours long answers, below 0 short ones.", rich_help_panel=_SAMPLING)]
+Repetition = Annotated[float, typer.Option("--repetition-penalty", help="What was said, in the prompt too, becomes so much less likely; 1 is off.", rich_help_panel=_SAMPLING)]
+Presence = Annotated[float, typer.Option("--presence-penalty", help="Taken from the logits of what was answered.", rich_help_panel=_SAMPLING)]
+Frequency = Annotated[float, typer.Option("--frequency-penalty", help="The same, as often as it came.", rich_help_panel=_SAMPLING)]
+NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram-size", help="No so many tokens in a row come twice; 0 is off.", rich_help_panel=_SAMPLING)]
+BadWord = Annotated[list[str] | None, typer.Option("--bad-word", help="Text that is not said; may be given several times.", rich_help_panel=_SAMPLING)]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)]
+MinTokens = Annotated[int, typer.Option(help="Nothing ends an answer before so many tokens.", rich_help_panel=_SAMPLING)]
+Logprobs = Annotated[int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest beside it.", show_default="none", rich_help_panel=_SAMPLING)]
+Speculate = Annotated[str | None, typer.Option(help="lookup: guess tokens from the text itself; answers are the same, in fewer steps.", show_default="no guesses", rich_help_panel=_MODEL)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
 Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
@@ -62,13 +78,28 @@ def generate(
     temperature: Temperature = 0.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     seed: Seed = None,
+    n: Count = 1,
+    best_of: BestOf = None,
+    beam_width: BeamWidth = None,
+    length_penalty: LengthPenalty = 1.0,
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    no_repeat_ngram_size: NoRepeat = 0,
+    bad_word: BadWord = None,
+    stop: Stop = None,
+    min_tokens: MinTokens = 0,
+    logprobs: Logprobs = None,
     ignore_eos: IgnoreEos = False,
     model: Model = None,
     backend: Backend = "auto",
     dtype: Dtype = "auto",
     device: Device = "cpu",
     fast: Fast = False,
+    speculate: Speculate = None,
     blocks: Blocks = None,
     block_size: BlockSize = 16,
     host_blocks: HostBlocks = 0,
@@ -86,11 +117,34 @@ def generate(
     Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
     """
     prompts = _prompts(prompt, file)
+    beams = None
+    if beam_width is not None:
+        beams = BeamSearchParams(
+            beam_width=beam_width, n=n, max_tokens=max_tokens, length_penalty=length_penalty, ignore_eos=ignore_eos
+        )
     params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
+        n=1 if beams else n,
+        best_of=best_of,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        bad_words=tuple(bad_word or ()),
+        stop=tuple(stop or ()),
+        logprobs=logprobs,
+        ignore_eos=ignore_eos,
     )
     # What is wrong with these is said before a model is loaded.
-    params.check(None)
+    if beams is not None:
+        _must_be_plain(params)
     with at_once():
         from paged import LLM
 
@@ -106,14 +160,15 @@ def generate(
             policy=policy,
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
+            speculate=speculate,
         )
-    if len(prompts) == 1 and not json:
+    if len(prompts) == 1 and not json and params.num_sequences == 1 and logprobs is None and beams is None:
         answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:
         answered = _answered(
             llm,
             prompts,
-            params,
+            beams or params,
             lambda found: print_json(_document(llm.engine, found, fast)) if json else _write(found),
         )
     failed = [completion for completion in answered if completion.error is not None]
@@ -121,6 +176,17 @@ def generate(
         print(f"paged: {completion.id} failed: {completion.error}", file=sys.stderr)
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _must_be_plain(params: SamplingParams) -> None:
+    """Raise InvalidSampling for what a beam search does not know."""
+    plain = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
+    for name in SamplingParams.__struct_fields__:
+        value = getattr(params, name)
+        if value != getattr(plain, name):
+            raise InvalidSampling(
+                f"{name} {value!r} does not go with beam_width: a beam search takes the likeliest, by the model alone."
+            )
 
 
 def _prompts(given: list[str] | None, file: str | None) -> list[str]:
@@ -179,12 +245,30 @@ def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> "Comple
 
 def _write(completions: "dict[int, Completion]") -> None:
     for place, completion in sorted(completions.items()):
-        printed(f"[{place + 1}] {completion.prompt}{completion.text}")
-        printed("")
+        for number, output in enumerate(completion.outputs, 1):
+            name = f"{place + 1}.{number}" if len(completion.outputs) > 1 else f"{place + 1}"
+            printed(f"[{name}] {completion.prompt}{output.text}")
+            if output.logprobs is not None:
+                _show_likelihoods(output)
+            printed("")
+
+
+def _show_likelihoods(output: "CompletionOutput") -> None:
+    """A line a token: how likely it was, and what else was."""
+    lines = []
+    for token, found in zip(output.token_ids, output.logprobs or (), strict=True):
+        its = found[token]
+        others = sorted((each for id, each in found.items() if id != token), key=lambda each: each.rank)
+        shown = ", ".join(f"{each.decoded_token!r} {math.exp(each.logprob):.0%}" for each in others)
+        lines.append((repr(its.decoded_token), f"{math.exp(its.logprob):.1%}", f"{its.rank:,}", shown))
+    table("", ("token", "likely", "rank", "instead"), lines, right=(1, 2))
 
 
 def _answered(
-    llm: Any, prompts: list[str], params: SamplingParams, show: "Callable[[dict[int, Completion]], None]"
+    llm: Any,
+    prompts: list[str],
+    params: SamplingParams | BeamSearchParams,
+    show: "Callable[[dict[int, Completion]], None]",
 ) -> "list[Completion]":
     """All answers, shown when the last one has ended, or an interrupt has come; behind a bar for somebody who waits."""
     found: dict[int, Completion] = {}

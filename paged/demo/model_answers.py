@@ -10,11 +10,11 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.decoding.text import TextStream
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.scheduler import Batch, Scheduler
-from paged.text import TextStream
 
 
 class ModelAnswers:

@@ -88,13 +88,18 @@ class Runner:
     def logits(self, batch: Batch) -> Tensor:
         """float32 [k, vocabulary]: the forward pass of a batch whose moves have run. Logits after the last token of each row that
         samples, and after each of the num_drafts tokens before it."""
-        is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
-        counts = batch.num_drafts[batch.samples] + 1
-        # Where the tokens begin that each of them samples after.
-        first = batch.query_start_loc[1:][batch.samples] - counts
-        is_sampled[np.repeat(first - (counts.cumsum() - counts), counts) + np.arange(counts.sum())] = True
+        return self.forward(self._step_of(batch), batch.token_ids, _sampled_after(batch))
+
+    def logits_and(self, batch: Batch, others: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """As `logits`; and the same after `others`, bool [T], tokens of the batch, [k', vocabulary]."""
+        is_sampled = _sampled_after(batch)
+        is_wanted = is_sampled | others
+        logits = self.forward(self._step_of(batch), batch.token_ids, is_wanted)
+        return logits[torch.from_numpy(is_sampled[is_wanted])], logits[torch.from_numpy(others[is_wanted])]
+
+    def _step_of(self, batch: Batch) -> StepTokens:
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
-        step = StepTokens(
+        return StepTokens(
             batch.positions,
             batch.slot_mapping,
             batch.query_start_loc,
@@ -102,7 +107,6 @@ class Runner:
             batch.block_tables[batch.rows, :num_columns],
             self.pool.block_size,
         )
-        return self.forward(step, batch.token_ids, is_sampled)
 
     @torch.inference_mode()
     def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
@@ -148,6 +152,16 @@ class Runner:
         padded = np.zeros(step.num_tokens + step.num_padded, np.int64)
         padded[: step.num_tokens] = values
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
+
+
+def _sampled_after(batch: Batch) -> NDArray[np.bool_]:
+    """Bool [T]: the tokens that a row samples after, its last and each draft, and the one before them."""
+    is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
+    counts = batch.num_drafts[batch.samples] + 1
+    # Where the tokens begin that each of them samples after.
+    first = batch.query_start_loc[1:][batch.samples] - counts
+    is_sampled[np.repeat(first - (counts.cumsum() - counts), counts) + np.arange(counts.sum())] = True
+    return is_sampled
 
 
 class _OneThread:

@@ -6,6 +6,7 @@ Knows numbers and their limits. Does not know logits, tensors or tokenizers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,24 +23,65 @@ class InvalidSampling(PagedError, ValueError):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. Raises InvalidSampling for what no model could take; `check` says whether one can.
 
+    Names and meanings are vLLM's, and transformers' for typical_p and no_repeat_ngram_size; temperature 0 is the default.
+
+    n               answers to one prompt
+    best_of         so many are made, and the n likeliest by the sum of their log-probabilities come back (None: n)
     temperature     logits are divided by it; 0 is greedy: the likeliest token, the lowest id of equals
     top_k           only so many of the likeliest tokens can be drawn (None: all)
     top_p           of these, only the fewest likeliest whose probability reaches this share (None: all)
+    min_p           of these, only those at least so many times as likely as the likeliest (None: all)
+    typical_p       of these, only the fewest whose probability reaches this share, nearest to the expected information first (None: all)
     seed            the same seed draws the same tokens from the same logits (None: one is made of the request's id)
+    repetition_penalty
+                    logits of tokens in prompt or output are divided by it, or multiplied where they are negative (1: off)
+    presence_penalty, frequency_penalty
+                    taken from the logits of tokens in the output, once, and as often as they came (0: off)
+    no_repeat_ngram_size
+                    no so many tokens in a row come twice, prompt included (0: off)
+    logit_bias      by token id, added to its logit
+    allowed_token_ids
+                    no other can be chosen (None: any)
+    bad_words       text, or token ids, that is not said
     max_tokens      output tokens at most
-    min_tokens      EOS and stop ids do not count before so many output tokens
+    min_tokens      neither EOS, stop ids nor stop strings come before so many output tokens
+    stop            strings that end a sequence; its text ends before them
     stop_token_ids  ids that end a sequence, besides EOS
+    include_stop_str_in_output
+                    its text ends behind them
     ignore_eos      EOS does not end a sequence
+    logprobs        log-probabilities of the output's tokens, and of so many of the likeliest beside each (None: none)
+    prompt_logprobs the same of the prompt's tokens, which are then computed and not found in the cache (None: none)
+    echo            the text begins with the prompt's
+    logits_processors
+                    called with token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], as transformers' are
     """
 
+    n: int = 1
+    best_of: int | None = None
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     max_tokens: int = 64
     min_tokens: int = 0
+    stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
 
     def __post_init__(self) -> None:
         self.check(None)
@@ -49,14 +91,47 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing is drawn."""
         return self.temperature == 0
 
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are made."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, one or several."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before a draw."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.no_repeat_ngram_size
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.bad_words
+            or self.min_tokens
+            or self.logits_processors
+        )
+
     def check(self, vocabulary_size: int | None) -> None:
         """Raise InvalidSampling unless all fields are in range and agree with each other.
 
-        Stop ids have to be below `vocabulary_size` (None: int32 is the limit).
+        Token ids have to be below `vocabulary_size` (None: int32 is the limit).
         """
+        if vocabulary_size is not None and not (is_integer(vocabulary_size) and vocabulary_size >= 1):
+            raise InvalidSampling(
+                f"vocabulary_size has to be an integer of at least 1, or None; got {shown(vocabulary_size)}."
+            )
+        limit = 2**31 if vocabulary_size is None else vocabulary_size
         _check_draw(self)
         _check_lengths(self)
-        _check_stops(self, vocabulary_size)
+        _check_penalties(self)
+        _check_counts(self, limit)
+        _check_tokens(self, limit)
+        _check_words(self, limit)
 
 
 def _check_draw(params: SamplingParams) -> None:
@@ -64,12 +139,14 @@ def _check_draw(params: SamplingParams) -> None:
         raise InvalidSampling(f"temperature has to be a finite number of at least 0; got {shown(params.temperature)}.")
     if params.top_k is not None and not (is_integer(params.top_k) and 1 <= params.top_k < 2**31):
         raise InvalidSampling(f"top_k has to be an integer from 1 to 2^31 - 1, or None; got {shown(params.top_k)}.")
-    if params.top_p is not None and not (is_real(params.top_p) and 0 < params.top_p <= 1):
-        raise InvalidSampling(f"top_p has to be a number above 0 and at most 1, or None; got {shown(params.top_p)}.")
+    for name in ("top_p", "min_p", "typical_p"):
+        share = getattr(params, name)
+        if share is not None and not (is_real(share) and 0 < share <= 1):
+            raise InvalidSampling(f"{name} has to be a number above 0 and at most 1, or None; got {shown(share)}.")
     if params.seed is not None:
         check_seed("seed", params.seed)
     if params.is_greedy:
-        for name in ("top_k", "top_p", "seed"):
+        for name in ("top_k", "top_p", "min_p", "typical_p", "seed"):
             if (value := getattr(params, name)) is not None:
                 raise InvalidSampling(
                     f"{name} {shown(value)} goes with a temperature above 0; temperature 0 is greedy and draws nothing."
@@ -91,16 +168,81 @@ def _check_lengths(params: SamplingParams) -> None:
         )
 
 
-def _check_stops(params: SamplingParams, vocabulary_size: int | None) -> None:
-    if vocabulary_size is not None and not (is_integer(vocabulary_size) and vocabulary_size >= 1):
+def _check_penalties(params: SamplingParams) -> None:
+    penalty = params.repetition_penalty
+    if not (is_real(penalty) and 0 < penalty < math.inf):
+        raise InvalidSampling(f"repetition_penalty has to be a finite number above 0; got {shown(penalty)}.")
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = getattr(params, name)
+        if not (is_real(penalty) and -2 <= penalty <= 2):
+            raise InvalidSampling(f"{name} has to be a number from -2 to 2; got {shown(penalty)}.")
+    if not (is_integer(params.no_repeat_ngram_size) and 0 <= params.no_repeat_ngram_size < 2**31):
         raise InvalidSampling(
-            f"vocabulary_size has to be an integer of at least 1, or None; got {shown(vocabulary_size)}."
+            f"no_repeat_ngram_size has to be an integer of at least 0; got {shown(params.no_repeat_ngram_size)}."
         )
+
+
+def _check_counts(params: SamplingParams, limit: int) -> None:
+    if not (is_integer(params.n) and params.n >= 1):
+        raise InvalidSampling(f"n has to be an integer of at least 1; got {shown(params.n)}.")
+    if params.best_of is not None and not (is_integer(params.best_of) and params.best_of >= params.n):
+        raise InvalidSampling(
+            f"best_of has to be an integer of at least n ({params.n}), or None; got {shown(params.best_of)}."
+        )
+    if params.is_greedy and params.num_sequences > 1:
+        name = "n" if params.best_of is None else "best_of"
+        raise InvalidSampling(
+            f"{name} {params.num_sequences} goes with a temperature above 0; temperature 0 gives the same answer each time."
+        )
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and not (is_integer(count) and 0 <= count <= limit):
+            raise InvalidSampling(f"{name} has to be an integer from 0 to {limit:,}, or None; got {shown(count)}.")
+
+
+def _check_tokens(params: SamplingParams, limit: int) -> None:
     if not isinstance(params.stop_token_ids, (tuple, list)):
         raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {shown(params.stop_token_ids)}.")
-    limit = 2**31 if vocabulary_size is None else vocabulary_size
-    for token in params.stop_token_ids:
+    check_ids("stop_token_ids", params.stop_token_ids, limit)
+    if (allowed := params.allowed_token_ids) is not None:
+        if not isinstance(allowed, (tuple, list)) or not allowed:
+            raise InvalidSampling(f"allowed_token_ids has to be a tuple of token ids, or None; got {shown(allowed)}.")
+        check_ids("allowed_token_ids", allowed, limit)
+    if (bias := params.logit_bias) is not None:
+        if not isinstance(bias, Mapping):
+            raise InvalidSampling(
+                f"logit_bias has to be a mapping from token ids to numbers, or None; got {shown(bias)}."
+            )
+        check_ids("keys of logit_bias", bias, limit)
+        for value in bias.values():
+            if not (is_real(value) and -100 <= value <= 100):
+                raise InvalidSampling(f"logit_bias has to be from -100 to 100; got {shown(value)}.")
+
+
+def check_ids(name: str, tokens: Iterable[Any], limit: int) -> None:
+    """Raise InvalidSampling, calling them `name`, unless all are token ids below the limit."""
+    for token in tokens:
         if not (is_integer(token) and 0 <= token < limit):
-            raise InvalidSampling(f"stop_token_ids have to be token ids from 0 to {limit - 1:,}; got {shown(token)}.")
-    if not isinstance(params.ignore_eos, bool):
-        raise InvalidSampling(f"ignore_eos has to be True or False; got {shown(params.ignore_eos)}.")
+            raise InvalidSampling(f"{name} have to be token ids from 0 to {limit - 1:,}; got {shown(token)}.")
+
+
+def _check_words(params: SamplingParams, limit: int) -> None:
+    for name in ("ignore_eos", "include_stop_str_in_output", "echo"):
+        if not isinstance(getattr(params, name), bool):
+            raise InvalidSampling(f"{name} has to be True or False; got {shown(getattr(params, name))}.")
+    if not isinstance(params.stop, (str, tuple, list)):
+        raise InvalidSampling(f"stop has to be a string, or a tuple of strings; got {shown(params.stop)}.")
+    for string in params.stop_strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidSampling(f"stop has to be of strings that are not empty; got {shown(string)}.")
+    if not isinstance(params.bad_words, (tuple, list)):
+        raise InvalidSampling(f"bad_words has to be a tuple of strings or of token ids; got {shown(params.bad_words)}.")
+    for word in params.bad_words:
+        if not isinstance(word, (str, tuple, list)) or not word:
+            raise InvalidSampling(f"bad_words have to be strings or token ids, not empty; got {shown(word)}.")
+        if not isinstance(word, str):
+            check_ids("bad_words", word, limit)
+    if not isinstance(params.logits_processors, (tuple, list)) or not all(map(callable, params.logits_processors)):
+        raise InvalidSampling(
+            f"logits_processors has to be a tuple of callables; got {shown(params.logits_processors)}."
+        )

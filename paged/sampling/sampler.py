@@ -1,7 +1,7 @@
 """One token a row, drawn from logits.
 
-    logits → temperature → weights, likeliest first → top-k → top-p → a uniform number picks the token
-                           |■■■■■■■■|■■■■|■■|■|■|     |■■■■■■■■|■■■■|■■|
+    logits → temperature → weights, likeliest first → top-k → top-p → min-p → typical → a uniform number picks the token
+                           |■■■■■■■■|■■■■|■■|■|■|     |■■■■■■■■|■■■■|■■|         |■■■■|■■|
 
 Knows logits, and of each row a few numbers. Does not know requests, models, or when a sequence ends.
 
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import PagedError
 from paged.sampling.params import InvalidSampling, check_seed
+from paged.sampling.weights import column, likeliest, numbers, rows_at_once, rows_of, total_weights, unit_bits, weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 # hardly ever need more, and to sort 150,000 logits takes a hundred times as long as to pick 128 of them.
 _NUM_CANDIDATES = 128
 _MORE_CANDIDATES = 8
-
-# Logits that are turned into weights at once: at up to 16 bytes each, they stay in a cache.
-_CELLS_AT_ONCE = 1 << 18
 
 # Multipliers of splitmix64: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", 2014, as
 # published by S. Vigna (https://prng.di.unimi.it/splitmix64.c). To hash a counter, so that a draw needs none before it, is
@@ -44,6 +42,8 @@ _DTYPES = {
     "temperature": np.dtype(np.float64),
     "top_k": np.dtype(np.int64),
     "top_p": np.dtype(np.float64),
+    "min_p": np.dtype(np.float64),
+    "typical_p": np.dtype(np.float64),
     "seeds": np.dtype(np.uint64),
     "places": np.dtype(np.int64),
 }
@@ -66,6 +66,35 @@ def seed_of(request_id: str, engine_seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=int(engine_seed).to_bytes(8, "little")).digest())
 
 
+class _Draws(NamedTuple):
+    """Of each row that is drawn, what it is drawn by; `uniforms` in [0, 1)."""
+
+    temperature: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
+    typical_p: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
+
+    def of(self, rows: NDArray[np.int64]) -> _Draws:
+        """Those of some rows."""
+        return _Draws(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.typical_p[rows],
+            self.uniforms[rows],
+        )
+
+
+def seed_of_sequence(seed: int, sequence: int) -> int:
+    """The seed of one of a request's sequences; the first one's is the request's."""
+    if not sequence:
+        return seed
+    return int(_mixed(np.array([seed], np.uint64) + np.array([sequence], np.uint64) * _GOLDEN)[0])
+
+
 def sample(
     logits: Tensor,
     *,
@@ -74,6 +103,8 @@ def sample(
     top_p: NDArray[np.float64],
     seeds: NDArray[np.uint64],
     places: NDArray[np.int64],
+    min_p: NDArray[np.float64] | None = None,
+    typical_p: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int32]:
     """The next token of each row, int32 [n], from logits [n, vocabulary] of any float dtype on any device.
 
@@ -82,42 +113,47 @@ def sample(
     top_p        [n], 1: off; the fewest likeliest tokens whose share of what top_k left reaches it
     seeds        [n]
     places       [n], tokens of that sequence that were sampled before
+    min_p        [n], 0: off; of those that are left, the ones at least so many times as likely as the likeliest
+    typical_p    [n], 1: off; of those, the fewest whose share reaches it, nearest to the expected information first (Meister et al.
+                 2022)
 
-    Of equally likely tokens the lower id is kept first. A token of -inf is never drawn, nor is one that is less than 2^-45
+    The order is that of transformers' `generate`. Of equally likely tokens the lower id is kept first. A token of -inf is never drawn, nor is one that is less than 2^-45
     times as likely as the likeliest (2^-41 in a vocabulary of four million). Values are taken for granted that
     `SamplingParams.check` accepts. Raises BadLogits for a row with NaN or inf, or of -inf alone; InvalidSampling for arrays
     of another shape or kind.
     """
-    _check_arrays(logits, temperature=temperature, top_k=top_k, top_p=top_p, seeds=seeds, places=places)
+    num_rows = len(logits) if logits.ndim else 0
+    min_p = np.zeros(num_rows) if min_p is None else min_p
+    typical_p = np.ones(num_rows) if typical_p is None else typical_p
+    cuts = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
+    _check_arrays(logits, **cuts, seeds=seeds, places=places)
     # In one piece: a device may compute `exp` in another way, and round it otherwise, where rows are not.
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
-    likeliest = logits.max(dim=-1)
-    _refuse_bad(likeliest.values)
-    tokens: NDArray[np.int32] = likeliest.indices.cpu().numpy().astype(np.int32)
+    highest = logits.max(dim=-1)
+    _refuse_bad(highest.values)
+    tokens: NDArray[np.int32] = highest.indices.cpu().numpy().astype(np.int32)
     is_drawn = temperature > 0
     if not is_drawn.any():
         return tokens
-    uniforms = _uniforms(seeds, places)
-    is_cut = (top_k < vocabulary_size) | (top_p < 1)
-    for rows in _pieces(is_drawn & ~is_cut, _rows_at_once(vocabulary_size)):
-        tokens[rows] = _draw_from_all(_rows_of(logits, rows), temperature[rows], uniforms[rows])
+    draws = _Draws(temperature, top_k, top_p, min_p, typical_p, _uniforms(seeds, places))
+    is_cut = (top_k < vocabulary_size) | (top_p < 1) | (min_p > 0) | (typical_p < 1)
+    for rows in _pieces(is_drawn & ~is_cut, rows_at_once(vocabulary_size)):
+        tokens[rows] = _draw_from_all(rows_of(logits, rows), draws.of(rows))
     rows = np.flatnonzero(is_drawn & is_cut)
     if len(rows):
-        tokens[rows] = _draw_from_likeliest(
-            _rows_of(logits, rows), temperature[rows], top_k[rows], top_p[rows], uniforms[rows], _NUM_CANDIDATES
-        )
+        tokens[rows] = _draw_from_likeliest(rows_of(logits, rows), draws.of(rows), _NUM_CANDIDATES)
     return tokens
 
 
 def _check_arrays(logits: Tensor, **columns: NDArray[Any]) -> None:
     if logits.ndim != 2 or not logits.is_floating_point() or not logits.shape[1]:
         raise InvalidSampling(f"logits have to be floats [rows, vocabulary]; got {logits.dtype} {list(logits.shape)}.")
-    for name, column in columns.items():
-        if column.dtype != _DTYPES[name] or column.shape != (len(logits),):
+    for name, values in columns.items():
+        if values.dtype != _DTYPES[name] or values.shape != (len(logits),):
             raise InvalidSampling(
                 f"{name} has to be {_DTYPES[name]} [{len(logits)}], one for each row of logits;"
-                f" got {column.dtype} {list(column.shape)}."
+                f" got {values.dtype} {list(values.shape)}."
             )
 
 
@@ -143,45 +179,21 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _rows_at_once(vocabulary_size: int) -> int:
-    return max(1, _CELLS_AT_ONCE // vocabulary_size)
-
-
 def _pieces(is_wanted: NDArray[np.bool_], num_at_once: int) -> Iterator[NDArray[np.int64]]:
     rows = np.flatnonzero(is_wanted)
     for start in range(0, len(rows), num_at_once):
         yield rows[start : start + num_at_once]
 
 
-def _rows_of(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[_column(logits, rows)[:, 0]]
-
-
-def _column(logits: Tensor, values: NDArray[Any]) -> Tensor:
-    """One number for each row, [n, 1], on the logits' device."""
-    # Here and not above, so that whoever only reads parameters needs no torch; whoever has logits has loaded it.
-    import torch
-
-    return torch.from_numpy(values).to(logits.device)[:, None]
-
-
-def _draw_from_all(
-    logits: Tensor, temperature: NDArray[np.float64], uniforms: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def _draw_from_all(logits: Tensor, draws: _Draws) -> NDArray[np.int64]:
     """Tokens, [n], of rows where nothing is cut off. Any order of the tokens does then; that of their ids needs no sort."""
     top = logits.amax(-1, keepdim=True)
-    sums = _weights(logits, top, _column(logits, temperature)).cumsum(-1)
-    return _numbers(_picked(sums, sums[:, -1:], _column(logits, uniforms)))
+    sums = weights(logits, top, column(logits, draws.temperature)).cumsum(-1)
+    return numbers(_picked(sums, sums[:, -1:], column(logits, draws.uniforms)))
 
 
 def _draw_from_likeliest(
-    logits: Tensor,
-    temperature: NDArray[np.float64],
-    top_k: NDArray[np.int64],
-    top_p: NDArray[np.float64],
-    uniforms: NDArray[np.float64],
-    num_candidates: int,
-    of_all: Tensor | None = None,
+    logits: Tensor, draws: _Draws, num_candidates: int, of_all: Tensor | None = None
 ) -> NDArray[np.int64]:
     """Tokens, [n], of rows where something is cut off: from so many candidates, and from more where these are too few.
     `of_all`, [n, 1], is the sum of all weights of each row, if somebody knows it already.
@@ -192,69 +204,70 @@ def _draw_from_likeliest(
 
     vocabulary_size = logits.shape[1]
     num_candidates = min(num_candidates, vocabulary_size)
-    ordered, ids = _likeliest(logits, num_candidates)
-    top, heat = ordered[:, :1], _column(logits, temperature)
-    sums = _weights(ordered, top, heat, vocabulary_size).cumsum(-1)
+    ordered, ids = likeliest(logits, num_candidates)
+    top, heat = ordered[:, :1], column(logits, draws.temperature)
+    each = weights(ordered, top, heat, vocabulary_size)
+    sums = each.cumsum(-1)
 
-    kept = _column(logits, top_k).clamp(max=vocabulary_size)
+    kept = column(logits, draws.top_k).clamp(max=vocabulary_size)
     total = sums.gather(-1, kept.clamp(max=num_candidates) - 1)
     keeps_all = kept == vocabulary_size
-    if num_candidates < vocabulary_size and (top_k >= vocabulary_size).any():
+    if num_candidates < vocabulary_size and (draws.top_k >= vocabulary_size).any():
         if of_all is None:
-            of_all = _sums(logits, top, heat)
+            of_all = total_weights(logits, top, heat)
         total = torch.where(keeps_all, of_all, total)
 
     # As what may be missed, and not as what is wanted: a share of 1 is all of it then, to the last unit.
-    missable = ((1 - _column(logits, top_p)) * total).long()
+    missable = ((1 - column(logits, draws.top_p)) * total).long()
     last = torch.searchsorted(sums, total - missable).clamp(max=num_candidates - 1)
-    picked = _picked(sums, sums.gather(-1, last), _column(logits, uniforms))
-    tokens = _numbers(ids.gather(-1, picked))
+    if (draws.min_p > 0).any():
+        # The likeliest is as likely as itself, so there is always one.
+        least = (column(logits, draws.min_p) * 2.0 ** unit_bits(vocabulary_size)).ceil().long()
+        last = torch.minimum(last, (each >= least).sum(-1, keepdim=True) - 1)
+    drawn = sums
+    if (draws.typical_p < 1).any():
+        typical = _typical(each, last, column(logits, draws.typical_p))
+        drawn = torch.where(column(logits, draws.typical_p) < 1, typical, sums)
+    picked = _picked(drawn, drawn.gather(-1, last), column(logits, draws.uniforms))
+    tokens = numbers(ids.gather(-1, picked))
     if num_candidates == vocabulary_size:
         return tokens
 
     # What equals the last candidate may have been left out, though its id be lower than that of one that is in.
     is_enough = (ordered.gather(-1, last) > ordered[:, -1:]) & (keeps_all | (kept <= num_candidates))
-    rest = np.flatnonzero(_numbers(is_enough) == 0)
+    rest = np.flatnonzero(numbers(is_enough) == 0)
     if len(rest):
         tokens[rest] = _draw_from_likeliest(
-            _rows_of(logits, rest),
-            temperature[rest],
-            top_k[rest],
-            top_p[rest],
-            uniforms[rest],
+            rows_of(logits, rest),
+            draws.of(rest),
             num_candidates * _MORE_CANDIDATES,
-            None if of_all is None else _rows_of(of_all, rest),
+            None if of_all is None else rows_of(of_all, rest),
         )
     return tokens
 
 
-def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits, largest first, and their ids, both [n, count]. Of equals the lower id stands first.
-
-    Which of those that equal the last one are in is the device's choice, unless all are.
-    """
-    if count == logits.shape[1]:
-        ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return ordered, ids
-    ids = logits.topk(count, sorted=False).indices.sort(-1).values
-    ordered, places = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return ordered, ids.gather(-1, places)
-
-
-def _weights(logits: Tensor, top: Tensor, temperature: Tensor, vocabulary_size: int = 0) -> Tensor:
-    """Probabilities as int64, of the shape of `logits`, in a unit that gives `top` a power of two and the sum 62 bits."""
-    bits = 62 - (vocabulary_size or logits.shape[1]).bit_length()
-    exponents = (logits.double() - top.double()).div_(temperature)
-    return exponents.exp_().mul_(2.0**bits).round_().long()
-
-
-def _sums(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """The sum of each row's weights, [n, 1]."""
+def _typical(each: Tensor, last: Tensor, share: Tensor) -> Tensor:
+    """Running sums, [n, candidates], of the weights up to `last` of tokens whose information is nearest to the expected one; of equally
+    near ones all are kept."""
     import torch
 
-    size = _rows_at_once(logits.shape[1])
-    parts = zip(logits.split(size), top.split(size), temperature.split(size), strict=True)
-    return torch.cat([_weights(*part).sum(-1, keepdim=True) for part in parts])
+    places = torch.arange(each.shape[1], device=each.device)
+    each = torch.where(places <= last, each, 0)
+    total = each.sum(-1, keepdim=True)
+    shares = each.double() / total.double()
+    information = -shares.log()
+    expected = _sum_of(torch.where(each > 0, shares * information, 0.0))
+    nearness = torch.where(each > 0, (information - expected).abs(), torch.inf)
+    nearest = nearness.sort(dim=-1, stable=True)
+    reached = each.gather(-1, nearest.indices).cumsum(-1)
+    enough = torch.searchsorted(reached, (share * total).ceil().long()).clamp(max=each.shape[1] - 1)
+    return torch.where(nearness <= nearest.values.gather(-1, enough), each, 0).cumsum(-1)
+
+
+def _sum_of(values: Tensor) -> Tensor:
+    """Sums of float64 below 64 along the last dimension, [n, 1], the same in whatever order a device adds them up."""
+    unit = 2.0**52
+    return (values * unit).round().long().sum(-1, keepdim=True) / unit
 
 
 def _picked(sums: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
@@ -263,8 +276,3 @@ def _picked(sums: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
 
     # At most 1 - 2^-53 of it, which is less than all of it in float64, too, however `kept` was rounded.
     return torch.searchsorted(sums, (uniforms * kept).long(), right=True)
-
-
-def _numbers(column: Tensor) -> NDArray[np.int64]:
-    numbers: NDArray[np.int64] = column[:, 0].long().cpu().numpy()
-    return numbers

@@ -7,11 +7,10 @@ engine and its steps. Does not know requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Literal
 
 from paged.engine import Engine
-from paged.live_request import RowSampling
+from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
 from paged.steps import FailedBatch, OnLogits, Steps
 from paged.testing.late_runner import NO_BLOCKS, Blocks, LateRunner
@@ -33,7 +32,7 @@ class LateSteps(Steps):
         self.late = LateRunner(engine.runner)
         self.fails: Literal["before", "behind", "within"] | None = None
         # How each row is sampled, when a batch was put out: rows get others' values while it waits.
-        self._asked: list[tuple[Batch, RowSampling, OnLogits | None]] = []
+        self._asked: list[tuple[Batch, Asked, OnLogits | None]] = []
         self._free: Blocks = NO_BLOCKS
 
     @property
@@ -46,21 +45,17 @@ class LateSteps(Steps):
         self._free = (self._scheduler.manager.block_states() == 0).nonzero()[0]
         batch = self._put_out(self._clock(), note_admitted)
         if batch is not None:
-            self._asked.append((batch, deepcopy(self._sampling), on_logits))
+            self._asked.append((batch, self._sampling.of(batch.rows), on_logits))
         return None
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
         """Run the oldest batch, and end it."""
         if self._asked:
             self._fail_if_asked()
-            batch, sampling, on_logits = self._asked.pop(0)
-            now, self._sampling = self._sampling, sampling
-            try:
-                failed = self._run(batch, on_logits)
-            finally:
-                self._sampling = now
+            failed = self._run(*self._asked.pop(0))
             if failed is not None:
                 raise failed.error
+            batch = self._launched[-1].batch
             self.late.keep(batch, self._values[batch.number])
         return super().finish(deliver)
 

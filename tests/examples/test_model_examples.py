@@ -53,3 +53,17 @@ def test_transformers_batching_answers_as_generate_does_whatever_memory_there_is
     assert example(repository, "transformers_batching").main() == {"ample": 0, "a third": 0, "starved": 0}
     starved = capsys.readouterr().out.splitlines()[-1]
     assert "(0 again)" not in starved
+
+
+def test_llamas_generate_repeats_the_prompt_and_says_how_likely_all_of_it_was(repository, capsys):
+    module = example(repository, "llama_generate")
+    answers = module.main()
+    for prompt, (text, values) in zip(module.PROMPTS, answers, strict=True):
+        assert text.startswith(prompt) and len(text) > len(prompt)
+        assert values[0] is None and all(value <= 0 for value in values[1:])
+    out = capsys.readouterr().out
+    assert main_again(module) == answers and out.count("\n") == 4
+
+
+def main_again(module):
+    return module.main()

@@ -35,6 +35,7 @@ def instance_of(error):
         (paged.UnknownBackend, ("fast", ["reference", "torch_gather"]), {}),
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
         (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
+        (paged.ProcessorFailed, (3, "ValueError: no"), {}),
         (paged.MissingExtra, ("not installed",), {"name": "torch"}),
         (error, ("a",), {}),
     ):

@@ -27,8 +27,9 @@ def test_json_tells_ids_text_reasons_and_times(paged):
     assert (status, err) == (0, "")
     first, second = document["completions"]
     assert [first["prompt"], second["prompt"]] == [PROMPT, "Return"]
-    assert first["finish_reason"] in ("length", "stop")
-    assert len(first["token_ids"]) == first["usage"]["output_tokens"] <= 8
+    (answer,) = first["outputs"]
+    assert answer["finish_reason"] in ("length", "stop")
+    assert len(answer["token_ids"]) == first["usage"]["output_tokens"] <= 8
     assert first["timings"]["ttft_s"] > 0
     assert document["batch_invariant"] is True
     assert document["tokens_per_s"] > 0

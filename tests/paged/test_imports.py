@@ -30,7 +30,16 @@ def test_importing_a_package_leaves_the_heavy_ones_out(run_python: RunPython, pa
 
 
 # Those that run a model, and so need the `engine` extra.
-ENGINE_NAMES = ("LLM", "Engine", "EngineFailed", "LoadedModel", "load_model")
+ENGINE_NAMES = (
+    "LLM",
+    "AsyncEngine",
+    "DeadlineExceeded",
+    "Engine",
+    "EngineClosed",
+    "EngineFailed",
+    "LoadedModel",
+    "load_model",
+)
 
 
 def test_touching_every_other_public_name_leaves_the_heavy_ones_out(run_python: RunPython) -> None:

@@ -27,6 +27,10 @@ LAWS = {
     "top_k and top_p": {"top_k": 6, "top_p": 0.75},
     "cold, top_k and top_p": {"temperature": 0.7, "top_k": 6, "top_p": 0.9},
     "hot, top_k and top_p": {"temperature": 3.0, "top_k": 8, "top_p": 0.9},
+    "min_p": {"min_p": 0.3},
+    "typical": {"typical_p": 0.6},
+    "hot and typical": {"temperature": 2.0, "typical_p": 0.5},
+    "all": {"temperature": 1.5, "top_k": 9, "top_p": 0.97, "min_p": 0.1, "typical_p": 0.7},
 }
 
 
@@ -76,24 +80,40 @@ def reaching(probabilities, share, extra=0):
     return ids[: max(1, count + extra)]
 
 
-def law(temperature=1.0, top_k=ALL, top_p=1.0, *, extra_k=0, extra_p=0):
+def law(temperature=1.0, top_k=ALL, top_p=1.0, min_p=0.0, typical_p=1.0, *, extra_k=0, extra_p=0):
     """Each token's probability. With extras: that of a sampler that counts wrong."""
     probabilities = softmax(LOGITS, temperature)
     probabilities = only(probabilities, ranked(probabilities)[: top_k + extra_k])
-    return only(probabilities, reaching(probabilities, top_p, extra_p)) if top_p < 1 else probabilities
+    if top_p < 1:
+        probabilities = only(probabilities, reaching(probabilities, top_p, extra_p))
+    probabilities = only(probabilities, np.flatnonzero(probabilities >= min_p * probabilities.max()))
+    return typical(probabilities, typical_p) if typical_p < 1 else probabilities
+
+
+def typical(probabilities, share):
+    """Of those nearest to the expected information so many that they reach the share, and equally near ones."""
+    can_come = np.flatnonzero(probabilities)
+    information = -np.log(probabilities[can_come])
+    nearness = np.abs(information - (probabilities[can_come] * information).sum())
+    order = np.argsort(nearness)
+    reached = probabilities[can_come][order].cumsum()
+    farthest = nearness[order][min((reached < share).sum(), len(order) - 1)]
+    return only(probabilities, can_come[nearness <= farthest + 1e-9])
 
 
 def counts_of(tokens):
     return np.bincount(tokens, minlength=len(LOGITS))
 
 
-def drawn(seeds, places, temperature=1.0, top_k=ALL, top_p=1.0):
+def drawn(seeds, places, temperature=1.0, top_k=ALL, top_p=1.0, min_p=0.0, typical_p=1.0):
     """How often each token comes up."""
     tokens = sample(
         torch.tensor([LOGITS]).repeat(COUNT, 1),
         temperature=np.full(COUNT, temperature),
         top_k=np.full(COUNT, top_k),
         top_p=np.full(COUNT, top_p),
+        min_p=np.full(COUNT, min_p),
+        typical_p=np.full(COUNT, typical_p),
         seeds=seeds,
         places=places,
     )
@@ -166,3 +186,20 @@ def test_a_sampler_that_gives_one_token_a_fifth_more_would_be_found():
 )
 def test_the_tail_is_that_of_the_printed_tables(freedom, chi_square, tail):
     assert math.isclose(upper_tail(chi_square, freedom), tail, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_laws_are_those_of_transformers(name):
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    wish = LAWS[name]
+    logits = torch.tensor([LOGITS])
+    for field, warper in (
+        ("temperature", warpers.TemperatureLogitsWarper),
+        ("top_k", warpers.TopKLogitsWarper),
+        ("top_p", warpers.TopPLogitsWarper),
+        ("min_p", warpers.MinPLogitsWarper),
+        ("typical_p", warpers.TypicalLogitsWarper),
+    ):
+        if field in wish:
+            logits = warper(wish[field])(None, logits)
+    np.testing.assert_allclose(law(**wish), logits.softmax(-1)[0].numpy(), atol=1e-6)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from paged.block_manager import PagedError
-from paged.sampling import BadLogits, InvalidSampling, SamplingParams, sample, sampler as the_sampler, seed_of
+from paged.sampling import (
+    BadLogits,
+    InvalidSampling,
+    SamplingParams,
+    sample,
+    sampler as the_sampler,
+    seed_of,
+    weights as weights_of,
+)
+from paged.sampling.weights import weights
 
 torch = pytest.importorskip("torch")
 
@@ -246,10 +255,10 @@ def test_a_rows_token_is_the_same_alone_shuffled_and_in_any_batch(device, dtype)
 def test_a_rows_weights_are_the_same_to_the_last_bit_wherever_it_stands(device):
     logits = torch.randn(9, 1003, generator=torch.Generator().manual_seed(0)).to(device)
     top, heat = logits.amax(-1, keepdim=True), torch.full((9, 1), 0.7, dtype=torch.float64, device=device)
-    expected = the_sampler._weights(logits, top, heat).cumsum(-1)
+    expected = weights(logits, top, heat).cumsum(-1)
     for row in range(9):
         only = slice(row, row + 1)
-        assert torch.equal(the_sampler._weights(logits[only], top[only], heat[only]).cumsum(-1), expected[only])
+        assert torch.equal(weights(logits[only], top[only], heat[only]).cumsum(-1), expected[only])
 
 
 @pytest.mark.parametrize("num_candidates", [1, 2, 40, 1023, 1025, 2999, 3000])
@@ -268,7 +277,7 @@ def test_ties_at_the_last_candidate_are_broken_by_id(monkeypatch):
 def test_how_many_rows_are_drawn_at_once_changes_nothing(monkeypatch):
     logits, columns = mixed_rows(32)
     expected = drawn(logits, **columns).tolist()
-    monkeypatch.setattr(the_sampler, "_CELLS_AT_ONCE", 3000 * 5)
+    monkeypatch.setattr(weights_of, "_CELLS_AT_ONCE", 3000 * 5)
     assert drawn(logits, **columns).tolist() == expected
 
 

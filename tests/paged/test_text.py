@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
-from paged.text import TextEnded, TextStream  # noqa: E402
+from paged.decoding.text import TextEnded, TextStream  # noqa: E402
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "你好，世界", "cafe\u0301", "so happy 😀 👩‍👩‍👧"] * 3
 # The end of one 你 and the beginning of the next: a token with which a text never stands between characters.

@@ -1,0 +1,179 @@
+"""An engine for asyncio: many tasks ask, one thread steps.
+
+    async for output in engine.generate(prompt, params):     a task a request; leaving the loop aborts it
+        ...
+
+Whatever touches the engine runs in one thread of its own, call by call, so the event loop never waits for a step, and the engine is never
+called twice at a time. Knows an engine and its outputs. Does not know how a step is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from paged.block_manager import PagedError
+from paged.door import checked_time
+from paged.engine import Engine
+from paged.model.loading import LoadedModel
+from paged.results import EngineOutput
+from paged.sampling.beam_params import BeamSearchParams
+from paged.sampling.params import SamplingParams
+from paged.scheduler import DuplicateRequest, InvalidRequest
+
+T = TypeVar("T")
+
+
+class DeadlineExceeded(PagedError, TimeoutError):
+    """A request did not end in its time; it has been aborted."""
+
+
+class EngineClosed(PagedError, RuntimeError):
+    """The engine was closed: it takes no requests any more, and those that were alive have been aborted."""
+
+
+class AsyncEngine:
+    """An Engine, of which many tasks of one event loop ask at once. Takes what Engine takes; an async context manager.
+
+    async with AsyncEngine() as engine:
+        async for output in engine.generate("The with statement"):
+            print(output.text, end="")
+    """
+
+    def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
+        if model is None:
+            from paged.checkpoint import checkpoint_path
+
+            model = checkpoint_path()
+        self.engine = Engine(model, **options)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged")
+        self._queues: dict[str, asyncio.Queue[EngineOutput | BaseException]] = {}
+        self._has_work = asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+        self._num_added = 0
+        self._is_closed = False
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | BeamSearchParams | None = None,
+        *,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+        **wishes: Any,
+    ) -> AsyncIterator[EngineOutput]:
+        """What a request brings, as it comes, up to the output that is `finished`. `wishes` are those of Engine.add_request.
+
+        A task that leaves the loop, or is cancelled, has aborted its request. What one request's processors raise ends that one alone, with
+        "error". Raises as Engine.add_request does; DeadlineExceeded after `deadline_s` seconds; what a step raised, in all tasks that
+        wait for it; EngineClosed.
+        """
+        self._must_be_open()
+        loop = asyncio.get_running_loop()
+        ends = None if deadline_s is None else loop.time() + checked_time("deadline_s", deadline_s)
+        if request_id is None:
+            request_id, self._num_added = f"async-{self._num_added}", self._num_added + 1
+        if request_id in self._queues:
+            raise DuplicateRequest(request_id)
+        queue: asyncio.Queue[EngineOutput | BaseException] = asyncio.Queue()
+        self._queues[request_id] = queue
+        is_over = False
+        try:
+            await self._call(lambda: self.engine.add_request(prompt, params, id=request_id, **wishes))
+            self._go_on()
+            while not is_over:
+                found = await self._next(queue, request_id, ends)
+                if isinstance(found, BaseException):
+                    is_over = True
+                    raise found
+                is_over = found.finished
+                yield found
+        finally:
+            del self._queues[request_id]
+            if not is_over and not self._is_closed:
+                # Whatever ended the task: nothing may be left behind.
+                await asyncio.shield(self._call(lambda: self.engine.forget([request_id])))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; the task that asked gets its last output. Raises InvalidRequest where nobody waits for such a request."""
+        queue = self._queues.get(request_id)
+        if queue is None:
+            raise InvalidRequest(f'no task waits for a request "{request_id}".')
+        output = await self._call(lambda: self.engine.abort(request_id))
+        if output is not None:
+            queue.put_nowait(output)
+
+    async def close(self) -> None:
+        """Abort every request, and end the thread. Tasks that wait raise EngineClosed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._driver is not None:
+            self._driver.cancel()
+        for queue in self._queues.values():
+            queue.put_nowait(EngineClosed("the engine was closed."))
+        ids = list(self._queues)
+        await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.forget, ids)))
+        self._thread.shutdown(wait=False)
+
+    def _must_be_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; make a new one.")
+
+    async def _call(self, what: Callable[[], T]) -> T:
+        """Do something with the engine, in its thread."""
+        self._must_be_open()
+        return await asyncio.wrap_future(self._thread.submit(what))
+
+    async def _next(
+        self, queue: asyncio.Queue[EngineOutput | BaseException], request_id: str, ends: float | None
+    ) -> EngineOutput | BaseException:
+        try:
+            async with asyncio.timeout_at(ends):
+                return await queue.get()
+        except TimeoutError:
+            raise DeadlineExceeded(f'request "{request_id}" did not end in its time.') from None
+
+    def _go_on(self) -> None:
+        self._has_work.set()
+        if self._driver is None:
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Step as long as there is anything to do."""
+        while True:
+            await self._has_work.wait()
+            try:
+                outputs, goes_on = await self._call(self._step)
+            except Exception as error:
+                await self._fail(error)
+                continue
+            if not goes_on:
+                self._has_work.clear()
+            for output in outputs:
+                queue = self._queues.get(output.id)
+                if queue is not None:
+                    queue.put_nowait(output)
+
+    def _step(self) -> tuple[list[EngineOutput], bool]:
+        return self.engine.step(), self.engine.has_unfinished
+
+    async def _fail(self, error: Exception) -> None:
+        """A step raised: nobody can be answered."""
+        self._has_work.clear()
+        waiting = dict(self._queues)
+        await self._call(lambda: self.engine.forget(list(waiting)))
+        for queue in waiting.values():
+            queue.put_nowait(error)

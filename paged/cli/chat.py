@@ -1,0 +1,80 @@
+"""`paged chat`: a conversation in the terminal, each turn of which finds the last one's blocks.
+
+Knows lines in and text out. Does not know how messages become a prompt, nor how an answer is made.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paged import InvalidRequest, SamplingParams
+from paged.cli.show import console, counted, printed
+from paged.cli.signals import at_once
+
+if TYPE_CHECKING:
+    from paged.results import Completion, EngineOutput
+
+# fmt: off
+System = Annotated[str | None, typer.Option(help="What the assistant is told first.")]
+MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Of every answer's draws.", show_default="one of each answer's number")]
+Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships")]
+Blocks = Annotated[int | None, typer.Option(min=1, help="Device blocks.", show_default="what 256 MiB hold")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.")]
+# fmt: on
+
+
+def chat(
+    system: System = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    model: Model = None,
+    blocks: Blocks = None,
+    block_size: BlockSize = 16,
+) -> None:
+    """Talk to a model. What was said before is not computed again: its blocks are found.
+
+    A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small and has read Python's
+    documentation: it continues, and does not converse.
+
+    Example: `echo "What is a list?" | paged chat`
+    """
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with at_once():
+        from paged import LLM
+
+        llm = LLM(model, num_blocks=blocks, block_size=block_size)
+    out = console()
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    while line := _asked(out.is_terminal):
+        messages.append({"role": "user", "content": line})
+
+        def write(output: "EngineOutput") -> None:
+            sys.stdout.write(output.text)
+            sys.stdout.flush()
+
+        (answer,) = llm.chat(messages, params, on_output=write)
+        printed("")
+        if answer.error is not None:
+            raise InvalidRequest(f"no answer: {answer.error}")
+        printed(_shared(answer, block_size))
+        messages.append({"role": "assistant", "content": answer.text.strip()})
+
+
+def _asked(is_terminal: bool) -> str:
+    """The next message; "" at the end."""
+    if is_terminal and sys.stdin.isatty():
+        sys.stdout.write("> ")
+        sys.stdout.flush()
+    return sys.stdin.readline().strip()
+
+
+def _shared(answer: "Completion", block_size: int) -> str:
+    found, total = 0, -(-len(answer.prompt_token_ids) // block_size)
+    if answer.usage is not None:
+        found = answer.usage.hit_tokens // block_size
+    return f"[{found} of {counted(total, 'block')} of the conversation found; {len(answer.token_ids)} tokens said]"

@@ -1,0 +1,140 @@
+"""A request's beams on the scheduler: what continues is forked, what does not is finished.
+
+    r / 0 | ... a |   step: a x, a y go on   | r / 0 | ... a x |      a's blocks are held once, and its partial one is copied
+    r / 1 | ... b |   and b does not         | r / 2 | ... a y |      b's blocks go back
+
+All beams of a step wait for one another: each row that has sampled keeps its blocks, with nothing to compute, until the last one has. Where a
+fork has no room, a block or a seat, its branch comes in again as a request of its own, and finds the shared blocks in the cache. Knows the
+scheduler's calls and how likely tokens are. Does not know logits, text or how beams are ranked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from paged.block_manager import OutOfBlocks
+from paged.decoding.beams import BeamSearch
+from paged.scheduler import InvalidRequest, Request, RequestInFlight, RequestUsage, Scheduler, UnknownRequest
+
+
+class Branch:
+    """The row of one beam: a sequence of a request of the scheduler's. It reads what may come next."""
+
+    def __init__(self, owner: BeamRequest, request_id: str, sequence: int) -> None:
+        self.owner, self.request_id, self.sequence = owner, request_id, sequence
+        self.prompt_ids: list[int] = []
+        self._read: tuple[Sequence[int], Sequence[float]] | None = None
+        # Whether the batch that read it has ended.
+        self.is_ready = False
+
+    def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
+        """What a step read off the logits: the likeliest tokens, the one that would be chosen among them."""
+        self._read = (ids, values)
+
+    def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
+        """Nobody asks for it."""
+        raise AssertionError("beams do not ask for the prompt's log-probabilities")
+
+    def take(self) -> tuple[Sequence[int], Sequence[float]]:
+        """What may come next, once it is ready."""
+        found = self._read
+        assert found is not None, "a batch that ended has read it"
+        self._read, self.is_ready = None, False
+        return found
+
+
+class BeamRequest:
+    """The beams of one request, from its prompt on.
+
+    may_fork  the pool holds all of them at their full length: else each branch comes in again
+    open_row  is told of each branch that gets a row without being admitted
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        search: BeamSearch,
+        scheduler: Scheduler,
+        now: float,
+        *,
+        may_fork: bool,
+        open_row: Callable[[Branch], None],
+    ) -> None:
+        self.search = search
+        self.usage: RequestUsage | None = None
+        self._request, self._scheduler, self._now, self._open_row = request, scheduler, now, open_row
+        self._may_fork = may_fork
+        self.branches = [Branch(self, request.id, 0)]
+        # The scheduler's requests: the first one, and those that came in again.
+        self.ids = {request.id}
+        self._num_again = 0
+        scheduler.add(request, now=now)
+
+    def branches_of(self, request_id: str) -> list[Branch]:
+        """Those that are sequences of this request of the scheduler's."""
+        return [branch for branch in self.branches if branch.request_id == request_id]
+
+    def advance(self) -> None:
+        """Go on if all beams are ready, between two steps; the search may be over then."""
+        if not self.branches or not all(branch.is_ready for branch in self.branches):
+            return
+        branches = self.branches
+        following = self.search.advance([branch.take() for branch in branches])
+        continued = {place for place, _ in following}
+        # First of all: forks need what these give back.
+        for place, branch in enumerate(branches):
+            if place not in continued:
+                self._finish(branch)
+        taken: set[int] = set()
+        self.branches = []
+        # A branch forks while it is as its parent was.
+        for place, _ in following:
+            if place in taken:
+                self.branches.append(self._forked(branches[place]))
+            else:
+                taken.add(place)
+                self.branches.append(branches[place])
+        for (_, token), branch, beam in zip(following, self.branches, self.search.beams, strict=True):
+            if branch.sequence < 0:
+                self._come_in_again(branch, beam.tokens)
+            else:
+                self._scheduler.append(branch.request_id, [token], branch.sequence)
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.branches = []
+        for request_id in sorted(self.ids):
+            try:
+                ended = self._scheduler.abort(request_id)
+            except UnknownRequest:
+                continue
+            self._note(request_id, ended.usage if ended is not None else None)
+
+    def _finish(self, branch: Branch) -> None:
+        ended = self._scheduler.finish(branch.request_id, branch.sequence)
+        self._note(branch.request_id, None if ended is None else ended.usage)
+
+    def _note(self, request_id: str, usage: RequestUsage | None) -> None:
+        if usage is not None and request_id == self._request.id:
+            self.usage = usage
+
+    def _forked(self, parent: Branch) -> Branch:
+        """A branch beside its parent; one without a sequence where there is no room for it."""
+        branch = Branch(self, parent.request_id, -1)
+        if not self._may_fork:
+            return branch
+        try:
+            branch.sequence = self._scheduler.fork(parent.request_id, parent.sequence)
+        except (OutOfBlocks, InvalidRequest, RequestInFlight):
+            return branch
+        self._open_row(branch)
+        return branch
+
+    def _come_in_again(self, branch: Branch, tokens: tuple[int, ...]) -> None:
+        self._num_again += 1
+        branch.request_id, branch.sequence = f"{self._request.id}/beam-{self._num_again}", 0
+        request = msgspec.structs.replace(self._request, id=branch.request_id, prompt=[*self._request.prompt, *tokens])
+        self.ids.add(branch.request_id)
+        self._scheduler.add(request, now=self._now)

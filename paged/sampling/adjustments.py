@@ -1,0 +1,291 @@
+"""What is done to logits before a token is drawn from them.
+
+    logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a draw
+
+The order is that of transformers' `generate`, and so is what each does; presence and frequency are OpenAI's, as in vLLM. A sequence that
+wants any of it has a lane, with its tokens so far: what it wants of a step is looked up for all rows at once, and only those logits are
+touched that change. Knows tokens by lane and place. Does not know rows, batches or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.block_manager import PagedError
+from paged.block_manager.growing import rising_from
+from paged.sampling.lines import NOTHING, Lines
+from paged.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Places = NDArray[np.int64]
+LogitsProcessor = Callable[[Any, Any], Any]
+"""As transformers': token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], to logits of that shape."""
+
+NO_LANE = -1
+_NO_LIMIT = 2**62
+
+
+class ProcessorFailed(PagedError, RuntimeError):
+    """A logits processor of the user's raised something, or returned what are no logits: `row` of the batch."""
+
+    def __init__(self, row: int, what: str) -> None:
+        super().__init__(row, what)
+        self.row = row
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"a logits processor failed: {self.what}"
+
+
+class Adjustments:
+    """What the sequences in lanes want done to their logits."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._num_opened = 0
+        # By lane: tokens, prompt and output, as far as they have been noted, and numbers.
+        self._tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._prompt_len = np.zeros(0, np.int64)
+        self._repetition = np.ones(0, np.float32)
+        self._presence = np.zeros(0, np.float32)
+        self._frequency = np.zeros(0, np.float32)
+        self._ngram = np.zeros(0, np.int64)
+        self._least = np.zeros(0, np.int64)
+        # Which sequence has it, by a number that no other had or will have; 0: none.
+        self._number = np.zeros(0, np.int64)
+        self._bias, self._allowed, self._bad, self._stops = Lines(), Lines(), Lines(), Lines()
+        self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
+
+    def open(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> int:
+        """A lane for a sequence that begins with `prompt`: `stops` are what ends it, and `bad_words` what it must not say, as token ids."""
+        lane = self._new_lane()
+        self._num_opened += 1
+        self._number[lane] = self._num_opened
+        self._prompt_len[lane] = len(prompt)
+        self._note(np.full(len(prompt), lane), np.arange(len(prompt)), np.asarray(prompt, np.int32))
+        self._repetition[lane] = params.repetition_penalty
+        self._presence[lane] = params.presence_penalty
+        self._frequency[lane] = params.frequency_penalty
+        self._ngram[lane] = params.no_repeat_ngram_size
+        self._least[lane] = min(params.min_tokens, _NO_LIMIT)
+        bias = params.logit_bias or {}
+        self._bias.set(lane, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
+        if params.allowed_token_ids is not None:
+            self._allowed.set(lane, np.array(sorted({int(token) for token in params.allowed_token_ids}), np.int64))
+        if params.min_tokens:
+            self._stops.set(lane, np.array(sorted({int(token) for token in stops}), np.int64))
+        self._bad.set(lane, *_last_and_before(bad_words))
+        if params.logits_processors:
+            self._processors[lane] = tuple(params.logits_processors)
+        return lane
+
+    def close(self, lane: int) -> None:
+        """The sequence has ended."""
+        for lines in (self._bias, self._allowed, self._bad, self._stops):
+            lines.drop(lane)
+        self._processors.pop(lane, None)
+        self._number[lane] = 0
+        self._free.append(lane)
+
+    def number_of(self, lane: int) -> int:
+        """Which sequence has the lane: no other had this number, or will have it. 0 for NO_LANE."""
+        return 0 if lane == NO_LANE else int(self._number[lane])
+
+    def note(self, lanes: Places, places: Places, tokens: NDArray[np.int32], numbers: Places) -> None:
+        """Output tokens of sequences, each at its place among its outputs; what stood there does so no more. Slots may be NO_LANE;
+        nothing is noted of a sequence that has ended."""
+        at = self._held(lanes, numbers)
+        its = lanes[at]
+        self._note(its, self._prompt_len[its] + places[at], tokens[at])
+
+    def apply(self, logits: Tensor, lanes: Places, places: Places, numbers: Places) -> None:
+        """Change logits [n, vocabulary] in place: what the sequence in lanes[i], or none (NO_LANE), wants of the token after its first
+        places[i] outputs. Nothing is done for one that has ended. Raises ProcessorFailed."""
+        at = self._held(lanes, numbers)
+        if not len(at):
+            return
+        import torch
+
+        with torch.inference_mode():
+            _Step(self, logits, at, lanes[at], places[at]).run()
+
+    def _held(self, lanes: Places, numbers: Places) -> Places:
+        """Places of the lanes that the sequences of these numbers still have."""
+        has_one = lanes >= 0
+        return (has_one & (self._number[np.where(has_one, lanes, 0)] == numbers)).nonzero()[0]
+
+    def _note(self, lanes: Places, at: Places, tokens: NDArray[np.int32]) -> None:
+        longest = int(at.max(initial=-1)) + 1
+        if longest > self._tokens.shape[1]:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, 2 * longest - self._tokens.shape[1])))
+        self._tokens[lanes, at] = tokens
+
+    def _new_lane(self) -> int:
+        if not self._free:
+            num = len(self._prompt_len)
+            more = max(8, num)
+            for name in ("_prompt_len", "_repetition", "_presence", "_frequency", "_ngram", "_least", "_number"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
+            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
+            self._free = list(range(num + more - 1, num - 1, -1))
+        return self._free.pop()
+
+
+class _Step:
+    """One batch's logits, [n, vocabulary], and the m rows of it, `at`, that want something; their lanes and output lengths."""
+
+    def __init__(self, all_of: Adjustments, logits: Tensor, at: Places, lanes: Places, places: Places) -> None:
+        self.all, self.logits, self.at, self.lanes, self.places = all_of, logits, at, lanes, places
+        self.width = logits.shape[1]
+        self.flat = logits.view(-1)
+        self.ends: Places = all_of._prompt_len[lanes] + places
+
+    def run(self) -> None:
+        self._add_bias()
+        self._penalise_repetition()
+        self._penalise_outputs()
+        self._ban_ngrams()
+        self._ban_bad_words()
+        self._ban_stops()
+        self._keep_allowed()
+        self._ask_processors()
+
+    def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
+        """Where the logits of tokens stand; `owners` are places among `at`."""
+        return self._on_device(self.at[owners] * self.width + tokens)
+
+    def _on_device(self, values: NDArray[Any]) -> Tensor:
+        import torch
+
+        return torch.from_numpy(values).to(self.logits.device)
+
+    def _ban(self, owners: Places, tokens: NDArray[Any]) -> None:
+        if len(owners):
+            self.flat[self._index(owners, tokens)] = -float("inf")
+
+    def _tokens_of(self, owners: Places, first: Places) -> tuple[Places, NDArray[np.int32]]:
+        """Of places among `at`: whose each token from `first` on is, and the tokens."""
+        counts = self.ends[owners] - first
+        each = owners.repeat(counts)
+        return each, self.all._tokens[self.lanes[each], rising_from(first, counts)]
+
+    def _add_bias(self) -> None:
+        found = self.all._bias.pick(self.lanes)
+        if found is not None:
+            owners, (tokens, bias) = found
+            self.flat[self._index(owners, tokens)] += self._on_device(bias)
+
+    def _penalise_repetition(self) -> None:
+        import torch
+
+        wants = (self.all._repetition[self.lanes] != 1).nonzero()[0]
+        if len(wants):
+            owners, tokens = self._tokens_of(wants, np.zeros(len(wants), np.int64))
+            index = self._index(owners, tokens)
+            factor = self._on_device(self.all._repetition[self.lanes[owners]])
+            # A token that came twice is written twice, with the same.
+            before = self.flat[index]
+            self.flat[index] = torch.where(before < 0, before * factor, before / factor)
+
+    def _penalise_outputs(self) -> None:
+        frequency, presence = self.all._frequency[self.lanes], self.all._presence[self.lanes]
+        wants = ((frequency != 0) | (presence != 0)).nonzero()[0]
+        if len(wants):
+            owners, tokens = self._tokens_of(wants, self.all._prompt_len[self.lanes[wants]])
+            keys, counts = np.unique(owners * self.width + tokens, return_counts=True)
+            owners = keys // self.width
+            index = self._index(owners, keys % self.width)
+            self.flat[index] -= self._on_device(frequency[owners] * counts.astype(np.float32))
+            self.flat[index] -= self._on_device(presence[owners])
+
+    def _ban_ngrams(self) -> None:
+        sizes, tokens = self.all._ngram[self.lanes], self.all._tokens
+        wants = ((sizes > 0) & (self.ends >= sizes)).nonzero()[0]
+        if not len(wants):
+            return
+        # Whatever stands before a token has to be what stands at the end now.
+        counts = self.ends[wants] - sizes[wants] + 1
+        owners, at = wants.repeat(counts), rising_from(sizes[wants] - 1, counts)
+        for back in range(1, int(sizes[wants].max())):
+            its = self.lanes[owners]
+            # A shorter n-gram has been compared whole.
+            same = tokens[its, np.maximum(at - back, 0)] == tokens[its, np.maximum(self.ends[owners] - back, 0)]
+            same |= back >= sizes[owners]
+            owners, at = owners[same], at[same]
+        self._ban(owners, tokens[self.lanes[owners], at])
+
+    def _ban_bad_words(self) -> None:
+        found = self.all._bad.pick(self.lanes)
+        if found is None:
+            return
+        owners, (last, before) = found
+        is_said = np.ones(len(owners), np.bool_)
+        for back in range(before.shape[1]):
+            at = self.ends[owners] - 1 - back
+            said = self.all._tokens[self.lanes[owners], np.maximum(at, 0)]
+            is_said &= (before[:, back] == NOTHING) | ((at >= 0) & (said == before[:, back]))
+        self._ban(owners[is_said], last[is_said])
+
+    def _ban_stops(self) -> None:
+        found = self.all._stops.pick(self.lanes)
+        if found is not None:
+            owners, (tokens,) = found
+            is_early = self.places[owners] < self.all._least[self.lanes[owners]]
+            self._ban(owners[is_early], tokens[is_early])
+
+    def _keep_allowed(self) -> None:
+        found = self.all._allowed.pick(self.lanes)
+        if found is not None:
+            owners, (tokens,) = found
+            index = self._index(owners, tokens)
+            kept = self.flat[index]
+            self.logits[self._on_device(self.at[np.unique(owners)])] = -float("inf")
+            self.flat[index] = kept
+
+    def _ask_processors(self) -> None:
+        if not self.all._processors:
+            return
+        for row, lane, end in zip(self.at.tolist(), self.lanes.tolist(), self.ends.tolist(), strict=True):
+            processors = self.all._processors.get(lane)
+            if processors is not None:
+                known = self._on_device(self.all._tokens[lane, :end].astype(np.int64))[None]
+                self.logits[row] = _processed(row, processors, known, self.logits[row : row + 1])[0]
+
+
+def _processed(row: int, processors: tuple[LogitsProcessor, ...], known: Tensor, logits: Tensor) -> Tensor:
+    import torch
+
+    found: Any = logits.clone()
+    for processor in processors:
+        try:
+            found = processor(known, found)
+        except Exception as error:
+            raise ProcessorFailed(row, f"{type(error).__name__}: {error}") from error
+        if not isinstance(found, torch.Tensor) or found.shape != logits.shape:
+            got = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ProcessorFailed(row, f"it has to return logits {list(logits.shape)}; got {got}.")
+    changed: Tensor = found
+    return changed
+
+
+def _last_and_before(words: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each word's last token, [k], and those before it, the nearest first, [k, most]."""
+    most = max((len(word) for word in words), default=1) - 1
+    before = np.full((len(words), most), NOTHING, np.int64)
+    for number, word in enumerate(words):
+        before[number, : len(word) - 1] = list(word)[-2::-1]
+    return np.array([word[-1] for word in words], np.int64), before

@@ -1,0 +1,77 @@
+"""Lines of numbers, some of which belong to each lane: those of a whole batch are picked at once.
+
+    lane 0: | 7 2.5 |        pick([3, 0]) → owners | 0 0 1 |,  columns | 4 9 7 |  | 0.1 0.2 2.5 |
+    lane 3: | 4 0.1 | 9 0.2 |
+
+Knows arrays by lane. Does not know what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.block_manager.growing import rising_from
+
+Columns = tuple[NDArray[Any], ...]
+NOTHING = -1
+"""What fills a matrix's line that is shorter than others."""
+
+
+class Lines:
+    """Lines of several columns of one length, a column being an array or a matrix of any width. Packed when they are read: lanes come and
+    go seldom."""
+
+    def __init__(self) -> None:
+        self._by_lane: dict[int, Columns] = {}
+        self._packed: tuple[NDArray[np.int64], NDArray[np.int64], Columns] | None = None
+
+    def set(self, lane: int, *columns: NDArray[Any]) -> None:
+        """The lines of a lane."""
+        if len(columns[0]):
+            self._by_lane[lane] = columns
+            self._packed = None
+
+    def drop(self, lane: int) -> None:
+        """The lane has none any more."""
+        if self._by_lane.pop(lane, None) is not None:
+            self._packed = None
+
+    def copy(self, lane: int, other: int) -> None:
+        """Another lane gets the same."""
+        if lane in self._by_lane:
+            self.set(other, *self._by_lane[lane])
+
+    def pick(self, lanes: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns] | None:
+        """Places among `lanes` whose line it is, int64 [k], and the columns, [k] each; None where there is none."""
+        if not self._by_lane:
+            return None
+        first, count, columns = self._packing()
+        its = np.where(lanes < len(count), lanes, 0)
+        counts = np.where(lanes < len(count), count[its], 0)
+        if not counts.any():
+            return None
+        index = rising_from(first[its], counts)
+        return np.arange(len(lanes)).repeat(counts), tuple(column[index] for column in columns)
+
+    def _packing(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Columns]:
+        """Where each lane's lines begin, how many they are, and all of them."""
+        if self._packed is None:
+            lanes = sorted(self._by_lane)
+            count = np.zeros(lanes[-1] + 1, np.int64)
+            count[lanes] = [len(self._by_lane[lane][0]) for lane in lanes]
+            several = zip(*(self._by_lane[lane] for lane in lanes), strict=True)
+            self._packed = count.cumsum() - count, count, tuple(_stacked(parts) for parts in several)
+        return self._packed
+
+
+def _stacked(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    """All lines of a column; a matrix as wide as the widest."""
+    if parts[0].ndim == 1:
+        return np.concatenate(parts)
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate(
+        [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=NOTHING) for part in parts]
+    )

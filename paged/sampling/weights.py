@@ -1,0 +1,75 @@
+"""Logits as weights: integers, whose sum is the same in whatever order a device adds them up.
+
+That of floats is not, and a device's order depends on the shape of the batch. Knows logits by row. Does not know what is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Logits that are turned into weights at once: at up to 16 bytes each, they stay in a cache.
+_CELLS_AT_ONCE = 1 << 18
+
+
+def rows_at_once(vocabulary_size: int) -> int:
+    """Rows whose logits stay in a cache."""
+    return max(1, _CELLS_AT_ONCE // vocabulary_size)
+
+
+def rows_of(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Some rows; all of them without a copy."""
+    return logits if len(rows) == len(logits) else logits[column(logits, rows)[:, 0]]
+
+
+def column(logits: Tensor, values: NDArray[Any]) -> Tensor:
+    """One number for each row, [n, 1], on the logits' device."""
+    # Here and not above, so that whoever only reads parameters needs no torch; whoever has logits has loaded it.
+    import torch
+
+    return torch.from_numpy(values).to(logits.device)[:, None]
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits, largest first, and their ids, both [n, count]. Of equals the lower id stands first.
+
+    Which of those that equal the last one are in is the device's choice, unless all are.
+    """
+    if count == logits.shape[1]:
+        ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return ordered, ids
+    ids = logits.topk(count, sorted=False).indices.sort(-1).values
+    ordered, places = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(-1, places)
+
+
+def unit_bits(vocabulary_size: int) -> int:
+    """The weight of the likeliest token is two to the power of this; the sum of all has 62 bits at most."""
+    return 62 - vocabulary_size.bit_length()
+
+
+def weights(logits: Tensor, top: Tensor, temperature: Tensor, vocabulary_size: int = 0) -> Tensor:
+    """Probabilities as int64, of the shape of `logits`, in a unit that gives `top` a power of two and the sum 62 bits."""
+    bits = unit_bits(vocabulary_size or logits.shape[1])
+    exponents = (logits.double() - top.double()).div_(temperature)
+    return exponents.exp_().mul_(2.0**bits).round_().long()
+
+
+def total_weights(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
+    """The sum of each row's weights, [n, 1]."""
+    import torch
+
+    size = rows_at_once(logits.shape[1])
+    parts = zip(logits.split(size), top.split(size), temperature.split(size), strict=True)
+    return torch.cat([weights(*part).sum(-1, keepdim=True) for part in parts])
+
+
+def numbers(column: Tensor) -> NDArray[np.int64]:
+    """The numbers of a column, [n, 1], int64 [n]."""
+    found: NDArray[np.int64] = column[:, 0].long().cpu().numpy()
+    return found

@@ -1,0 +1,46 @@
+"""docs/decoding.md: every command on the page does what it says."""
+
+import re
+import shlex
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged.cli.app import run
+
+
+def commands(page):
+    return [line for block in re.findall(r"^```\n(.*?)^```$", page, re.S | re.M) for line in block.splitlines()]
+
+
+def test_every_command_answers(repository, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", __import__("io").StringIO("What is a list?\nAnd a tuple?\n"))
+    found = commands((repository / "docs" / "decoding.md").read_text(encoding="utf-8"))
+    assert len(found) == 7
+    for line in found:
+        program, *arguments = shlex.split(line)
+        assert program == "paged"
+        assert run(arguments) == 0, line
+        out = capsys.readouterr().out
+        if "--beam-width" in arguments:
+            assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3)] == [1, 1, 0]
+        elif "--n" in arguments:
+            assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3, 4, 5)] == [1, 1, 1, 1, 0]
+        elif "--stop" in arguments:
+            assert " of" not in out.removeprefix("The with statement")
+        elif "--logprobs" in arguments:
+            assert re.search(r"^token +likely +rank +instead$", out, re.M)
+        elif "chat" in arguments:
+            first, second = re.findall(r"\[(\d+) of (\d+) blocks of the conversation found; \d+ tokens said\]", out)
+            assert int(second[0]) >= int(first[1]) - 1 > 0
+        else:
+            assert len(out.strip()) > len("The with statement")
+
+
+def test_the_python_of_the_page_runs(repository, capsys):
+    page = (repository / "docs" / "decoding.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+    exec(compile(program, "decoding.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 8

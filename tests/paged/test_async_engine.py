@@ -1,0 +1,170 @@
+"""Many tasks on one engine: cancelled, late, failing and aborted ones, on a pool far too small; every answer is the one that comes alone."""
+
+import asyncio
+import random
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged import (
+    AsyncEngine,
+    BeamSearchParams,
+    DeadlineExceeded,
+    DuplicateRequest,
+    EngineClosed,
+    InvalidRequest,
+    NeverFits,
+    SamplingParams,
+    load_model,
+)
+from paged.checkpoint import checkpoint_path
+
+PROMPTS = ["The with statement", "Return a new list", "def", "A generator is", "The with statement is used to"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(checkpoint_path())
+
+
+def fails(ids, logits):
+    if ids.shape[1] > 8:
+        raise ValueError("no more")
+    return logits
+
+
+def wishes(number):
+    chance = random.Random(number)
+    if number % 11 == 0:
+        return BeamSearchParams(beam_width=3, max_tokens=8)
+    if number % 7 == 0:
+        return SamplingParams(max_tokens=12, logits_processors=(fails,))
+    return SamplingParams(
+        max_tokens=chance.randint(1, 20),
+        temperature=chance.choice([0.0, 0.0, 0.9]),
+        stop=chance.choice([(), ("e",), (" the",)]),
+        repetition_penalty=chance.choice([1.0, 1.3]),
+    )
+
+
+async def ask(engine, number, trouble=""):
+    """The text of an answer, or why there is none."""
+    text, prompt = "", PROMPTS[number % len(PROMPTS)]
+    late = {"deadline_s": 0.05} if trouble == "late" else {}
+    pieces = 0
+    async for output in engine.generate(prompt, wishes(number), request_id=str(number), **late):
+        text += output.text
+        pieces += 1
+        if trouble == "leaves" and pieces == 2:
+            return "left"
+        if trouble == "raises" and pieces == 2:
+            raise RuntimeError(number)
+        if output.finished:
+            return f"{output.finish_reason}: {text}" if output.error is None else output.error
+    raise AssertionError("the last output is finished")
+
+
+def test_two_hundred_tasks_leave_nothing_and_get_what_they_get_alone(model):
+    chance = random.Random(0)
+    troubles = [chance.choice(["", "", "", "late", "leaves", "raises", "cancelled"]) for _ in range(200)]
+
+    async def together():
+        async with AsyncEngine(model, num_blocks=40, block_size=4, max_sequences=12) as engine:
+            tasks = []
+            for number, trouble in enumerate(troubles):
+                tasks.append(asyncio.create_task(ask(engine, number, trouble)))
+                await asyncio.sleep(chance.choice([0, 0, 0.01]))
+                if trouble == "cancelled":
+                    asyncio.get_running_loop().call_later(chance.random() / 5, tasks[-1].cancel)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert engine.engine.check() == []
+            while engine.engine.scheduler.has_unfinished:
+                engine.engine.step()
+            assert (engine.engine.manager.num_used, engine._queues, bool(engine.engine._beams)) == (0, {}, False)
+            return found
+
+    async def alone():
+        async with AsyncEngine(model) as engine:
+            return [await ask(engine, number) for number in range(len(troubles))]
+
+    found, expected = asyncio.run(together()), asyncio.run(alone())
+    kinds = {"late": DeadlineExceeded, "raises": RuntimeError, "cancelled": asyncio.CancelledError}
+    num_whole = 0
+    for got, wanted, trouble in zip(found, expected, troubles, strict=True):
+        if isinstance(got, BaseException):
+            assert isinstance(got, kinds[trouble]), (trouble, got)
+        elif got != "left":
+            assert got == wanted
+            num_whole += 1
+    assert num_whole > 60 and "ValueError: no more" in " ".join(expected)
+
+
+def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):
+    async def main():
+        async with AsyncEngine(model, num_blocks=8, block_size=4) as engine:
+            going = asyncio.create_task(ask(engine, 3))
+            await asyncio.sleep(0)
+            with pytest.raises(NeverFits):
+                await anext(engine.generate(list(range(100))))
+            with pytest.raises(InvalidRequest):
+                await anext(engine.generate([{}]))
+            with pytest.raises(DuplicateRequest):
+                await anext(engine.generate("a", request_id="3"))
+            with pytest.raises(InvalidRequest, match="no task waits"):
+                await engine.abort("nobody")
+            return await going
+
+    async def alone():
+        async with AsyncEngine(model) as engine:
+            return await ask(engine, 3)
+
+    assert asyncio.run(main()) == asyncio.run(alone())
+
+
+def test_an_abort_by_id_gives_the_task_its_last_output(model):
+    async def main():
+        async with AsyncEngine(model) as engine:
+            outputs = []
+            async for output in engine.generate("def", SamplingParams(max_tokens=500, ignore_eos=True), request_id="a"):
+                outputs.append(output)
+                if len(outputs) == 3:
+                    await engine.abort("a")
+            return outputs
+
+    last = asyncio.run(main())[-1]
+    assert (last.finish_reason, last.finished) == ("abort", True)
+
+
+def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answered(model):
+    async def main():
+        async with AsyncEngine(model) as engine:
+            runner = engine.engine.runner
+
+            def broken(batch):
+                raise ZeroDivisionError
+
+            runner.logits = broken
+            found = await asyncio.gather(*(ask(engine, number) for number in (1, 2, 3)), return_exceptions=True)
+            assert [type(each) for each in found] == [ZeroDivisionError] * 3
+            del runner.logits
+            return await ask(engine, 1)
+
+    assert asyncio.run(main()).partition(":")[0] in ("stop", "length")
+
+
+def test_a_closed_engine_says_so(model):
+    async def main():
+        engine = AsyncEngine(model)
+        waiting = asyncio.create_task(ask(engine, 1))
+        await asyncio.sleep(0.02)
+        await engine.close()
+        await engine.close()
+        with pytest.raises(EngineClosed):
+            await waiting
+        with pytest.raises(EngineClosed):
+            await ask(engine, 2)
+        assert engine.engine.manager.num_used == 0
+
+    asyncio.run(main())
