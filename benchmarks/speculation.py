@@ -1,4 +1,4 @@
-"""Guesses from a sequence's own text: steps and time with them and without, on text that repeats itself and on text that does not.
+"""Drafts from a sequence's own text: steps and time with them and without, on text that repeats itself and on text that does not.
 
     python benchmarks/speculation.py         # writes results/speculation.md
 
@@ -55,16 +55,16 @@ def main(count: int = 16, rounds: int = 5) -> None:
             rows, right = {}, 0.0
             for number in range(rounds + 1):
                 answers = {}
-                for guesses in (False, True) if number % 2 else (True, False):
-                    llm = LLM(speculate="lookup" if guesses else None, max_sequences=at_once, prefix_caching=False)
+                for drafts in (False, True) if number % 2 else (True, False):
+                    llm = LLM(speculate="lookup" if drafts else None, max_sequences=at_once, prefix_caching=False)
                     prompts = prompts_of(llm.get_tokenizer(), count)[which]
-                    answers[guesses], rows[guesses], took = run(llm, prompts)
-                    if guesses:
+                    answers[drafts], rows[drafts], took = run(llm, prompts)
+                    if drafts:
                         stats = llm.engine.stats()
                         right = stats.accepted_tokens / max(1, stats.drafted_tokens)
                     if number:
-                        seconds[guesses].append(took)
-                assert answers[False] == answers[True], "guesses change no answer"
+                        seconds[drafts].append(took)
+                assert answers[False] == answers[True], "drafts change no answer"
             tokens = count * OUTPUT
             rates = {way: [tokens / each for each in values] for way, values in seconds.items()}
             gain = float(np.median(rates[True]) / np.median(rates[False]))
@@ -73,16 +73,16 @@ def main(count: int = 16, rounds: int = 5) -> None:
             )
     its = machine()
     page = [
-        "# Guesses from the text itself",
+        "# Drafts from the text itself",
         "",
         f"{its['processor']}, {its['cores']} cores, Python {its['python']}, torch {its['torch']}. The model that ships, batch-invariant; {count} prompts, {OUTPUT} tokens each, {rounds} runs, in turns.",
-        "A prompt that repeats itself is a paragraph of Python's documentation and the beginning of it again. The answers are the same with guesses and without.",
+        "A prompt that repeats itself is a paragraph of Python's documentation and the beginning of it again. The answers are the same with drafts and without.",
         "",
         "```",
         "python benchmarks/speculation.py",
         "```",
         "",
-        "| text | rows at once | tokens a step and row | guesses that were right | tokens/s without | tokens/s with | gain |",
+        "| text | rows at once | tokens a step and row | drafts that were right | tokens/s without | tokens/s with | gain |",
         "|---|--:|--:|--:|--:|--:|--:|",
         *lines,
         "",

@@ -135,7 +135,7 @@ class Engine:
             raise InvalidConfig(f'speculate has to be "lookup", or None; got {speculate!r}.')
         if speculate and steps_ahead:
             raise InvalidConfig(
-                "speculate does not go with steps_ahead: how many guesses are right decides where the next step goes on."
+                "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
             )
         self._lookup = PromptLookup(checked_integer("num_drafts", num_drafts, 1)) if speculate else None
         self._clock = clock

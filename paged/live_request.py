@@ -170,13 +170,13 @@ class LiveRequest:
 
     @property
     def token_ids(self) -> list[int]:
-        """Outputs so far, of its first sequence."""
-        return self.sequences[0].token_ids
+        """Outputs so far, of its first sequence; none of a beam search."""
+        return self.sequences[0].token_ids if self.sequences else []
 
     @property
     def text(self) -> str:
-        """Text so far, of its first sequence."""
-        return self.sequences[0].text
+        """Text so far, of its first sequence; none of a beam search."""
+        return self.sequences[0].text if self.sequences else ""
 
     @property
     def reads_logprobs(self) -> bool:

@@ -62,7 +62,7 @@ def chat(
         if answer.error is not None:
             raise InvalidRequest(f"no answer: {answer.error}")
         printed(_shared(answer, block_size))
-        messages.append({"role": "assistant", "content": answer.text.strip()})
+        messages.append({"role": "assistant", "content": answer.text})
 
 
 def _asked(is_terminal: bool) -> str:

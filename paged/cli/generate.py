@@ -55,7 +55,7 @@ BadWord = Annotated[list[str] | None, typer.Option("--bad-word", help="Text that
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)]
 MinTokens = Annotated[int, typer.Option(help="Nothing ends an answer before so many tokens.", rich_help_panel=_SAMPLING)]
 Logprobs = Annotated[int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest beside it.", show_default="none", rich_help_panel=_SAMPLING)]
-Speculate = Annotated[str | None, typer.Option(help="lookup: guess tokens from the text itself; answers are the same, in fewer steps.", show_default="no guesses", rich_help_panel=_MODEL)]
+Speculate = Annotated[str | None, typer.Option(help="lookup: draft tokens from the text itself; answers are the same, in fewer steps.", show_default="no drafts", rich_help_panel=_MODEL)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
 Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]

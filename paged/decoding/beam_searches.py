@@ -118,4 +118,4 @@ class BeamSearches:
         if row >= 0:
             self._sampling.set_beam(row, branch, branch.owner.search.num_candidates)
             if self._lookup is not None:
-                self._lookup.begin(row, guesses=False)
+                self._lookup.begin(row, drafts=False)

@@ -1,9 +1,9 @@
-"""Guesses from a sequence's own text: what came after its last tokens, where they stood before.
+"""Drafts from a sequence's own text: what came after its last tokens, where they stood before.
 
     … the cat sat on the mat . the cat |         the last two tokens stood here before
-          └─────┘ sat on the → guesses
+          └─────┘ sat on the → drafts
 
-A guess is right wherever the text repeats itself, and costs a token of a step where it is not. Found by A. Saxena, "Prompt lookup
+A draft is right wherever the text repeats itself, and costs a token of a step where it is not. Found by A. Saxena, "Prompt lookup
 decoding", 2023; transformers has it as `prompt_lookup_num_tokens`, vLLM as "ngram". How many are guessed follows what became of the last
 ones, as in transformers' assisted generation. Knows tokens by row. Does not know logits.
 """
@@ -20,27 +20,27 @@ Rows = NDArray[np.int64]
 
 # So many tokens of a text are looked through, from its end.
 _WINDOW = 4096
-# The guesses of a row that has not guessed yet.
+# The drafts of a row that has not guessed yet.
 _FIRST = 2
-# What all guesses right adds, and one wrong takes.
+# What all drafts right adds, and one wrong takes.
 _MORE, _LESS = 2, 1
 
 
 class PromptLookup:
-    """Guesses for rows, `most` a row and step at most, after as many equal tokens as there are, from `least` to `longest`."""
+    """Drafts for rows, `most` a row and step at most, after as many equal tokens as there are, from `least` to `longest`."""
 
     def __init__(self, most: int, *, longest: int = 3, least: int = 2) -> None:
         self._most, self._longest, self._least = most, longest, least
         self._allowed = np.zeros(0, np.int64)
 
-    def begin(self, row: int, *, guesses: bool = True) -> None:
-        """The row serves another sequence, or one that comes back, for which there may be guesses or not."""
+    def begin(self, row: int, *, drafts: bool = True) -> None:
+        """The row serves another sequence, or one that comes back, for which there may be drafts or not."""
         if row >= len(self._allowed):
             self._allowed = np.concatenate([self._allowed, np.zeros(row + 1, np.int64)])
-        self._allowed[row] = min(_FIRST, self._most) if guesses else 0
+        self._allowed[row] = min(_FIRST, self._most) if drafts else 0
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
-        """Guesses for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where nothing came before."""
+        """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where nothing came before."""
         lengths = num_tokens[rows]
         starts = np.maximum(lengths - _WINDOW, 0)
         # Ends of what may be like the end: all places but the last.
@@ -66,7 +66,7 @@ class PromptLookup:
         return Drafts(rows, guessed, tokens[rows.repeat(guessed), rising_from(best + 1, guessed)])
 
     def learn(self, rows: Rows, num_guessed: NDArray[np.int64], num_right: NDArray[np.int64]) -> None:
-        """So many guesses of each of these rows were tried, and so many were right."""
+        """So many drafts of each of these rows were tried, and so many were right."""
         tried = num_guessed > 0
         rows, change = rows[tried], np.where((num_right == num_guessed)[tried], _MORE, -_LESS)
         self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)

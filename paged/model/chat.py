@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant")
 # Of the model that ships: it was never taught to talk.
-_PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer: {}\n\n"}
+_PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer:{}\n\n"}
 _ANSWER = "Answer:"
 
 Message = Mapping[str, str]
@@ -38,7 +38,7 @@ def chat_prompt(model: LoadedModel, messages: Sequence[Message]) -> list[int]:
     if model.tokenizer is None:
         raise InvalidChat(f"{model.path}: no tokenizer there, so messages cannot become a prompt.")
     if model.path == checkpoint_path():
-        parts = [_PLAIN[each["role"]].format(each["content"]) for each in messages]
+        parts = [_PLAIN[each["role"]].format(_as_said(each)) for each in messages]
         found: Any = model.tokenizer.encode("".join(parts) + _ANSWER, verbose=False)
         return [int(token) for token in found]
     if not model.tokenizer.chat_template:
@@ -46,6 +46,12 @@ def chat_prompt(model: LoadedModel, messages: Sequence[Message]) -> list[int]:
     found = model.tokenizer.apply_chat_template(list(map(dict, messages)), add_generation_prompt=True, tokenize=True)
     ids = found["input_ids"] if isinstance(found, Mapping) else found
     return [int(token) for token in ids]
+
+
+def _as_said(message: Message) -> str:
+    """The content; an answer begins as it was generated, so that its blocks are found, with a space or a line's end."""
+    content = message["content"]
+    return f" {content}" if message["role"] == "assistant" and not content[:1].isspace() else content
 
 
 def checked_messages(messages: Any) -> None:

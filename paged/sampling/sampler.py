@@ -130,19 +130,23 @@ def sample(
     # In one piece: a device may compute `exp` in another way, and round it otherwise, where rows are not.
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
-    highest = logits.max(dim=-1)
-    _refuse_bad(highest.values)
-    tokens: NDArray[np.int32] = highest.indices.cpu().numpy().astype(np.int32)
     is_drawn = temperature > 0
+    is_cut = is_drawn & ((top_k < vocabulary_size) | (top_p < 1) | (min_p > 0) | (typical_p < 1))
+    tokens = np.zeros(num_rows, np.int32)
+    # Where the likeliest are looked for, the first of them says as much.
+    whole = np.flatnonzero(~is_cut)
+    if len(whole):
+        highest = rows_of(logits, whole).max(dim=-1)
+        _refuse_bad(highest.values, whole)
+        tokens[whole] = highest.indices.cpu().numpy()
     if not is_drawn.any():
         return tokens
     draws = _Draws(temperature, top_k, top_p, min_p, typical_p, _uniforms(seeds, places))
-    is_cut = (top_k < vocabulary_size) | (top_p < 1) | (min_p > 0) | (typical_p < 1)
     for rows in _pieces(is_drawn & ~is_cut, rows_at_once(vocabulary_size)):
         tokens[rows] = _draw_from_all(rows_of(logits, rows), draws.of(rows))
-    rows = np.flatnonzero(is_drawn & is_cut)
+    rows = np.flatnonzero(is_cut)
     if len(rows):
-        tokens[rows] = _draw_from_likeliest(rows_of(logits, rows), draws.of(rows), _NUM_CANDIDATES)
+        tokens[rows] = _draw_from_likeliest(rows_of(logits, rows), draws.of(rows), _NUM_CANDIDATES, rows)
     return tokens
 
 
@@ -157,13 +161,13 @@ def _check_arrays(logits: Tensor, **columns: NDArray[Any]) -> None:
             )
 
 
-def _refuse_bad(highest: Tensor) -> None:
+def _refuse_bad(highest: Tensor, rows: NDArray[np.int64]) -> None:
     # The maximum of a row with NaN is NaN, so this one number a row tells of all three.
     values = highest.double().cpu().numpy()
     is_bad = ~np.isfinite(values)
     if is_bad.any():
         row = int(is_bad.argmax())
-        raise BadLogits(row, float(values[row]))
+        raise BadLogits(int(rows[row]), float(values[row]))
 
 
 def _uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -193,10 +197,10 @@ def _draw_from_all(logits: Tensor, draws: _Draws) -> NDArray[np.int64]:
 
 
 def _draw_from_likeliest(
-    logits: Tensor, draws: _Draws, num_candidates: int, of_all: Tensor | None = None
+    logits: Tensor, draws: _Draws, num_candidates: int, rows: NDArray[np.int64], of_all: Tensor | None = None
 ) -> NDArray[np.int64]:
     """Tokens, [n], of rows where something is cut off: from so many candidates, and from more where these are too few.
-    `of_all`, [n, 1], is the sum of all weights of each row, if somebody knows it already.
+    `rows`, [n], are their places in the batch; `of_all`, [n, 1], is the sum of all weights of each, if somebody knows it already.
 
     Either way gives the same token, because no two tokens share a rank and sums of integers are exact.
     """
@@ -205,6 +209,7 @@ def _draw_from_likeliest(
     vocabulary_size = logits.shape[1]
     num_candidates = min(num_candidates, vocabulary_size)
     ordered, ids = likeliest(logits, num_candidates)
+    _refuse_bad(ordered[:, 0], rows)
     top, heat = ordered[:, :1], column(logits, draws.temperature)
     each = weights(ordered, top, heat, vocabulary_size)
     sums = each.cumsum(-1)
@@ -241,6 +246,7 @@ def _draw_from_likeliest(
             rows_of(logits, rest),
             draws.of(rest),
             num_candidates * _MORE_CANDIDATES,
+            rows[rest],
             None if of_all is None else rows_of(of_all, rest),
         )
     return tokens

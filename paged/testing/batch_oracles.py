@@ -330,6 +330,12 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
         if world.host_blocks or not request.writes_cache:
             # A node may live on the host alone; nobody sees that from outside, and it is not announced again.
             continue
+        if rig.progress((id, sequence)) is not None and any(
+            path in before.pending or path in computing for path in own[: start // size]
+        ):
+            # It may have computed itself what another row is computing, too, and stand on none of that one's nodes: what follows is no node
+            # before that other batch has ended.
+            continue
         for path in own[start // size : stop // size]:
             if path in before.contents or path in before.pending or path in computing:
                 break

@@ -1,4 +1,4 @@
-"""How answers are chosen, through LLM, on the model that ships: several answers, log-probabilities, stop strings, penalties, guesses."""
+"""How answers are chosen, through LLM, on the model that ships: several answers, log-probabilities, stop strings, penalties, drafts."""
 
 import pytest
 
@@ -216,11 +216,11 @@ def test_guesses_change_nothing_but_the_number_of_steps(model, options, temperat
     ]
     logits: dict[bool, dict] = {True: {}, False: {}}
     found, stats = {}, {}
-    for guesses in (False, True):
-        llm = LLM(model, speculate="lookup" if guesses else None, **options)
-        llm.engine.on_logits = lambda id, place, row, kept=logits[guesses]: kept.__setitem__((id, place), row.clone())
-        found[guesses] = [answer.token_ids for answer in llm.generate(prompts, params)]
-        stats[guesses] = llm.engine.stats()
+    for drafts in (False, True):
+        llm = LLM(model, speculate="lookup" if drafts else None, **options)
+        llm.engine.on_logits = lambda id, place, row, kept=logits[drafts]: kept.__setitem__((id, place), row.clone())
+        found[drafts] = [answer.token_ids for answer in llm.generate(prompts, params)]
+        stats[drafts] = llm.engine.stats()
         assert llm.engine.check() == []
     assert found[True] == found[False]
     assert logits[True].keys() == logits[False].keys()
@@ -261,9 +261,10 @@ def test_a_conversation_goes_on_from_what_is_known(model):
     talk = [{"role": "system", "content": "Say what Python does."}, {"role": "user", "content": "What is a list?"}]
     (first,) = llm.chat(talk, SamplingParams(max_tokens=12))
     assert first.text
-    talk += [{"role": "assistant", "content": first.text.strip()}, {"role": "user", "content": "And a tuple?"}]
+    talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And a tuple?"}]
     (second,) = llm.chat(talk, SamplingParams(max_tokens=12))
-    assert second.usage.hit_tokens >= len(first.prompt_token_ids) // 4 * 4
+    # All that was computed, but for what the tokenizer writes otherwise once more text follows.
+    assert second.usage.hit_tokens >= len(first.prompt_token_ids) + 12 - 8
     assert [each.token_ids for each in llm.chat([talk[:2], talk], SamplingParams(max_tokens=12))] == [
         first.token_ids,
         second.token_ids,
