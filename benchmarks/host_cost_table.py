@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from spread import spread
+
 # vLLM's figure over ours, prefix caching on; other cells are shown without a goal.
 GOALS = {
     "decode 1024, caching on": 300.0,
@@ -232,10 +234,9 @@ def _time(microseconds: float) -> str:
 
 
 def _spread(figures: list[float]) -> str:
-    """The median, and the range in small."""
-    digits = 0 if statistics.median(figures) >= 100 else 1 if statistics.median(figures) >= 10 else 2
-    middle, low, high = (f"{x:,.{digits}f}" for x in (statistics.median(figures), min(figures), max(figures)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    """The median and the range, to about three figures."""
+    middle = statistics.median(figures)
+    return spread(figures, f",.{0 if middle >= 100 else 1 if middle >= 10 else 2}f")
 
 
 def _met(is_met: bool) -> str:

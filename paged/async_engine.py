@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from paged.block_manager import PagedError
+from paged.checkpoint import named_or_shipped
 from paged.door import checked_time
 from paged.engine import Engine
 from paged.model.loading import LoadedModel
@@ -45,11 +46,7 @@ class AsyncEngine:
     """
 
     def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
-        if model is None:
-            from paged.checkpoint import checkpoint_path
-
-            model = checkpoint_path()
-        self.engine = Engine(model, **options)
+        self.engine = Engine(named_or_shipped(model), **options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged")
         self._queues: dict[str, asyncio.Queue[EngineOutput | BaseException]] = {}
         self._has_work = asyncio.Event()

@@ -223,55 +223,47 @@ class Engine:
                 raise InvalidRequest(f"id has to be a non-empty string; got {request_id!r}.")
             if request_id in self._live or request_id in self._undelivered:
                 raise DuplicateRequest(request_id)
-            ids = self.encoded(prompt)
-            now = self._clock() if arrival is None else checked_time("arrival", arrival)
-            if isinstance(params, BeamSearchParams):
-                return self._add_beams(
-                    Request(
-                        id=request_id,
-                        prompt=ids,
-                        max_tokens=1,
-                        priority=priority,
-                        salt=salt,
-                        reads_cache=reads_cache,
-                        writes_cache=writes_cache,
-                        retention=retention,
-                    ),
-                    params,
-                    prompt if isinstance(prompt, str) else None,
-                    now,
-                )
-            stops = self._stops_of(params)
-            bad_words = self._encoded_words(params)
-            reads_prompt = params.prompt_logprobs is not None
             request = Request(
                 id=request_id,
-                prompt=ids,
+                prompt=self.encoded(prompt),
                 max_tokens=params.max_tokens,
-                min_tokens=params.min_tokens,
-                stop_token_ids=stops,
-                num_sequences=params.num_sequences,
                 priority=priority,
                 salt=salt,
-                # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
-                extra_key=request_id if reads_prompt and params.num_sequences > 1 else None,
-                reads_cache=reads_cache and not (reads_prompt and params.num_sequences == 1),
+                reads_cache=reads_cache,
                 writes_cache=writes_cache,
                 retention=retention,
             )
-            seed = params.seed if params.seed is not None else seed_of(request_id, self._seed)
             text = prompt if isinstance(prompt, str) else None
-            live = LiveRequest(request_id, text, ids, params, now, self.model.tokenizer)
-            with Uninterrupted():
-                self.scheduler.add(request, now=now)
-                self._num_added += 1
-                self._live[request_id] = live
-                for number in range(params.num_sequences):
-                    lane = self._sampling.open(params, ids, stops, bad_words)
-                    live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
+            now = self._clock() if arrival is None else checked_time("arrival", arrival)
+            if isinstance(params, BeamSearchParams):
+                self._add_beams(request, params, text, now)
+            else:
+                self._add_sampled(request, params, text, now)
             return request_id
 
-    def _add_beams(self, request: Request, params: BeamSearchParams, text: str | None, now: float) -> str:
+    def _add_sampled(self, request: Request, params: SamplingParams, text: str | None, now: float) -> None:
+        ids, stops, bad_words = request.prompt, self._stops_of(params), self._encoded_words(params)
+        reads_prompt, is_alone = params.prompt_logprobs is not None, params.num_sequences == 1
+        request = msgspec.structs.replace(
+            request,
+            min_tokens=params.min_tokens,
+            stop_token_ids=stops,
+            num_sequences=params.num_sequences,
+            # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
+            extra_key=request.id if reads_prompt and not is_alone else None,
+            reads_cache=request.reads_cache and not (reads_prompt and is_alone),
+        )
+        seed = params.seed if params.seed is not None else seed_of(request.id, self._seed)
+        live = LiveRequest(request.id, text, ids, params, now, self.model.tokenizer)
+        with Uninterrupted():
+            self.scheduler.add(request, now=now)
+            self._num_added += 1
+            self._live[request.id] = live
+            for number in range(params.num_sequences):
+                lane = self._sampling.open(params, ids, stops, bad_words)
+                live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
+
+    def _add_beams(self, request: Request, params: BeamSearchParams, text: str | None, now: float) -> None:
         if self._steps_ahead:
             raise InvalidSampling(
                 "a beam search does not go with steps_ahead: which sequences go on is known when a step has ended."
@@ -281,9 +273,9 @@ class Engine:
             max_tokens = self._beams.add(request, params, stops, now)
             self._num_added += 1
             as_sampled = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(params.stop_token_ids))
-            prompt = [int(token) for token in request.prompt]
-            self._live[request.id] = LiveRequest(request.id, text, prompt, as_sampled, now, self.model.tokenizer)
-        return request.id
+            self._live[request.id] = LiveRequest(
+                request.id, text, request.prompt, as_sampled, now, self.model.tokenizer
+            )
 
     def _stops_of(self, params: SamplingParams | BeamSearchParams) -> tuple[int, ...]:
         return (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))

@@ -125,14 +125,14 @@ class LiveSequence:
             self.token_ids,
             self.finish_reason,
             self.stop_reason,
-            self.cumulative_logprob if self.request.reads_logprobs or self.score is not None else None,
+            self.cumulative_logprob if self.request.params.reads_logprobs or self.score is not None else None,
             self.logprobs if keeps else None,
             self.score,
         )
 
     def take_logprobs(self, tokens: list[int]) -> list[Alternatives] | None:
         """Log-probabilities of the newest tokens, which are these, if the request asked for any."""
-        if not self.request.reads_logprobs:
+        if not self.request.params.reads_logprobs:
             return None
         start = len(self.token_ids) - len(tokens)
         found = [self._read.pop(start + nth) for nth in range(len(tokens))]
@@ -177,11 +177,6 @@ class LiveRequest:
     def text(self) -> str:
         """Text so far, of its first sequence; none of a beam search."""
         return self.sequences[0].text if self.sequences else ""
-
-    @property
-    def reads_logprobs(self) -> bool:
-        """Whether it is to be known how likely its outputs are."""
-        return self.params.logprobs is not None or self.params.num_sequences > self.params.n
 
     @property
     def live(self) -> list[LiveSequence]:

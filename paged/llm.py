@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paged.block_manager import InvalidConfig
+from paged.checkpoint import named_or_shipped
 from paged.door import shown
 from paged.engine import Engine
 from paged.live_request import LiveRequest
@@ -31,11 +32,7 @@ class LLM:
     """A model that answers prompts. Takes what Engine takes."""
 
     def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
-        if model is None:
-            from paged.checkpoint import checkpoint_path
-
-            model = checkpoint_path()
-        self.engine = Engine(model, **options)
+        self.engine = Engine(named_or_shipped(model), **options)
 
     def generate(
         self,

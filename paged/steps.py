@@ -255,12 +255,13 @@ class Steps:
 
     def stats(self) -> EngineStats:
         """Totals so far."""
+        decided = self._scheduler.stats()
         return EngineStats(
             steps=self._num_steps,
             failed_steps=self._num_failed,
             output_tokens=self._num_tokens,
-            drafted_tokens=self._scheduler.stats().drafted_tokens,
-            accepted_tokens=self._scheduler.stats().accepted_tokens,
+            drafted_tokens=decided.drafted_tokens,
+            accepted_tokens=decided.accepted_tokens,
             host_s=self._host_s,
             model_s=self._model_s,
         )

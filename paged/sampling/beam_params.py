@@ -9,7 +9,7 @@ import msgspec
 
 from paged.block_manager.arguments import is_integer, is_real
 from paged.door import shown
-from paged.sampling.params import InvalidSampling, check_ids
+from paged.sampling.params import InvalidSampling, check_flag, check_max_tokens, check_stop_ids
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,10 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSampling(
                 f"n has to be an integer from 1 to beam_width ({self.beam_width}); got {shown(self.n)}."
             )
-        if not (is_integer(self.max_tokens) and self.max_tokens >= 1):
-            raise InvalidSampling(f"max_tokens has to be an integer of at least 1; got {shown(self.max_tokens)}.")
+        check_max_tokens(self.max_tokens)
         if not (is_real(self.length_penalty) and math.isfinite(self.length_penalty)):
             raise InvalidSampling(f"length_penalty has to be a finite number; got {shown(self.length_penalty)}.")
         if self.early_stopping is not True and self.early_stopping is not False and self.early_stopping != "never":
             raise InvalidSampling(f'early_stopping has to be True, False or "never"; got {shown(self.early_stopping)}.')
-        if not isinstance(self.stop_token_ids, (tuple, list)):
-            raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {shown(self.stop_token_ids)}.")
-        check_ids("stop_token_ids", self.stop_token_ids, 2**31 if vocabulary_size is None else vocabulary_size)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidSampling(f"ignore_eos has to be True or False; got {shown(self.ignore_eos)}.")
+        check_stop_ids(self.stop_token_ids, 2**31 if vocabulary_size is None else vocabulary_size)
+        check_flag("ignore_eos", self.ignore_eos)

@@ -97,6 +97,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def reads_logprobs(self) -> bool:
+        """Whether it is to be known how likely the outputs are."""
+        return self.logprobs is not None or self.num_sequences > self.n
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, one or several."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -159,9 +164,14 @@ def check_seed(name: str, seed: Any) -> None:
         raise InvalidSampling(f"{name} has to be an integer from 0 to 2^64 - 1; got {shown(seed)}.")
 
 
+def check_max_tokens(max_tokens: Any) -> None:
+    """Raise InvalidSampling unless it is an integer of at least 1."""
+    if not (is_integer(max_tokens) and max_tokens >= 1):
+        raise InvalidSampling(f"max_tokens has to be an integer of at least 1; got {shown(max_tokens)}.")
+
+
 def _check_lengths(params: SamplingParams) -> None:
-    if not (is_integer(params.max_tokens) and params.max_tokens >= 1):
-        raise InvalidSampling(f"max_tokens has to be an integer of at least 1; got {shown(params.max_tokens)}.")
+    check_max_tokens(params.max_tokens)
     if not (is_integer(params.min_tokens) and 0 <= params.min_tokens <= params.max_tokens):
         raise InvalidSampling(
             f"min_tokens has to be an integer from 0 to max_tokens ({params.max_tokens}); got {shown(params.min_tokens)}."
@@ -200,27 +210,37 @@ def _check_counts(params: SamplingParams, limit: int) -> None:
             raise InvalidSampling(f"{name} has to be an integer from 0 to {limit:,}, or None; got {shown(count)}.")
 
 
+def check_stop_ids(stop_token_ids: Any, limit: int) -> None:
+    """Raise InvalidSampling unless they are a tuple of token ids below the limit."""
+    if not isinstance(stop_token_ids, (tuple, list)):
+        raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {shown(stop_token_ids)}.")
+    _check_ids("stop_token_ids", stop_token_ids, limit)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise InvalidSampling, calling it `name`, unless it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidSampling(f"{name} has to be True or False; got {shown(value)}.")
+
+
 def _check_tokens(params: SamplingParams, limit: int) -> None:
-    if not isinstance(params.stop_token_ids, (tuple, list)):
-        raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {shown(params.stop_token_ids)}.")
-    check_ids("stop_token_ids", params.stop_token_ids, limit)
+    check_stop_ids(params.stop_token_ids, limit)
     if (allowed := params.allowed_token_ids) is not None:
         if not isinstance(allowed, (tuple, list)) or not allowed:
             raise InvalidSampling(f"allowed_token_ids has to be a tuple of token ids, or None; got {shown(allowed)}.")
-        check_ids("allowed_token_ids", allowed, limit)
+        _check_ids("allowed_token_ids", allowed, limit)
     if (bias := params.logit_bias) is not None:
         if not isinstance(bias, Mapping):
             raise InvalidSampling(
                 f"logit_bias has to be a mapping from token ids to numbers, or None; got {shown(bias)}."
             )
-        check_ids("keys of logit_bias", bias, limit)
+        _check_ids("keys of logit_bias", bias, limit)
         for value in bias.values():
             if not (is_real(value) and -100 <= value <= 100):
                 raise InvalidSampling(f"logit_bias has to be from -100 to 100; got {shown(value)}.")
 
 
-def check_ids(name: str, tokens: Iterable[Any], limit: int) -> None:
-    """Raise InvalidSampling, calling them `name`, unless all are token ids below the limit."""
+def _check_ids(name: str, tokens: Iterable[Any], limit: int) -> None:
     for token in tokens:
         if not (is_integer(token) and 0 <= token < limit):
             raise InvalidSampling(f"{name} have to be token ids from 0 to {limit - 1:,}; got {shown(token)}.")
@@ -228,8 +248,7 @@ def check_ids(name: str, tokens: Iterable[Any], limit: int) -> None:
 
 def _check_words(params: SamplingParams, limit: int) -> None:
     for name in ("ignore_eos", "include_stop_str_in_output", "echo"):
-        if not isinstance(getattr(params, name), bool):
-            raise InvalidSampling(f"{name} has to be True or False; got {shown(getattr(params, name))}.")
+        check_flag(name, getattr(params, name))
     if not isinstance(params.stop, (str, tuple, list)):
         raise InvalidSampling(f"stop has to be a string, or a tuple of strings; got {shown(params.stop)}.")
     for string in params.stop_strings:
@@ -241,7 +260,7 @@ def _check_words(params: SamplingParams, limit: int) -> None:
         if not isinstance(word, (str, tuple, list)) or not word:
             raise InvalidSampling(f"bad_words have to be strings or token ids, not empty; got {shown(word)}.")
         if not isinstance(word, str):
-            check_ids("bad_words", word, limit)
+            _check_ids("bad_words", word, limit)
     if not isinstance(params.logits_processors, (tuple, list)) or not all(map(callable, params.logits_processors)):
         raise InvalidSampling(
             f"logits_processors has to be a tuple of callables; got {shown(params.logits_processors)}."

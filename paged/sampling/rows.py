@@ -7,7 +7,7 @@ Knows sampling values by row, logits, and whom to tell. Does not know batches, b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -87,7 +87,7 @@ class RowSampling:
 
     def __init__(self) -> None:
         self.adjustments = Adjustments()
-        self._columns = Asked(*(np.zeros(0, dtype) for dtype in _DTYPES.values()))
+        self._columns = Asked(**{name: np.zeros(0, dtype) for name, dtype in _DTYPES.items()})
 
     def open(
         self,
@@ -135,7 +135,7 @@ class RowSampling:
         its.readers[row] = reader
         its.waits[row] = False
         if reader is not None:
-            if params.logprobs is not None or params.num_sequences > params.n:
+            if params.reads_logprobs:
                 its.num_top[row] = params.logprobs or 0
             if params.prompt_logprobs is not None:
                 its.num_prompt_top[row] = params.prompt_logprobs
@@ -170,7 +170,8 @@ class RowSampling:
         )
         self.note(asked, places, tokens)
         if read is not None:
-            _tell_outputs(read, asked.of(reads), places[reads], tokens[reads])
+            told = [reader.read_output for reader in asked.readers[reads]]
+            _tell(told, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
 
     def note(self, asked: Asked, places: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
@@ -193,19 +194,20 @@ class RowSampling:
 def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> None:
     """Tell each row's reader how likely the prompt's token at a place was, by logits [n, vocabulary] after the one before it."""
     tokens = np.array([reader.prompt_ids[place] for reader, place in zip(asked.readers, places, strict=True)], np.int32)
-    found = logprobs(logits, tokens, int(asked.num_prompt_top.max()))
-    for i, (reader, place, count) in enumerate(
-        zip(asked.readers, places.tolist(), asked.num_prompt_top.tolist(), strict=True)
-    ):
-        reader.read_prompt(place, *_line(found, tokens, i, count))
+    _tell([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
 
 
-def _tell_outputs(logits: Tensor, asked: Asked, places: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-    found = logprobs(logits, tokens, int(asked.num_top.max()))
-    for i, (reader, place, count) in enumerate(
-        zip(asked.readers, places.tolist(), asked.num_top.tolist(), strict=True)
-    ):
-        reader.read_output(place, *_line(found, tokens, i, count))
+def _tell(
+    told: list[Callable[..., None]],
+    logits: Tensor,
+    places: NDArray[np.int64],
+    tokens: NDArray[np.int32],
+    num_top: NDArray[np.int64],
+) -> None:
+    """Tell whoever wants it how likely the token at a place was, and so many of the likeliest."""
+    found = logprobs(logits, tokens, int(num_top.max()))
+    for i, (tell, place, count) in enumerate(zip(told, places.tolist(), num_top.tolist(), strict=True)):
+        tell(place, *_line(found, tokens, i, count))
 
 
 def _line(found: Logprobs, tokens: NDArray[np.int32], i: int, count: int) -> tuple[list[int], list[float], list[int]]:

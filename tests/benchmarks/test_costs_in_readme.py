@@ -7,7 +7,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_table_is_made_from_the_committed_run():
+def test_the_table_is_made_from_the_committed_run(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     spec = importlib.util.spec_from_file_location("host_cost_table", REPOSITORY / "benchmarks" / "host_cost_table.py")
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)

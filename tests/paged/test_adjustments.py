@@ -76,15 +76,21 @@ def texts(seed, count):
         yield tuple(chance.integers(0, 10, length).tolist() for length in lengths)
 
 
+def changed(params, seed):
+    """Texts, logits, and what becomes of them where each text's sequence wants this."""
+    several = list(texts(seed, 30))
+    adjustments = Adjustments()
+    lanes = [opened(adjustments, params, *text) for text in several]
+    before = torch.randn(len(several), VOCABULARY, generator=torch.manual_seed(seed))
+    found = before.clone()
+    apply(adjustments, found, lanes, [len(outputs) for _, outputs in several])
+    return several, before, found
+
+
 @pytest.mark.parametrize("name", WISHES)
 def test_each_is_what_transformers_does(name):
     params = SamplingParams(max_tokens=100, **WISHES[name])
-    several = list(texts(0, 30))
-    adjustments = Adjustments()
-    lanes = [opened(adjustments, params, *text) for text in several]
-    before = torch.randn(len(several), VOCABULARY, generator=torch.manual_seed(0))
-    found = before.clone()
-    apply(adjustments, found, lanes, [len(outputs) for _, outputs in several])
+    several, before, found = changed(params, 0)
     assert not torch.equal(found, before) or name == "longer than the text"
     for (prompt, outputs), row, ours in zip(several, before, found, strict=True):
         known, expected = torch.tensor([prompt + outputs]), row[None].clone()
@@ -98,12 +104,7 @@ def test_each_is_what_transformers_does(name):
 )
 def test_presence_and_frequency_are_taken_for_outputs_alone(wish):
     params = SamplingParams(**wish)
-    several = list(texts(1, 30))
-    adjustments = Adjustments()
-    lanes = [opened(adjustments, params, *text) for text in several]
-    before = torch.randn(len(several), VOCABULARY, generator=torch.manual_seed(1))
-    found = before.clone()
-    apply(adjustments, found, lanes, [len(outputs) for _, outputs in several])
+    several, before, found = changed(params, 1)
     for (_, outputs), row, ours in zip(several, before, found, strict=True):
         counts = torch.bincount(torch.tensor(outputs, dtype=torch.int64), minlength=VOCABULARY)
         expected = row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
