@@ -333,6 +333,7 @@ class Engine:
         for another reason, too."""
         with self.turns.beside("finish"), Uninterrupted():
             if request_id in self._beams:
+                self._beams.finish_best(request_id, reason)
                 self._end_beams(request_id, reason)
                 return self._undelivered.take_joined(request_id)
             output = self.scheduler.finish(request_id, reason=reason)

@@ -112,8 +112,12 @@ class BeamRequest:
                 continue
             self._note(request_id, ended.usage if ended is not None else None)
 
-    def _finish(self, branch: Branch) -> None:
-        ended = self._scheduler.finish(branch.request_id, branch.sequence)
+    def finish_best(self, reason: str) -> None:
+        """Finish the best beam. Raises InvalidRequest for another reason than "stop" or "length"."""
+        self._finish(self.branches[0], reason)
+
+    def _finish(self, branch: Branch, reason: str = "stop") -> None:
+        ended = self._scheduler.finish(branch.request_id, branch.sequence, reason)
         self._note(branch.request_id, None if ended is None else ended.usage)
 
     def _note(self, request_id: str, usage: RequestUsage | None) -> None:

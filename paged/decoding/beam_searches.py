@@ -99,6 +99,10 @@ class BeamSearches:
                 over.append(self._over(owner, asked))
         return over
 
+    def finish_best(self, request_id: str, reason: str) -> None:
+        """The best beam is finished for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
+        self._asked[request_id].beams.finish_best(reason)
+
     def end(self, request_id: str) -> RequestUsage | None:
         """A search ends without an answer."""
         beams = self._asked.pop(request_id).beams

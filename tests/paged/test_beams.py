@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from paged import LLM, BeamSearchParams, Engine, InvalidSampling, SamplingParams, load_model  # noqa: E402
+from paged import LLM, BeamSearchParams, Engine, InvalidRequest, InvalidSampling, SamplingParams, load_model  # noqa: E402
 from paged.checkpoint import checkpoint_path  # noqa: E402
 
 PROMPTS = ["The with statement", "Return a new list", "def", "Changed in version 3.", "A generator is"]
@@ -114,6 +114,21 @@ def test_a_search_may_be_aborted_at_any_time(model, after):
         outputs += engine.step()
     assert [output.id for output in outputs] == ["b"] and outputs[0].finish_reason in ("stop", "length")
     assert engine.check() == [] and engine.manager.num_used == 0
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_a_search_is_finished_for_a_known_reason_alone(model, after):
+    engine = Engine(model, block_size=4, num_blocks=40)
+    engine.add_request(PROMPTS[0], params(WISHES[2]), id="a")
+    for _ in range(after):
+        engine.step()
+    before = engine.manager.num_used
+    with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"; got \'soon\''):
+        engine.finish("a", "soon")
+    assert engine.has_unfinished and engine.manager.num_used == before
+    ended = engine.finish("a", "length")
+    assert (ended.finish_reason, ended.finished) == ("length", True)
+    assert (engine.has_unfinished, engine.manager.num_used, engine.check()) == (False, 0, [])
 
 
 def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):
