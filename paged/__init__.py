@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
     from paged.sampling.adjustments import ProcessorFailed
-    from paged.sampling.beam_params import BeamSearchParams
     from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams
     from paged.scheduler import (
         FINISH_REASONS,
         POLICIES,
@@ -113,6 +113,7 @@ __all__ = [
     "Cleared",
     "Completion",
     "CompletionOutput",
+    "ContrastiveSearchParams",
     "Costs",
     "DeadlineExceeded",
     "Drafts",
@@ -252,7 +253,7 @@ _PUBLIC_NAMES = {
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
     "paged.sampling.adjustments": ("ProcessorFailed",),
-    "paged.sampling.beam_params": ("BeamSearchParams",),
+    "paged.sampling.search_params": ("BeamSearchParams", "ContrastiveSearchParams"),
     "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
     "paged.steps": ("EngineFailed",),
     "paged.turns": ("EngineInUse",),

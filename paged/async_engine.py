@@ -22,8 +22,8 @@ from paged.door import checked_time
 from paged.engine import Engine
 from paged.model.loading import LoadedModel
 from paged.results import EngineOutput
-from paged.sampling.beam_params import BeamSearchParams
 from paged.sampling.params import SamplingParams
+from paged.sampling.search_params import SearchParams
 from paged.scheduler import DuplicateRequest, InvalidRequest
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: str | Sequence[int],
-        params: SamplingParams | BeamSearchParams | None = None,
+        params: SamplingParams | SearchParams | None = None,
         *,
         request_id: str | None = None,
         deadline_s: float | None = None,

@@ -15,8 +15,8 @@ import msgspec
 
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, checked_integer
-from paged.decoding.beam_searches import BeamSearches, Found
 from paged.decoding.lookup import PromptLookup
+from paged.decoding.searches import Found, Searches
 from paged.door import checked_limit, checked_text, checked_time, checked_tokens
 from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
@@ -25,10 +25,10 @@ from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
 from paged.sampling.adjustments import ProcessorFailed
-from paged.sampling.beam_params import BeamSearchParams
 from paged.sampling.params import InvalidSampling, SamplingParams, check_seed
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import BadLogits, seed_of, seed_of_sequence
+from paged.sampling.search_params import SearchParams
 from paged.scheduler import (
     Batch,
     Costs,
@@ -171,7 +171,7 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self.turns = Turns()
         self._sampling = RowSampling()
-        self._beams = BeamSearches(self.scheduler, self._sampling, self._lookup)
+        self._searches = Searches(self.scheduler, self._sampling, self._lookup)
         self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._lookup)
         self._live: dict[str, LiveRequest] = {}
         self._undelivered = Undelivered()
@@ -196,7 +196,7 @@ class Engine:
     def add_request(
         self,
         prompt: str | Sequence[int],
-        params: SamplingParams | BeamSearchParams | None = None,
+        params: SamplingParams | SearchParams | None = None,
         *,
         id: str | None = None,
         arrival: float | None = None,
@@ -215,7 +215,7 @@ class Engine:
         with self.turns.beside("add_request"):
             self._steps.must_be_whole()
             params = SamplingParams() if params is None else params
-            if not isinstance(params, SamplingParams | BeamSearchParams):
+            if not isinstance(params, SamplingParams | SearchParams):
                 raise InvalidSampling(f"params have to be SamplingParams, or None; got {params!r}.")
             params.check(self.model.vocabulary_size)
             request_id = id if id is not None else f"request-{self._num_added}"
@@ -235,8 +235,8 @@ class Engine:
             )
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
-            if isinstance(params, BeamSearchParams):
-                self._add_beams(request, params, text, now)
+            if isinstance(params, SearchParams):
+                self._add_search(request, params, text, now)
             else:
                 self._add_sampled(request, params, text, now)
             return request_id
@@ -263,24 +263,24 @@ class Engine:
                 lane = self._sampling.open(params, ids, stops, bad_words)
                 live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
 
-    def _add_beams(self, request: Request, params: BeamSearchParams, text: str | None, now: float) -> None:
+    def _add_search(self, request: Request, params: SearchParams, text: str | None, now: float) -> None:
         if self._steps_ahead:
             raise InvalidSampling(
-                "a beam search does not go with steps_ahead: which sequences go on is known when a step has ended."
+                "a search does not go with steps_ahead: which sequences go on is known when a step has ended."
             )
         stops = self._stops_of(params)
         with Uninterrupted():
-            max_tokens = self._beams.add(request, params, stops, now)
+            max_tokens = self._searches.add(request, params, stops, now)
             self._num_added += 1
             as_sampled = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(params.stop_token_ids))
             self._live[request.id] = LiveRequest(
                 request.id, text, request.prompt, as_sampled, now, self.model.tokenizer
             )
 
-    def _stops_of(self, params: SamplingParams | BeamSearchParams) -> tuple[int, ...]:
+    def _stops_of(self, params: SamplingParams | SearchParams) -> tuple[int, ...]:
         return (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))
 
-    def _deliver_beams(self, found: Found) -> None:
+    def _deliver_search(self, found: Found) -> None:
         """A search is over: its best hypotheses are the answers."""
         live, now = self._live.pop(found.request_id), self._clock()
         live.sequences = [LiveSequence(live, number, 0) for number in range(len(found.hypotheses))]
@@ -323,8 +323,8 @@ class Engine:
         EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("abort"), Uninterrupted():
-            if request_id in self._beams:
-                self._end_beams(request_id, "abort")
+            if request_id in self._searches:
+                self._end_search(request_id, "abort")
                 return self._undelivered.take_joined(request_id)
             return self._ended(request_id, self.scheduler.abort(request_id), "abort")
 
@@ -332,9 +332,9 @@ class Engine:
         """As `abort`, with "stop" or "length" for a reason: a tool is called in its text, say. Raises InvalidRequest
         for another reason, too."""
         with self.turns.beside("finish"), Uninterrupted():
-            if request_id in self._beams:
-                self._beams.finish_best(request_id, reason)
-                self._end_beams(request_id, reason)
+            if request_id in self._searches:
+                self._searches.finish_best(request_id, reason)
+                self._end_search(request_id, reason)
                 return self._undelivered.take_joined(request_id)
             output = self.scheduler.finish(request_id, reason=reason)
             for sequence in range(1, self._num_sequences_of(request_id)):
@@ -379,10 +379,10 @@ class Engine:
         if ended:
             self._num_failures = 0
         for batch in ended:
-            if self._beams:
+            if self._searches:
                 with Uninterrupted():
-                    for found in self._beams.ended(batch):
-                        self._deliver_beams(found)
+                    for found in self._searches.ended(batch):
+                        self._deliver_search(found)
             if self.on_batch is not None:
                 self.on_batch(batch)
 
@@ -415,9 +415,9 @@ class Engine:
         """What is kept of a request that has not ended; for those who watch."""
         return self._live.get(request_id)
 
-    def _end_beams(self, request_id: str, reason: str, error: str | None = None) -> None:
-        """A beam search is ended from outside, without an answer."""
-        usage = self._beams.end(request_id)
+    def _end_search(self, request_id: str, reason: str, error: str | None = None) -> None:
+        """A search is ended from outside, without an answer."""
+        usage = self._searches.end(request_id)
         live = self._live.pop(request_id)
         live.sequences = [LiveSequence(live, 0, 0)]
         self._undelivered.add(live.ended_all(reason, self._clock(), usage=usage, error=error))
@@ -446,7 +446,7 @@ class Engine:
         """How each row that a request was given is sampled."""
         for request_id in batch.admitted:
             live = self._live.get(request_id)
-            if self._beams.admitted(request_id) or live is None:
+            if self._searches.admitted(request_id) or live is None:
                 continue
             for sequence in live.live:
                 row = self.scheduler.row_of(request_id, sequence.number)
@@ -465,10 +465,10 @@ class Engine:
     def _deliver(self, outputs: Outputs) -> None:
         now, news = self._clock(), []
         for output in outputs:
-            owner = self._beams.owner_of(output.id)
+            owner = self._searches.owner_of(output.id)
             if owner is not None:
                 if output.finish_reason is not None:
-                    self._end_beams(owner, output.finish_reason)
+                    self._end_search(owner, output.finish_reason)
                 continue
             live = self._live.get(output.id)
             if live is None:
@@ -518,9 +518,9 @@ class Engine:
         reason = f"{type(error).__name__}: {error}"
         with Uninterrupted():
             for request_id in request_ids:
-                owner = self._beams.owner_of(request_id)
+                owner = self._searches.owner_of(request_id)
                 if owner is not None:
-                    self._end_beams(owner, "error", reason)
+                    self._end_search(owner, "error", reason)
                     continue
                 live = self._live.pop(request_id, None)
                 if live is None:

@@ -61,6 +61,10 @@ class LiveSequence:
         assert found is not None, "it was asked for"
         found[place] = self.request.alternatives(ids, values, ranks)
 
+    def read_state(self, position: int, state: Any) -> None:
+        """Nobody asks for it."""
+        raise AssertionError("answers that are drawn do not ask for hidden states")
+
     def add(self, tokens: list[int], now: float, reason: str | None = None) -> tuple[list[int], str]:
         """New tokens came at `now`, after which the sequence ends for this reason, if any: those of them up to a stop string, and new text."""
         if not tokens:

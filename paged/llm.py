@@ -18,12 +18,12 @@ from paged.live_request import LiveRequest
 from paged.model.chat import chat_prompt
 from paged.model.loading import LoadedModel
 from paged.results import Completion, EngineOutput
-from paged.sampling.beam_params import BeamSearchParams
 from paged.sampling.params import SamplingParams
+from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams, SearchParams
 from paged.scheduler import InvalidRequest
 from paged.uninterrupted import Uninterrupted
 
-Params = SamplingParams | BeamSearchParams
+Params = SamplingParams | SearchParams
 OnOutput = Callable[[EngineOutput], None]
 OnCompletion = Callable[[int, Completion], None]
 
@@ -90,6 +90,15 @@ class LLM:
     ) -> list[Completion]:
         """The likeliest answers to every prompt, `params.n` of each, the best first; `options` are generate's."""
         return self.generate(prompts, params, **options)
+
+    def contrastive_search(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: ContrastiveSearchParams | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """An answer to every prompt that does not repeat what was said; `options` are generate's."""
+        return self.generate(prompts, ContrastiveSearchParams() if params is None else params, **options)
 
     def get_tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer. Raises InvalidRequest where the checkpoint has none."""

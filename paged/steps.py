@@ -22,10 +22,10 @@ from torch import OutOfMemoryError, Tensor
 from paged.block_manager import PagedError
 from paged.block_manager.growing import rising_from
 from paged.decoding.lookup import PromptLookup
-from paged.model.runner import Runner
+from paged.model.runner import Read, Runner
 from paged.results import EngineStats
 from paged.sampling.adjustments import ProcessorFailed
-from paged.sampling.rows import Asked, RowSampling, tell_prompts
+from paged.sampling.rows import Asked, RowSampling, state_places, tell_prompts, tell_states
 from paged.sampling.sampler import BadLogits
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 from paged.uninterrupted import Uninterrupted
@@ -125,19 +125,18 @@ class Steps:
         each of its rows is sampled."""
         began = self._clock()
         of_prompts = self._sampling.prompt_places(asked, batch.num_tokens, batch.positions)
+        of_states = state_places(asked, batch.num_tokens)
         try:
-            if of_prompts is None:
-                logits = self._runner.logits(self._filled_in(batch))
-            else:
-                logits, prompt_logits = self._runner.logits_and(self._filled_in(batch), of_prompts)
+            logits, read = self._computed(self._filled_in(batch), of_prompts, of_states)
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
+        owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
         if of_prompts is not None:
-            owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)[of_prompts]
             # The token behind each of them, which a later step may compute.
-            places = batch.positions[of_prompts] + 1
-            tell_prompts(prompt_logits, asked.of(owners), places)
+            tell_prompts(read.others, asked.of(owners[of_prompts]), batch.positions[of_prompts] + 1)
+        if of_states is not None:
+            tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
         try:
             tokens, counts = self._chosen(batch, asked.of(batch.samples), logits, on_logits)
         except _NotChosen as failure:
@@ -150,6 +149,19 @@ class Steps:
         self._model_s += computed - began
         self._host_s += self._clock() - computed
         return None
+
+    def _computed(
+        self, batch: Batch, of_prompts: NDArray[np.bool_] | None, of_states: NDArray[np.bool_] | None
+    ) -> tuple[Tensor, Read]:
+        """Logits that are sampled from, and what else is read."""
+        if of_prompts is None and of_states is None:
+            logits = self._runner.logits(batch)
+            return logits, Read(logits, logits[:0], logits[:0])
+        none = np.zeros(batch.num_scheduled_tokens, np.bool_)
+        read = self._runner.read(
+            batch, none if of_prompts is None else of_prompts, none if of_states is None else of_states
+        )
+        return read.logits, read
 
     def _chosen(
         self, batch: Batch, asked: Asked, logits: Tensor, on_logits: OnLogits | None

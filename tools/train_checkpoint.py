@@ -1,12 +1,14 @@
-"""Train the small language model that ships in the package, from text that every Python has.
+"""Train the small language models that ship in the package, from text that every Python has.
 
     python tools/train_checkpoint.py paged/checkpoint --steps 3000
+    python tools/train_checkpoint.py paged/checkpoint/draft --steps 3000 --draft-of paged/checkpoint
 
 The text is `pydoc`'s topics and the docstrings of some modules of the standard library; one paragraph in thirty is held out and
 never trained on. Half of the windows begin where a paragraph does, as prompts do, and half are of a copy of the text without
 quotation marks around words, as people type. The model is a Llama of 0.9 million parameters with a byte-level BPE of 1,024 tokens, in the ordinary Hugging
 Face layout, weights in float16. It is small enough to learn much of its text by heart, which is what a demonstration wants: the
-held-out loss beside the training loss says so. Needs the `engine` extra; two cores take about half an hour.
+held-out loss beside the training loss says so. The second one, of a quarter of the parameters and trained likewise on the same tokens, guesses
+what the first one says. Needs the `engine` extra; two cores take about half an hour for the first one.
 """
 
 from __future__ import annotations
@@ -117,14 +119,26 @@ def windows(streams: list[tuple[torch.Tensor, list[int]]]) -> torch.Tensor:
     return torch.stack(picked)
 
 
-def fresh_model() -> LlamaForCausalLM:
+WHOLE = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DRAFT = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def fresh_model(shape: dict[str, int]) -> LlamaForCausalLM:
     config = LlamaConfig(
+        **shape,
         vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -148,13 +162,19 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--draft-of", type=Path, help="a checkpoint whose tokens it speaks, and for which it is to guess"
+    )
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     kept, held_out = split(documents())
-    tokenizer = trained_tokenizer(kept)
+    if args.draft_of is None:
+        tokenizer = trained_tokenizer(kept)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.draft_of)
     plain = stream(tokenizer, [without_quotes(text) for text in kept])
     (train, starts), (test, _) = stream(tokenizer, kept), stream(tokenizer, held_out)
-    model = fresh_model()
+    model = fresh_model(WHOLE if args.draft_of is None else DRAFT)
     num_parameters = sum(p.numel() for p in model.parameters())
     print(f"{len(train):,} tokens to train on, {len(test):,} held out, {num_parameters:,} parameters", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01)
@@ -193,7 +213,8 @@ def main() -> None:
     }
     model.generation_config.bos_token_id = None
     model.half().save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    if args.draft_of is None:
+        tokenizer.save_pretrained(args.out)
     (args.out / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=2))
 

@@ -13,17 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
+from paged.decoding.search import Ahead, Hypothesis
+
 EarlyStopping = bool | Literal["never"]
-Candidates = tuple[Sequence[int], Sequence[float]]
-"""Tokens that may come next, and their log-probabilities."""
-
-
-class Hypothesis(NamedTuple):
-    """An answer: its tokens, the sum of their log-probabilities, and that over its length to the power of the length penalty."""
-
-    tokens: tuple[int, ...]
-    logprob: float
-    score: float
 
 
 class Beam(NamedTuple):
@@ -33,15 +25,54 @@ class Beam(NamedTuple):
     logprob: float
 
 
-class BeamSearch:
-    """The search of one request. It begins with one beam without tokens.
+class Ends(NamedTuple):
+    """When sequences and searches end, and how an answer is scored: its log-probability over its length to the power of the penalty.
 
-    width           beams that go on, and hypotheses that are kept
     stops           token ids that end a beam
     max_tokens      tokens of a beam at most
     length_penalty  above 0 favours long answers, below 0 short ones
-    early_stopping  True: it is over with `width` hypotheses; False: when no beam is likely to become a better one; "never": when none can
+    early_stopping  True: it is over with all hypotheses; False: when no beam is likely to become a better one; "never": when none can
     """
+
+    stops: frozenset[int]
+    max_tokens: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+    def hypothesis(self, tokens: tuple[int, ...], logprob: float) -> Hypothesis:
+        """An answer."""
+        return Hypothesis(tokens, logprob, logprob / len(tokens) ** self.length_penalty)
+
+    def are_decided(self, hypotheses: Sequence[Hypothesis], width: int, best: float, length: int) -> bool:
+        """Whether none of these, the best first, is going to be replaced, if the best that goes on has this log-probability and length."""
+        if len(hypotheses) < width:
+            return False
+        if self.early_stopping is True:
+            return True
+        reaches = self.early_stopping == "never" and self.length_penalty > 0
+        worst = hypotheses[-1].score
+        assert worst is not None, "beams have scores"
+        return best / (self.max_tokens if reaches else length) ** self.length_penalty <= worst
+
+
+def candidates(beams: Sequence[Beam], ahead: Sequence[Ahead]) -> list[tuple[float, int, int]]:
+    """What may follow beams, the likeliest first: log-probability of the whole, negated; place of the beam; token."""
+    return sorted(
+        (-(beam.logprob + value), place, token)
+        for place, (beam, its) in enumerate(zip(beams, ahead, strict=True))
+        for token, value in zip(its.ids, its.logprobs, strict=True)
+    )
+
+
+def num_looked_at(stops: Collection[int], width: int) -> int:
+    """So many next tokens, that enough of them go on even if all that can end do."""
+    return max(2, 1 + len(stops)) * width
+
+
+class BeamSearch:
+    """The search of one request; `width` beams go on, and hypotheses are kept. It begins with one beam without tokens."""
+
+    wants_states = False
 
     def __init__(
         self,
@@ -56,49 +87,37 @@ class BeamSearch:
         # The best first.
         self.hypotheses: list[Hypothesis] = []
         self.is_over = False
-        self._width, self._stops, self._max_tokens = width, frozenset(stops), max_tokens
-        self._penalty, self._early = length_penalty, early_stopping
+        self._width = width
+        self._ends = Ends(frozenset(stops), max_tokens, length_penalty, early_stopping)
         self._length = 0
 
     @property
     def num_candidates(self) -> int:
-        """So many of each beam's next tokens have to be known, the likeliest: enough go on even if all that can end do."""
-        return max(2, 1 + len(self._stops)) * self._width
+        """As Search."""
+        return num_looked_at(self._ends.stops, self._width)
 
-    def advance(self, candidates: Sequence[Candidates]) -> list[tuple[int, int]]:
-        """What may follow each beam, which are in this order. Returns the next ones, each as the place of the beam that it continues and
-        its token; none when the search is over."""
-        ranked = sorted(
-            (-(beam.logprob + value), place, token)
-            for place, (beam, (tokens, values)) in enumerate(zip(self.beams, candidates, strict=True))
-            for token, value in zip(tokens, values, strict=True)
-        )[: self.num_candidates]
+    def advance(self, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:
+        """As Search."""
+        ends = self._ends
         self._length += 1
-        is_last = self._length >= self._max_tokens
-        is_full = len(self.hypotheses) == self._width and self._early is True
+        is_last = self._length >= ends.max_tokens
+        is_full = len(self.hypotheses) == self._width and ends.early_stopping is True
         going = []
-        for rank, (minus, place, token) in enumerate(ranked):
-            ends = is_last or token in self._stops
-            if not ends:
+        for rank, (minus, place, token) in enumerate(candidates(self.beams, ahead)[: self.num_candidates]):
+            if not is_last and token not in ends.stops:
                 going.append((place, token, -minus))
             elif rank < self._width and not is_full:
                 # The others are there so that enough go on.
-                score = -minus / self._length**self._penalty
-                self.hypotheses.append(Hypothesis((*self.beams[place].tokens, token), -minus, score))
-        self.hypotheses = sorted(self.hypotheses, key=lambda each: -each.score)[: self._width]
+                self.hypotheses.append(ends.hypothesis((*self.beams[place].tokens, token), -minus))
+        self.hypotheses = best_of(self.hypotheses, self._width)
         going = going[: self._width]
-        if not going or self._is_decided(going[0][2]):
+        if not going or ends.are_decided(self.hypotheses, self._width, going[0][2], self._length):
             self.is_over, self.beams = True, []
             return []
         self.beams = [Beam((*self.beams[place].tokens, token), value) for place, token, value in going]
         return [(place, token) for place, token, _ in going]
 
-    def _is_decided(self, best: float) -> bool:
-        """Whether no beam is going to replace a hypothesis, the best one having this log-probability."""
-        if len(self.hypotheses) < self._width:
-            return False
-        if self._early is True:
-            return True
-        reaches = self._early == "never" and self._penalty > 0
-        length = self._max_tokens if reaches else self._length
-        return best / length**self._penalty <= self.hypotheses[-1].score
+
+def best_of(hypotheses: Sequence[Hypothesis], most: int) -> list[Hypothesis]:
+    """So many of the best, the best first."""
+    return sorted(hypotheses, key=lambda each: -(each.score or 0.0))[:most]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,15 @@ TILE = 32
 # Parameters below which a second thread saves little, and makes every small product wait whenever somebody else is busy: for
 # a hundred times as long as it takes, with two threads on two cores of which one is not free.
 _ONE_THREAD_BELOW = 10_000_000
+
+
+class Read(NamedTuple):
+    """What a batch's forward pass came to: logits as of `Runner.logits`, those of `others`, float32 [k', vocabulary], and hidden states, float32
+    [k", hidden size]."""
+
+    logits: Tensor
+    others: Tensor
+    states: Tensor
 
 
 class _Pass:
@@ -90,12 +99,13 @@ class Runner:
         samples, and after each of the num_drafts tokens before it."""
         return self.forward(self._step_of(batch), batch.token_ids, _sampled_after(batch))
 
-    def logits_and(self, batch: Batch, others: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        """As `logits`; and the same after `others`, bool [T], tokens of the batch, [k', vocabulary]."""
+    def read(self, batch: Batch, others: NDArray[np.bool_], stateful: NDArray[np.bool_]) -> Read:
+        """As `logits`; and the same after `others`, and the hidden states of those that are `stateful`, both bool [T], tokens of the batch."""
         is_sampled = _sampled_after(batch)
         is_wanted = is_sampled | others
-        logits = self.forward(self._step_of(batch), batch.token_ids, is_wanted)
-        return logits[torch.from_numpy(is_sampled[is_wanted])], logits[torch.from_numpy(others[is_wanted])]
+        logits, states = self._run(self._step_of(batch), batch.token_ids, is_wanted, stateful)
+        ours, theirs = torch.from_numpy(is_sampled[is_wanted]), torch.from_numpy(others[is_wanted])
+        return Read(logits[ours], logits[theirs], states)
 
     def _step_of(self, batch: Batch) -> StepTokens:
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
@@ -108,28 +118,44 @@ class Runner:
             self.pool.block_size,
         )
 
-    @torch.inference_mode()
     def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
         """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go."""
+        return self._run(step, token_ids, is_sampled, np.zeros(step.num_tokens, np.bool_))[0]
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        step: StepTokens,
+        token_ids: NDArray[np.int32],
+        is_sampled: NDArray[np.bool_],
+        stateful: NDArray[np.bool_],
+    ) -> tuple[Tensor, Tensor]:
+        """Logits after tokens, and hidden states of tokens."""
         if not step.num_tokens:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
-            return torch.empty(0, self.model.vocabulary_size)
+            return torch.empty(0, self.model.vocabulary_size), torch.empty(0, 0)
         with _ONE_THREAD if self._is_small else nullcontext():
-            return self._forward(step, token_ids, is_sampled)
+            if self.tile is None:
+                return self._forward_part(step, token_ids, is_sampled, stateful)
+            logits, states = [], []
+            for first in range(0, step.num_tokens, self.tile):
+                stop = min(first + self.tile, step.num_tokens)
+                part = step.part(first, stop, self.tile - (stop - first))
+                places = slice(first, stop)
+                its = self._forward_part(part, token_ids[places], is_sampled[places], stateful[places])
+                logits.append(its[0])
+                states.append(its[1])
+            return torch.cat(logits), torch.cat([each for each in states if len(each)] or states[:1])
 
-    def _forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
-        if self.tile is None:
-            return self._forward_part(step, token_ids, is_sampled)
-        found = []
-        for first in range(0, step.num_tokens, self.tile):
-            stop = min(first + self.tile, step.num_tokens)
-            part = step.part(first, stop, self.tile - (stop - first))
-            found.append(self._forward_part(part, token_ids[first:stop], is_sampled[first:stop]))
-        return torch.cat(found)
-
-    def _forward_part(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
+    def _forward_part(
+        self,
+        step: StepTokens,
+        token_ids: NDArray[np.int32],
+        is_sampled: NDArray[np.bool_],
+        stateful: NDArray[np.bool_],
+    ) -> tuple[Tensor, Tensor]:
         device = self.model.device
-        picked = is_sampled.nonzero()[0]
+        picked, of_states = is_sampled.nonzero()[0], stateful.nonzero()[0]
         inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
         keep: Any
         if self.tile is not None:
@@ -137,15 +163,18 @@ class Runner:
             keep = 0 if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)
         else:
             keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
+        more = {"output_hidden_states": True} if len(of_states) else {}
         with under_way(_Pass(self, step)):
-            logits: Tensor = self.model.module(
-                input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep
-            ).logits[0]
+            out: Any = self.model.module(
+                input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep, **more
+            )
+        logits: Tensor = out.logits[0]
+        states = out.hidden_states[-1][0][torch.from_numpy(of_states).to(device)] if more else logits[:0]
         if not len(picked):
-            return logits[:0].float()
+            return logits[:0].float(), states.float()
         if self.tile is not None:
             logits = logits[torch.from_numpy(picked).to(device)]
-        return logits.float()
+        return logits.float(), states.float()
 
     def _padded(self, values: NDArray[Any], step: StepTokens) -> Tensor:
         """int64 [1, T + num_padded]."""

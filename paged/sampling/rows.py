@@ -37,6 +37,7 @@ _DTYPES: dict[str, Any] = {
     "num_prompt_top": np.int64,
     "readers": np.object_,
     "waits": np.bool_,
+    "wants_states": np.bool_,
 }
 
 
@@ -53,10 +54,13 @@ class Reader(Protocol):
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
         """Of the prompt's token at this place."""
 
+    def read_state(self, position: int, state: Tensor) -> None:
+        """A hidden state, float32 [hidden size], of the token at this position: what logits are computed from."""
+
 
 class Asked(NamedTuple):
     """How each of n rows is sampled: arrays [n]. `numbers` say which sequence it was that asked, `readers` whom to tell; a row that
-    waits gets no token from its own logits."""
+    waits gets no token from its own logits, one that `wants_states` is told the hidden states of all its tokens."""
 
     temperature: NDArray[np.float64]
     top_k: NDArray[np.int64]
@@ -71,6 +75,7 @@ class Asked(NamedTuple):
     num_prompt_top: NDArray[np.int64]
     readers: NDArray[np.object_]
     waits: NDArray[np.bool_]
+    wants_states: NDArray[np.bool_]
 
     def of(self, places: NDArray[Any]) -> Asked:
         """That of some of them."""
@@ -133,18 +138,19 @@ class RowSampling:
         its.num_top[row] = _NUM_TOP_UNREAD
         its.num_prompt_top[row] = _NUM_TOP_UNREAD
         its.readers[row] = reader
-        its.waits[row] = False
+        its.waits[row] = its.wants_states[row] = False
         if reader is not None:
             if params.reads_logprobs:
                 its.num_top[row] = params.logprobs or 0
             if params.prompt_logprobs is not None:
                 its.num_prompt_top[row] = params.prompt_logprobs
 
-    def set_beam(self, row: int, reader: Reader, num_top: int) -> None:
-        """The row serves a beam from now on: `reader` is told its likeliest next tokens, of which somebody else chooses."""
+    def set_branch(self, row: int, reader: Reader, num_top: int, *, wants_states: bool) -> None:
+        """The row serves a branch of a search from now on: `reader` is told its likeliest next tokens, of which somebody else chooses."""
         self.set(row, SamplingParams(), seed=0, prompt_len=0, reader=reader)
         self._columns.num_top[row] = num_top
         self._columns.waits[row] = True
+        self._columns.wants_states[row] = wants_states
 
     def of(self, rows: NDArray[np.int64]) -> Asked:
         """How these rows are sampled now."""
@@ -189,6 +195,17 @@ class RowSampling:
         wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
         found: NDArray[np.bool_] = wants & (positions + 1 < asked.prompt_len.repeat(num_tokens))
         return found if found.any() else None
+
+
+def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    """Of the packed tokens of rows, so many of each: whose hidden states are wanted, bool [tokens]; None where none are."""
+    return asked.wants_states.repeat(num_tokens) if asked.wants_states.any() else None
+
+
+def tell_states(states: Tensor, asked: Asked, positions: NDArray[np.int64]) -> None:
+    """Tell each row's reader the hidden state at a position, of [n, hidden size]."""
+    for reader, position, state in zip(asked.readers, positions.tolist(), states.cpu(), strict=True):
+        reader.read_state(position, state)
 
 
 def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> None:

@@ -82,7 +82,7 @@ def test_two_hundred_tasks_leave_nothing_and_get_what_they_get_alone(model):
             assert engine.engine.check() == []
             while engine.engine.scheduler.has_unfinished:
                 engine.engine.step()
-            assert (engine.engine.manager.num_used, engine._queues, bool(engine.engine._beams)) == (0, {}, False)
+            assert (engine.engine.manager.num_used, engine._queues, bool(engine.engine._searches)) == (0, {}, False)
             return found
 
     async def alone():

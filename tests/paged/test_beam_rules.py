@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from paged.decoding.beams import BeamSearch  # noqa: E402
+from paged.decoding.search import Ahead  # noqa: E402
 
 VOCABULARY, STOP = 13, 3
 
@@ -17,13 +18,14 @@ def table(seed, heat):
 
 def ours(chances, prompt, **options):
     search = BeamSearch(stops=[STOP], **options)
+    branches = [()]
     while not search.is_over:
-        candidates = []
-        for beam in search.beams:
-            before, last = [*prompt, *beam.tokens][-2:]
+        ahead = []
+        for tokens in branches:
+            before, last = [*prompt, *tokens][-2:]
             values, ids = chances[before, last].topk(min(search.num_candidates, VOCABULARY))
-            candidates.append((ids.tolist(), values.tolist()))
-        search.advance(candidates)
+            ahead.append(Ahead(ids.tolist(), values.tolist(), {}))
+        branches = [(*branches[place], token) for place, token in search.advance(ahead)]
     return search.hypotheses
 
 

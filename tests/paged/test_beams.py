@@ -84,7 +84,7 @@ def test_the_answers_are_those_of_transformers(model, expected, options):
         assert len(answer.outputs) == wish.get("n", 1)
         assert answer.text == answer.outputs[0].text != ""
     assert llm.engine.check() == []
-    assert (llm.engine.manager.num_used, llm.engine.has_unfinished, bool(llm.engine._beams)) == (0, False, False)
+    assert (llm.engine.manager.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (0, False, False)
     assert not llm.engine.scheduler.has_unfinished
 
 

@@ -1,4 +1,4 @@
-"""The beam searches of an engine: whose rows are read, and which go on when a batch has ended.
+"""The searches of an engine: whose rows are read, and which go on when a batch has ended.
 
 Knows batches, rows and searches. Does not know text, nor who is told.
 """
@@ -6,15 +6,18 @@ Knows batches, rows and searches. Does not know text, nor who is told.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from paged.decoding.beam_request import BeamRequest, Branch
-from paged.decoding.beams import BeamSearch, Hypothesis
+from paged.decoding.beam_groups import BeamGroups
+from paged.decoding.beams import BeamSearch
+from paged.decoding.contrastive import ContrastiveSearch
+from paged.decoding.forked_request import Branch, ForkedRequest
 from paged.decoding.lookup import PromptLookup
-from paged.sampling.beam_params import BeamSearchParams
+from paged.decoding.search import Hypothesis, Search
 from paged.sampling.rows import RowSampling
+from paged.sampling.search_params import BeamSearchParams, SearchParams
 from paged.scheduler import Batch, Request, RequestUsage, Scheduler
 
 
@@ -27,12 +30,12 @@ class Found(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    beams: BeamRequest
-    params: BeamSearchParams
+    forked: ForkedRequest
+    params: SearchParams
     stops: frozenset[int]
 
 
-class BeamSearches:
+class Searches:
     """Searches by the id of their request. A request of the scheduler's that serves one may have another id."""
 
     def __init__(self, scheduler: Scheduler, sampling: RowSampling, lookup: PromptLookup | None) -> None:
@@ -45,81 +48,92 @@ class BeamSearches:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def add(self, request: Request, params: BeamSearchParams, stops: Sequence[int], now: float) -> int:
+    def add(self, request: Request, params: SearchParams, stops: Sequence[int], now: float) -> int:
         """Begin a search from the request's prompt; returns how many tokens an answer has at most. Raises as Scheduler.add does."""
         manager, longest = self._scheduler.manager, self._scheduler.limits.max_model_len
         room = manager.num_blocks * manager.block_size
         room = (room if longest is None else min(room, longest)) - len(request.prompt)
         max_tokens = max(1, min(params.max_tokens, room))
-        search = BeamSearch(
-            params.beam_width,
-            stops=stops,
-            max_tokens=max_tokens,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-        )
+        search = _search_of(params, stops, max_tokens, len(request.prompt))
         # One more than it is going to say: the scheduler never ends it by its length.
         request = msgspec.structs.replace(request, max_tokens=max_tokens + 1)
         # A group that outgrows the pool would be ended, so it is never let grow into one. Numbers of sequences are given again, but for the first.
         longest_blocks = -(-(len(request.prompt) + max_tokens) // manager.block_size)
-        may_fork = (params.beam_width + 1) * longest_blocks <= manager.num_blocks
-        beams = BeamRequest(request, search, self._scheduler, now, may_fork=may_fork, open_row=self._open)
-        self._asked[request.id] = _Asked(beams, params, frozenset(stops))
+        may_fork = (params.num_branches + 1) * longest_blocks <= manager.num_blocks
+        forked = ForkedRequest(request, search, self._scheduler, now, may_fork=may_fork, open_row=self._open)
+        self._asked[request.id] = _Asked(forked, params, frozenset(stops))
         return max_tokens
 
     def owner_of(self, request_id: str) -> str | None:
         """The request whose search a request of the scheduler's serves; None where it serves none."""
         if not self._asked:
             return None
-        return next((owner for owner, asked in self._asked.items() if request_id in asked.beams.ids), None)
+        return next((owner for owner, asked in self._asked.items() if request_id in asked.forked.ids), None)
 
     def admitted(self, request_id: str) -> bool:
-        """A request of the scheduler's was given rows: whether they are beams, which are read from now on."""
+        """A request of the scheduler's was given rows: whether they are branches, which are read from now on."""
         owner = self.owner_of(request_id)
         if owner is None:
             return False
-        for branch in self._asked[owner].beams.branches_of(request_id):
+        for branch in self._asked[owner].forked.branches_of(request_id):
             self._open(branch)
         return True
 
     def ended(self, batch: Batch) -> list[Found]:
-        """A batch has ended: beams that were read in it are ready, and searches whose beams all are go on. Those that are over are gone."""
+        """A batch has ended: branches that were read in it are ready, and searches whose branches all are go on. Those that are over are gone."""
         if not self._asked:
             return []
         sampled = batch.samples
         for request_id, sequence in zip(batch.ids[sampled].tolist(), batch.sequences[sampled].tolist(), strict=True):
             owner = self.owner_of(request_id)
             if owner is not None:
-                for branch in self._asked[owner].beams.branches_of(request_id):
+                for branch in self._asked[owner].forked.branches_of(request_id):
                     branch.is_ready = branch.is_ready or branch.sequence == sequence
         over = []
         for owner, asked in list(self._asked.items()):
-            asked.beams.advance()
-            if asked.beams.search.is_over:
+            asked.forked.advance()
+            if asked.forked.search.is_over:
                 over.append(self._over(owner, asked))
         return over
 
     def finish_best(self, request_id: str, reason: str) -> None:
-        """The best beam is finished for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
-        self._asked[request_id].beams.finish_best(reason)
+        """The first branch is finished for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
+        self._asked[request_id].forked.finish_best(reason)
 
     def end(self, request_id: str) -> RequestUsage | None:
         """A search ends without an answer."""
-        beams = self._asked.pop(request_id).beams
-        beams.end()
-        return beams.usage
+        forked = self._asked.pop(request_id).forked
+        forked.end()
+        return forked.usage
 
     def _over(self, owner: str, asked: _Asked) -> Found:
-        best = asked.beams.search.hypotheses[: asked.params.n]
+        best = asked.forked.search.hypotheses[: asked.params.n]
         usage = self.end(owner)
         if usage is not None:
             usage = msgspec.structs.replace(usage, output_tokens=sum(len(each.tokens) for each in best))
         return Found(owner, [(each, "stop" if each.tokens[-1] in asked.stops else "length") for each in best], usage)
 
     def _open(self, branch: Branch) -> None:
-        """How the row of a beam is read, if it has one."""
+        """How the row of a branch is read, if it has one."""
         row = self._scheduler.row_of(branch.request_id, branch.sequence)
         if row >= 0:
-            self._sampling.set_beam(row, branch, branch.owner.search.num_candidates)
+            search = branch.owner.search
+            self._sampling.set_branch(row, branch, search.num_candidates, wants_states=search.wants_states)
             if self._lookup is not None:
                 self._lookup.begin(row, drafts=False)
+
+
+def _search_of(params: SearchParams, stops: Sequence[int], max_tokens: int, num_prompt: int) -> Search:
+    if not isinstance(params, BeamSearchParams):
+        return ContrastiveSearch(
+            params.penalty_alpha, params.top_k, stops=stops, max_tokens=max_tokens, num_prompt=num_prompt
+        )
+    rules: dict[str, Any] = {
+        "stops": stops,
+        "max_tokens": max_tokens,
+        "length_penalty": params.length_penalty,
+        "early_stopping": params.early_stopping,
+    }
+    if params.num_beam_groups > 1:
+        return BeamGroups(params.beam_width, params.num_beam_groups, params.diversity_penalty, **rules)
+    return BeamSearch(params.beam_width, **rules)

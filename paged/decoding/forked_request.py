@@ -1,31 +1,36 @@
-"""A request's beams on the scheduler: what continues is forked, what does not is finished.
+"""A request that is searched for: its branches on the scheduler. What continues is forked, what does not is finished.
 
     r / 0 | ... a |   step: a x, a y go on   | r / 0 | ... a x |      a's blocks are held once, and its partial one is copied
     r / 1 | ... b |   and b does not         | r / 2 | ... a y |      b's blocks go back
 
-All beams of a step wait for one another: each row that has sampled keeps its blocks, with nothing to compute, until the last one has. Where a
+All branches of a step wait for one another: each row that has sampled keeps its blocks, with nothing to compute, until the last one has. Where a
 fork has no room, a block or a seat, its branch comes in again as a request of its own, and finds the shared blocks in the cache. Knows the
-scheduler's calls and how likely tokens are. Does not know logits, text or how beams are ranked.
+scheduler's calls, and what may follow a branch. Does not know logits, text or which branches a search prefers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from paged.block_manager import OutOfBlocks
-from paged.decoding.beams import BeamSearch
+from paged.decoding.search import Ahead, Search
 from paged.scheduler import InvalidRequest, Request, RequestInFlight, RequestUsage, Scheduler, UnknownRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Branch:
-    """The row of one beam: a sequence of a request of the scheduler's. It reads what may come next."""
+    """A sequence of a request of the scheduler's, by which one row of a search goes on. It reads what may come next."""
 
-    def __init__(self, owner: BeamRequest, request_id: str, sequence: int) -> None:
-        self.owner, self.request_id, self.sequence = owner, request_id, sequence
+    def __init__(self, owner: ForkedRequest, request_id: str, sequence: int, tokens: tuple[int, ...] = ()) -> None:
+        self.owner, self.request_id, self.sequence, self.tokens = owner, request_id, sequence, tokens
         self.prompt_ids: list[int] = []
         self._read: tuple[Sequence[int], Sequence[float]] | None = None
+        self._states: dict[int, Tensor] = {}
         # Whether the batch that read it has ended.
         self.is_ready = False
 
@@ -35,27 +40,32 @@ class Branch:
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
         """Nobody asks for it."""
-        raise AssertionError("beams do not ask for the prompt's log-probabilities")
+        raise AssertionError("searches do not ask for the prompt's log-probabilities")
 
-    def take(self) -> tuple[Sequence[int], Sequence[float]]:
+    def read_state(self, position: int, state: Tensor) -> None:
+        """A hidden state that a step has computed."""
+        self._states[position] = state
+
+    def take(self) -> Ahead:
         """What may come next, once it is ready."""
         found = self._read
         assert found is not None, "a batch that ended has read it"
+        states, self._states = self._states, {}
         self._read, self.is_ready = None, False
-        return found
+        return Ahead(*found, states)
 
 
-class BeamRequest:
-    """The beams of one request, from its prompt on.
+class ForkedRequest:
+    """The branches of one request, from its prompt on.
 
-    may_fork  the pool holds all of them at their full length: else each branch comes in again
+    may_fork  the pool holds all of them at their full length: else each one comes in again
     open_row  is told of each branch that gets a row without being admitted
     """
 
     def __init__(
         self,
         request: Request,
-        search: BeamSearch,
+        search: Search,
         scheduler: Scheduler,
         now: float,
         *,
@@ -70,14 +80,16 @@ class BeamRequest:
         # The scheduler's requests: the first one, and those that came in again.
         self.ids = {request.id}
         self._num_again = 0
-        scheduler.add(request, now=now)
+        # States are of tokens that are computed: content that others computed has none.
+        first = msgspec.structs.replace(request, reads_cache=False) if search.wants_states else request
+        scheduler.add(first, now=now)
 
     def branches_of(self, request_id: str) -> list[Branch]:
         """Those that are sequences of this request of the scheduler's."""
         return [branch for branch in self.branches if branch.request_id == request_id]
 
     def advance(self) -> None:
-        """Go on if all beams are ready, between two steps; the search may be over then."""
+        """Go on if all branches are ready, between two steps; the search may be over then."""
         if not self.branches or not all(branch.is_ready for branch in self.branches):
             return
         branches = self.branches
@@ -96,9 +108,10 @@ class BeamRequest:
             else:
                 taken.add(place)
                 self.branches.append(branches[place])
-        for (_, token), branch, beam in zip(following, self.branches, self.search.beams, strict=True):
+        for (_, token), branch in zip(following, self.branches, strict=True):
+            branch.tokens = (*branch.tokens, token)
             if branch.sequence < 0:
-                self._come_in_again(branch, beam.tokens)
+                self._come_in_again(branch)
             else:
                 self._scheduler.append(branch.request_id, [token], branch.sequence)
 
@@ -113,7 +126,7 @@ class BeamRequest:
             self._note(request_id, ended.usage if ended is not None else None)
 
     def finish_best(self, reason: str) -> None:
-        """Finish the best beam. Raises InvalidRequest for another reason than "stop" or "length"."""
+        """Finish the first branch. Raises InvalidRequest for another reason than "stop" or "length"."""
         self._finish(self.branches[0], reason)
 
     def _finish(self, branch: Branch, reason: str = "stop") -> None:
@@ -126,7 +139,7 @@ class BeamRequest:
 
     def _forked(self, parent: Branch) -> Branch:
         """A branch beside its parent; one without a sequence where there is no room for it."""
-        branch = Branch(self, parent.request_id, -1)
+        branch = Branch(self, parent.request_id, -1, parent.tokens)
         if not self._may_fork:
             return branch
         try:
@@ -136,9 +149,10 @@ class BeamRequest:
         self._open_row(branch)
         return branch
 
-    def _come_in_again(self, branch: Branch, tokens: tuple[int, ...]) -> None:
+    def _come_in_again(self, branch: Branch) -> None:
         self._num_again += 1
-        branch.request_id, branch.sequence = f"{self._request.id}/beam-{self._num_again}", 0
-        request = msgspec.structs.replace(self._request, id=branch.request_id, prompt=[*self._request.prompt, *tokens])
+        branch.request_id, branch.sequence = f"{self._request.id}/branch-{self._num_again}", 0
+        prompt = [*self._request.prompt, *branch.tokens]
+        request = msgspec.structs.replace(self._request, id=branch.request_id, prompt=prompt)
         self.ids.add(branch.request_id)
         self._scheduler.add(request, now=self._now)

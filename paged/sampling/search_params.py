@@ -1,0 +1,116 @@
+"""What a request says about a search: for the likeliest answers, or for one that does not repeat itself. Knows numbers and their limits. Does not
+know how a search goes."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import msgspec
+
+from paged.block_manager.arguments import is_integer, is_real
+from paged.door import shown
+from paged.sampling.params import InvalidSampling, check_flag, check_max_tokens, check_stop_ids
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """The likeliest answers of one request. Raises InvalidSampling for what makes no sense. Names are vLLM's, and transformers' for the rest.
+
+    beam_width      sequences that go on at a time
+    n               answers, the best first
+    max_tokens      tokens of an answer at most
+    length_penalty  an answer's log-probability is divided by its length to this power: above 0 favours long ones, below 0 short ones
+    early_stopping  True: it is over with beam_width answers; False: when no sequence is likely to become a better one; "never": when none can
+    num_beam_groups, diversity_penalty
+                    the sequences in so many groups, and what a token costs for each time that groups before have chosen it in the same step
+    stop_token_ids  ids that end a sequence, besides EOS
+    ignore_eos      EOS does not end a sequence
+    """
+
+    beam_width: int
+    n: int = 1
+    max_tokens: int = 64
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def num_branches(self) -> int:
+        """Sequences at a time."""
+        return self.beam_width
+
+    def __post_init__(self) -> None:
+        self.check(None)
+
+    def check(self, vocabulary_size: int | None) -> None:
+        """Raise InvalidSampling unless all fields are in range. Stop ids have to be below `vocabulary_size` (None: int32 is the limit)."""
+        if not (is_integer(self.beam_width) and self.beam_width >= 2):
+            raise InvalidSampling(f"beam_width has to be an integer of at least 2; got {shown(self.beam_width)}.")
+        if not (is_integer(self.n) and 1 <= self.n <= self.beam_width):
+            raise InvalidSampling(
+                f"n has to be an integer from 1 to beam_width ({self.beam_width}); got {shown(self.n)}."
+            )
+        check_max_tokens(self.max_tokens)
+        if not (is_real(self.length_penalty) and math.isfinite(self.length_penalty)):
+            raise InvalidSampling(f"length_penalty has to be a finite number; got {shown(self.length_penalty)}.")
+        if self.early_stopping is not True and self.early_stopping is not False and self.early_stopping != "never":
+            raise InvalidSampling(f'early_stopping has to be True, False or "never"; got {shown(self.early_stopping)}.')
+        groups, diversity = self.num_beam_groups, self.diversity_penalty
+        if not (is_integer(groups) and groups >= 1 and self.beam_width % groups == 0):
+            raise InvalidSampling(
+                f"num_beam_groups has to be an integer that divides beam_width ({self.beam_width}); got {shown(groups)}."
+            )
+        if not (is_real(diversity) and 0 <= diversity < math.inf):
+            raise InvalidSampling(f"diversity_penalty has to be a finite number of at least 0; got {shown(diversity)}.")
+        if (groups > 1) != (diversity > 0):
+            raise InvalidSampling(
+                f"num_beam_groups {groups} and diversity_penalty {shown(diversity)}: groups above 1 and a penalty above 0 go together."
+            )
+        check_stop_ids(self.stop_token_ids, 2**31 if vocabulary_size is None else vocabulary_size)
+        check_flag("ignore_eos", self.ignore_eos)
+
+
+class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer that neither repeats itself nor wanders. Raises InvalidSampling for what makes no sense. Names are transformers'.
+
+    penalty_alpha   what likeness to what was said counts, above 0 and at most 1; how likely a token is counts for the rest
+    top_k           so many of the likeliest tokens are computed before one of them is chosen
+    max_tokens      tokens of the answer at most
+    stop_token_ids  ids that end it, besides EOS
+    ignore_eos      EOS does not end it
+    """
+
+    penalty_alpha: float = 0.6
+    top_k: int = 4
+    max_tokens: int = 64
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: ClassVar[int] = 1
+
+    @property
+    def num_branches(self) -> int:
+        """Sequences at a time."""
+        return self.top_k
+
+    def __post_init__(self) -> None:
+        self.check(None)
+
+    def check(self, vocabulary_size: int | None) -> None:
+        """Raise InvalidSampling unless all fields are in range. Token ids have to be below `vocabulary_size` (None: int32 is the limit)."""
+        limit = 2**31 if vocabulary_size is None else vocabulary_size
+        if not (is_real(self.penalty_alpha) and 0 < self.penalty_alpha <= 1):
+            raise InvalidSampling(
+                f"penalty_alpha has to be a number above 0 and at most 1; got {shown(self.penalty_alpha)}."
+            )
+        if not (is_integer(self.top_k) and 2 <= self.top_k <= limit):
+            raise InvalidSampling(f"top_k has to be an integer from 2 to {limit:,}; got {shown(self.top_k)}.")
+        check_max_tokens(self.max_tokens)
+        check_stop_ids(self.stop_token_ids, limit)
+        check_flag("ignore_eos", self.ignore_eos)
+
+
+SearchParams = BeamSearchParams | ContrastiveSearchParams
+"""What is searched for, instead of drawn."""
