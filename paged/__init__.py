@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from paged.scheduler import (
         FINISH_REASONS,
         POLICIES,
+        UNKNOWN_DRAFT,
         Batch,
         BatchEnded,
         BatchError,
@@ -97,6 +98,7 @@ __all__ = [
     "FINISH_REASONS",
     "LLM",
     "POLICIES",
+    "UNKNOWN_DRAFT",
     "Admission",
     "AsyncEngine",
     "AttentionError",
@@ -209,6 +211,7 @@ _PUBLIC_NAMES = {
     "paged.scheduler": (
         "FINISH_REASONS",
         "POLICIES",
+        "UNKNOWN_DRAFT",
         "Batch",
         "BatchEnded",
         "BatchError",

@@ -15,12 +15,16 @@ import msgspec
 
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, checked_integer
+from paged.decoding.draft_model import DraftModel
+from paged.decoding.drafter import Drafter
+from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
 from paged.door import checked_limit, checked_text, checked_time, checked_tokens
 from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
+from paged.model.drafts import Speculate, check_length, checked_drafts, draft_for
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
@@ -68,8 +72,11 @@ class Engine:
     max_retries         how often a step that ran out of memory is tried again before its requests end with "error"
     steps_ahead         0, or 1: a step is put out before the one before it is ended, so that a device need not wait for the
                         books; answers are the same, and come a step later
-    speculate           None, or "lookup": tokens are guessed from a sequence's own text, up to num_drafts a step, and computed in the
-                        same step as the one before them; answers are the same
+    speculate           None; "lookup", "lookahead" or "draft": tokens are guessed, up to num_drafts a row and step (None: 6, for
+                        lookahead 12), and computed in the same step as the one before them; answers are the same. Guessed from a
+                        sequence's own text, from guesses that came true, or by a smaller model
+    draft_model         that model, of the same tokens, a LoadedModel or a folder; its K and V lie in the same blocks. None: that of the
+                        model that ships
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
@@ -111,8 +118,9 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         max_retries: int = 2,
         steps_ahead: int = 0,
-        speculate: Literal["lookup"] | None = None,
-        num_drafts: int = 6,
+        speculate: Speculate | None = None,
+        num_drafts: int | None = None,
+        draft_model: LoadedModel | str | Path | None = None,
     ) -> None:
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
@@ -131,22 +139,24 @@ class Engine:
         self._steps_ahead = checked_integer("steps_ahead", steps_ahead, 0)
         if self._steps_ahead > 1:
             raise InvalidConfig(f"steps_ahead has to be 0 or 1; got {steps_ahead!r}.")
-        if speculate not in (None, "lookup"):
-            raise InvalidConfig(f'speculate has to be "lookup", or None; got {speculate!r}.')
+        num_drafts = checked_drafts(speculate, num_drafts, draft_model)
         if speculate and steps_ahead:
             raise InvalidConfig(
                 "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
             )
-        self._lookup = PromptLookup(checked_integer("num_drafts", num_drafts, 1)) if speculate else None
         self._clock = clock
         self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
+        draft = draft_for(self.model, draft_model) if speculate == "draft" else None
         longest = max_model_len if max_model_len is not None else self.model.max_length
         if max_model_len is not None and self.model.max_length is not None and max_model_len > self.model.max_length:
             raise InvalidConfig(f"max_model_len {max_model_len} is beyond the model's {self.model.max_length} tokens.")
+        if draft is not None:
+            check_length(draft, longest)
+        models = [self.model] if draft is None else [self.model, draft]
         if kv_cache_bytes is not None:
-            num_blocks = blocks_within(self.model, kv_cache_bytes, block_size, max_model_len or 1)
+            num_blocks = blocks_within(models, kv_cache_bytes, block_size, max_model_len or 1)
         elif num_blocks is None:
-            num_blocks = self._default_blocks(block_size, longest, max_sequences)
+            num_blocks = _default_blocks(models, block_size, longest, max_sequences)
         manager = BlockManager(
             num_blocks,
             block_size,
@@ -154,8 +164,12 @@ class Engine:
             prefix_caching=checked_flag("prefix_caching", prefix_caching),
             host_caching=checked_flag("host_caching", host_caching),
         )
-        self.pool = pool_for(self.model, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks)
-        manager.must_fit(self.pool)
+        pools = [
+            pool_for(each, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks) for each in models
+        ]
+        self.pool = pools[0]
+        for pool in pools:
+            manager.must_fit(pool)
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
         self.scheduler = Scheduler(
             manager,
@@ -171,17 +185,20 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self.turns = Turns()
         self._sampling = RowSampling()
-        self._searches = Searches(self.scheduler, self._sampling, self._lookup)
-        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._lookup)
+        self._drafter: Drafter | None = None
+        if draft is not None:
+            # What it guesses may differ with what else is in a batch; what is right does not.
+            its_runner = runner_for(draft, pools[1], backend=backend, batch_invariant=False)
+            self._drafter = DraftModel(its_runner, self._sampling, num_drafts)
+        elif speculate is not None:
+            self._drafter = PromptLookup(num_drafts) if speculate == "lookup" else Lookahead(num_drafts)
+        self._searches = Searches(self.scheduler, self._sampling, self._drafter)
+        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._drafter)
         self._live: dict[str, LiveRequest] = {}
         self._undelivered = Undelivered()
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
-
-    def _default_blocks(self, block_size: int, longest: int | None, max_sequences: int) -> int:
-        room = max(1, DEFAULT_KV_BYTES // bytes_per_block(self.model, block_size))
-        return room if longest is None else min(room, max_sequences * -(-longest // block_size))
 
     @property
     def manager(self) -> BlockManager:
@@ -459,8 +476,8 @@ class Engine:
                         lane=sequence.lane,
                         reader=sequence,
                     )
-                    if self._lookup is not None:
-                        self._lookup.begin(row)
+                    if self._drafter is not None:
+                        self._drafter.begin(row)
 
     def _deliver(self, outputs: Outputs) -> None:
         now, news = self._clock(), []
@@ -528,3 +545,8 @@ class Engine:
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
                 self._undelivered.add(self._all_ended(live, "error", usage=usage, error=reason))
+
+
+def _default_blocks(models: Sequence[LoadedModel], block_size: int, longest: int | None, max_sequences: int) -> int:
+    room = max(1, DEFAULT_KV_BYTES // bytes_per_block(models, block_size))
+    return room if longest is None else min(room, max_sequences * -(-longest // block_size))

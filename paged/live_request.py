@@ -140,7 +140,9 @@ class LiveSequence:
             return None
         start = len(self.token_ids) - len(tokens)
         found = [self._read.pop(start + nth) for nth in range(len(tokens))]
-        self.cumulative_logprob += sum(each[token].logprob for each, token in zip(found, tokens, strict=True))
+        # One after the other: several that come at once add up to the same, to the last bit.
+        for each, token in zip(found, tokens, strict=True):
+            self.cumulative_logprob += each[token].logprob
         if self.request.params.logprobs is None:
             return None
         self.logprobs += found

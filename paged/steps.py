@@ -21,7 +21,7 @@ from torch import OutOfMemoryError, Tensor
 
 from paged.block_manager import PagedError
 from paged.block_manager.growing import rising_from
-from paged.decoding.lookup import PromptLookup
+from paged.decoding.drafter import Drafter, Tried
 from paged.model.runner import Read, Runner
 from paged.results import EngineStats
 from paged.sampling.adjustments import ProcessorFailed
@@ -73,10 +73,10 @@ class Steps:
         runner: Runner,
         sampling: RowSampling,
         clock: Callable[[], float],
-        lookup: PromptLookup | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.content_is_lost = False
-        self._lookup = lookup
+        self._drafter = drafter
         self._scheduler = scheduler
         self._runner = runner
         self._sampling = sampling
@@ -127,7 +127,10 @@ class Steps:
         of_prompts = self._sampling.prompt_places(asked, batch.num_tokens, batch.positions)
         of_states = state_places(asked, batch.num_tokens)
         try:
-            logits, read = self._computed(self._filled_in(batch), of_prompts, of_states)
+            filled = self._filled_in(batch)
+            if self._drafter is not None:
+                filled = self._drafter.filled(filled, asked)
+            logits, read = self._computed(filled, of_prompts, of_states)
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
@@ -138,7 +141,7 @@ class Steps:
         if of_states is not None:
             tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
         try:
-            tokens, counts = self._chosen(batch, asked.of(batch.samples), logits, on_logits)
+            tokens, counts = self._chosen(filled, asked.of(batch.samples), logits, on_logits)
         except _NotChosen as failure:
             return self._failed(batch, failure.error)
         self._launched.append(_Launched(batch, tokens, counts, computed))
@@ -204,8 +207,11 @@ class Steps:
                 on_logits(request_id, place, row)
         counts = np.zeros(len(batch.rows), np.int64)
         counts[samples] = np.add.reduceat(is_kept, starts, dtype=np.int64)
-        if self._lookup is not None:
-            self._lookup.learn(batch.rows, batch.num_drafts, counts - samples)
+        if self._drafter is not None:
+            has_any = num_drafts > 0
+            rows, right = batch.rows[samples][has_any], counts[samples][has_any] - 1
+            before = (batch.seq_lens[samples] - num_drafts)[has_any]
+            self._drafter.learn(Tried(rows, before, num_drafts[has_any], right, drafts, tokens[has_any[owners]]))
         return tokens[is_kept], counts
 
     def _choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -294,14 +300,16 @@ class Steps:
         return batch
 
     def _drafts(self) -> Drafts | None:
-        if self._lookup is None:
+        if self._drafter is None:
             return None
         manager, rows = self._scheduler.manager, self._scheduler.running_rows()
-        return self._lookup.propose(manager.tokens, manager.num_tokens, rows) if len(rows) else None
+        return self._drafter.propose(manager.tokens, manager.num_tokens, rows) if len(rows) else None
 
     def _move(self, batch: Batch) -> None:
         try:
             self._runner.move(batch)
+            if self._drafter is not None:
+                self._drafter.move(batch)
         except Exception as error:
             self.content_is_lost = True
             raise EngineFailed(

@@ -6,7 +6,7 @@ Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.batch import Batch, Output, Outputs, RequestUsage
 from paged.scheduler.core import Scheduler
-from paged.scheduler.drafts import Drafts
+from paged.scheduler.drafts import UNKNOWN_DRAFT, Drafts
 from paged.scheduler.errors import (
     BatchEnded,
     BatchError,
@@ -32,6 +32,7 @@ from paged.scheduler.status import FINISH_REASONS, Status
 __all__ = [
     "FINISH_REASONS",
     "POLICIES",
+    "UNKNOWN_DRAFT",
     "Batch",
     "BatchEnded",
     "BatchError",

@@ -86,7 +86,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     num_tokens    int64 [n]; tokens of each in this step
     query_start_loc
                   int64 [n + 1]; row i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1 of the packed arrays
-    token_ids     int32 [T]; -1 where a batch that has not ended samples the token
+    token_ids     int32 [T]; -1 where a batch that has not ended samples the token, and for a draft that the engine is to guess
     source_batches, source_places
                   int64 [T]; where such a value comes from: what batch number source_batches[t] samples for its row at place
                   source_places[t]; -1, -1 where the value is in token_ids

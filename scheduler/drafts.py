@@ -25,9 +25,13 @@ from paged.scheduler.status import Status
 
 Counts = NDArray[np.int64]
 
+UNKNOWN_DRAFT = -1
+"""A draft that the engine guesses when the batch runs, once there is memory for it: the batch says -1, too."""
+
 
 class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Drafts of k rows: rows int64 [k], as batches name them; counts int64 [k]; token_ids int32 [counts.sum()], packed in that order."""
+    """Drafts of k rows: rows int64 [k], as batches name them; counts int64 [k]; token_ids int32 [counts.sum()], packed in that order, each a
+    token id or UNKNOWN_DRAFT."""
 
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -131,6 +135,12 @@ def _integers(name: str, values: Any) -> Counts:
 
 def _tokens(values: Any) -> NDArray[np.int32]:
     try:
+        if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
+            array: NDArray[np.int32] = values
+            is_known = array != UNKNOWN_DRAFT
+            if not is_known.all():
+                token_array(array[is_known])
+                return array
         return token_array(values) if len(values) else np.empty(0, np.int32)
     except (InvalidTokens, TypeError) as error:
         raise WrongDrafts(f"drafts: {error}") from None

@@ -15,6 +15,7 @@ from paged.block_manager.arguments import token_array
 from paged.block_manager.growing import rising_from
 from paged.scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
 from paged.scheduler.composition import ones
+from paged.scheduler.drafts import UNKNOWN_DRAFT
 from paged.scheduler.errors import WrongTokens
 from paged.scheduler.preemption import drop_rows
 from paged.scheduler.request import RequestState, replaced
@@ -101,7 +102,7 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
         return
     # Of a row with drafts all tokens but the last were drafts, its first ones.
     expected = draft_tokens.take(rising_from(drafted.cumsum() - drafted, counts), mode="clip")
-    is_wrong = tokens != expected
+    is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)
     is_wrong[counts.cumsum()[counts > 0] - 1] = False
     if is_wrong.any() and (is_wrong := is_wrong & (drafted > 0).repeat(counts)).any():
         at = int(is_wrong.nonzero()[0][0])

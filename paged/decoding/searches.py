@@ -13,12 +13,12 @@ import msgspec
 from paged.decoding.beam_groups import BeamGroups
 from paged.decoding.beams import BeamSearch
 from paged.decoding.contrastive import ContrastiveSearch
+from paged.decoding.drafter import Drafter
 from paged.decoding.forked_request import Branch, ForkedRequest
-from paged.decoding.lookup import PromptLookup
 from paged.decoding.search import Hypothesis, Search
 from paged.sampling.rows import RowSampling
 from paged.sampling.search_params import BeamSearchParams, SearchParams
-from paged.scheduler import Batch, Request, RequestUsage, Scheduler
+from paged.scheduler import Batch, NeverFits, Request, RequestUsage, Scheduler
 
 
 class Found(NamedTuple):
@@ -38,8 +38,8 @@ class _Asked(NamedTuple):
 class Searches:
     """Searches by the id of their request. A request of the scheduler's that serves one may have another id."""
 
-    def __init__(self, scheduler: Scheduler, sampling: RowSampling, lookup: PromptLookup | None) -> None:
-        self._scheduler, self._sampling, self._lookup = scheduler, sampling, lookup
+    def __init__(self, scheduler: Scheduler, sampling: RowSampling, drafter: Drafter | None) -> None:
+        self._scheduler, self._sampling, self._drafter = scheduler, sampling, drafter
         self._asked: dict[str, _Asked] = {}
 
     def __contains__(self, request_id: object) -> bool:
@@ -52,7 +52,17 @@ class Searches:
         """Begin a search from the request's prompt; returns how many tokens an answer has at most. Raises as Scheduler.add does."""
         manager, longest = self._scheduler.manager, self._scheduler.limits.max_model_len
         room = manager.num_blocks * manager.block_size
-        room = (room if longest is None else min(room, longest)) - len(request.prompt)
+        # Candidates for the last token are computed, too, and have to have room for one behind them.
+        num_behind = 0 if isinstance(params, BeamSearchParams) else 1
+        room = (room if longest is None else min(room, longest)) - len(request.prompt) - num_behind
+        if num_behind and room < 1:
+            limit = len(request.prompt) + num_behind + room
+            raise NeverFits(
+                f'request "{request.id}" needs {limit + 1 - room} tokens for its prompt, candidates for a first output and what may follow; {limit} fit.',
+                needed=limit + 1 - room,
+                limit=limit,
+                unit="tokens",
+            )
         max_tokens = max(1, min(params.max_tokens, room))
         search = _search_of(params, stops, max_tokens, len(request.prompt))
         # One more than it is going to say: the scheduler never ends it by its length.
@@ -117,10 +127,12 @@ class Searches:
         """How the row of a branch is read, if it has one."""
         row = self._scheduler.row_of(branch.request_id, branch.sequence)
         if row >= 0:
-            search = branch.owner.search
-            self._sampling.set_branch(row, branch, search.num_candidates, wants_states=search.wants_states)
-            if self._lookup is not None:
-                self._lookup.begin(row, drafts=False)
+            search, vocabulary = branch.owner.search, self._scheduler.limits.vocabulary_size
+            # A wide one may want more tokens than there are.
+            num = search.num_candidates if vocabulary is None else min(search.num_candidates, vocabulary)
+            self._sampling.set_branch(row, branch, num, wants_states=search.wants_states)
+            if self._drafter is not None:
+                self._drafter.begin(row, drafts=False)
 
 
 def _search_of(params: SearchParams, stops: Sequence[int], max_tokens: int, num_prompt: int) -> Search:

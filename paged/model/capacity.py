@@ -5,19 +5,24 @@ Knows the shape of a model's K and V. Does not know who uses a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paged.attention import KVPool
 from paged.hardware import budget
 from paged.model.loading import LoadedModel
 
 
-def bytes_per_block(model: LoadedModel, block_size: int) -> int:
-    """Bytes that one block takes over all layers of the model."""
-    return KVPool.bytes_per_block(
-        num_layers=model.num_layers,
-        block_size=block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=model.dtype,
+def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
+    """Bytes that one block takes over all layers of the models that share it."""
+    return sum(
+        KVPool.bytes_per_block(
+            num_layers=model.num_layers,
+            block_size=block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=model.dtype,
+        )
+        for model in models
     )
 
 
@@ -37,6 +42,6 @@ def pool_for(
     )
 
 
-def blocks_within(model: LoadedModel, num_bytes: int, block_size: int, longest: int = 1) -> int:
+def blocks_within(models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1) -> int:
     """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
-    return budget.blocks_within(num_bytes, bytes_per_block(model, block_size), block_size, longest)
+    return budget.blocks_within(num_bytes, bytes_per_block(models, block_size), block_size, longest)

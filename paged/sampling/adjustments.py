@@ -111,7 +111,9 @@ class Adjustments:
         its = lanes[at]
         self._note(its, self._prompt_len[its] + places[at], tokens[at])
 
-    def apply(self, logits: Tensor, lanes: Places, places: Places, numbers: Places) -> None:
+    def apply(
+        self, logits: Tensor, lanes: Places, places: Places, numbers: Places, *, asks_processors: bool = True
+    ) -> None:
         """Change logits [n, vocabulary] in place: what the sequence in lanes[i], or none (NO_LANE), wants of the token after its first
         places[i] outputs. Nothing is done for one that has ended. Raises ProcessorFailed."""
         at = self._held(lanes, numbers)
@@ -120,7 +122,7 @@ class Adjustments:
         import torch
 
         with torch.inference_mode():
-            _Step(self, logits, at, lanes[at], places[at]).run()
+            _Step(self, logits, at, lanes[at], places[at]).run(asks_processors)
 
     def _held(self, lanes: Places, numbers: Places) -> Places:
         """Places of the lanes that the sequences of these numbers still have."""
@@ -154,7 +156,7 @@ class _Step:
         self.flat = logits.view(-1)
         self.ends: Places = all_of._prompt_len[lanes] + places
 
-    def run(self) -> None:
+    def run(self, asks_processors: bool) -> None:
         self._add_bias()
         self._penalise_repetition()
         self._penalise_outputs()
@@ -162,7 +164,8 @@ class _Step:
         self._ban_bad_words()
         self._ban_stops()
         self._keep_allowed()
-        self._ask_processors()
+        if asks_processors:
+            self._ask_processors()
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
         """Where the logits of tokens stand; `owners` are places among `at`."""

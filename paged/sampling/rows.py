@@ -164,20 +164,19 @@ class RowSampling:
         read = logits[reads] if len(reads) else None
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
-        tokens = sample(
-            logits,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
-            typical_p=asked.typical_p,
-            seeds=asked.seeds,
-            places=places,
-        )
+        tokens = _drawn(logits, asked, places)
         self.note(asked, places, tokens)
         if read is not None:
             told = [reader.read_output for reader in asked.readers[reads]]
             _tell(told, read, places[reads], tokens[reads], asked.num_top[reads])
+        return tokens
+
+    def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """As `choose`, by logits of a model that guesses: nobody is told, no logits processor is asked, and no logits are refused."""
+        if asked.adjusts:
+            self.adjustments.apply(logits, asked.lanes, places, asked.numbers, asks_processors=False)
+        tokens = _drawn(logits.nan_to_num(), asked, places)
+        self.note(asked, places, tokens)
         return tokens
 
     def note(self, asked: Asked, places: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
@@ -195,6 +194,19 @@ class RowSampling:
         wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
         found: NDArray[np.bool_] = wants & (positions + 1 < asked.prompt_len.repeat(num_tokens))
         return found if found.any() else None
+
+
+def _drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
+    return sample(
+        logits,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        typical_p=asked.typical_p,
+        seeds=asked.seeds,
+        places=places,
+    )
 
 
 def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,12 @@ from paged.scheduler import Request, Scheduler
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import most_blocks
+
+if TYPE_CHECKING:
+    from paged.model.drafts import Speculate
+
+# Of a draft model's weights: about half of its drafts are right.
+_NOISE = 0.03
 
 # One object, by which a request that says nothing else is known.
 GREEDY = 0.0
@@ -135,14 +141,17 @@ def request_of(
     )
 
 
-def build_engine(world: EngineWorld, steps_ahead: int = 0) -> Any:
-    """Our own engine, batch-invariant, in float32, on a decoder of random weights. Raises MissingExtra without the extra `engine`."""
+def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: Speculate | None = None) -> Any:
+    """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
+    MissingExtra without the extra `engine`."""
     from paged import Engine
     from paged.extras import import_with_extra
 
-    model = import_with_extra("paged.testing.tiny_model", "Engine").tiny_model(world.vocabulary)
+    tiny_model = import_with_extra("paged.testing.tiny_model", "Engine").tiny_model
     return Engine(
-        model,
+        tiny_model(world.vocabulary),
+        speculate=speculate,
+        draft_model=tiny_model(world.vocabulary, _NOISE) if speculate == "draft" else None,
         num_blocks=world.num_blocks,
         block_size=world.block_size,
         host_blocks=world.host_blocks,

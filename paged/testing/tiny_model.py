@@ -35,9 +35,16 @@ class TinyDecoder(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(_HIDDEN, _HIDDEN, bias=False) for _ in range(_LAYERS))
         self.words = nn.Linear(_HIDDEN, vocabulary, bias=False)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: int | Tensor) -> Any:
-        """Token ids and positions, [1, T] each; `logits` [1, T or as many as are kept, vocabulary]."""
-        del use_cache
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        use_cache: bool,
+        logits_to_keep: int | Tensor,
+        output_hidden_states: bool = False,
+    ) -> Any:
+        """Token ids and positions, [1, T] each; `logits` [1, T or as many as are kept, vocabulary], and the last of `hidden_states` [1, T, 16]."""
+        del use_cache, output_hidden_states
         attend = now_under_way().attend
         options = LayerOptions(_HEAD_DIM**-0.5)
         hidden = (self.tokens(input_ids) + self.positions(position_ids))[0]
@@ -47,18 +54,22 @@ class TinyDecoder(nn.Module):
             context = attend(layer, heads, keys.unsqueeze(1), values.unsqueeze(1), options)
             hidden = torch.tanh(hidden + mix(context.flatten(1)))
         kept = hidden if isinstance(logits_to_keep, int) else hidden[logits_to_keep]
-        return SimpleNamespace(logits=self.words(kept).unsqueeze(0))
+        return SimpleNamespace(logits=self.words(kept).unsqueeze(0), hidden_states=(hidden.unsqueeze(0),))
 
 
 @cache
-def tiny_model(vocabulary: int = 8) -> LoadedModel:
-    """Float32 on the CPU; the same weights every time, large enough that greedy text does not repeat one word at once."""
+def tiny_model(vocabulary: int = 8, noise: float = 0.0) -> LoadedModel:
+    """Float32 on the CPU; the same weights every time, large enough that greedy text does not repeat one word at once. With noise: one whose
+    weights are off by so much, and that often says the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = TinyDecoder(vocabulary).eval()
         with torch.no_grad():
             for weights in module.parameters():
                 weights.normal_(0, 0.8)
+            if noise:
+                for weights in module.parameters():
+                    weights.add_(torch.randn_like(weights) * noise)
     return LoadedModel(
         path=Path("a tiny decoder"),
         module=module,

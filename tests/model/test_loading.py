@@ -242,15 +242,15 @@ def test_loading_leaves_progress_bars_off_that_were_off(folder):
 
 def test_a_block_takes_what_its_k_and_v_take(loaded):
     # K and V, 2 layers, 16 tokens, 2 heads of 12 numbers of 4 bytes.
-    assert bytes_per_block(loaded("llama"), 16) == 2 * 2 * 16 * 2 * 12 * 4 == 6144
+    assert bytes_per_block([loaded("llama")], 16) == 2 * 2 * 16 * 2 * 12 * 4 == 6144
 
 
 def test_half_as_many_bytes_hold_a_block_of_16_bit_numbers(folder):
-    assert bytes_per_block(load_model(folder, dtype="bfloat16"), 16) == 3072
+    assert bytes_per_block([load_model(folder, dtype="bfloat16")], 16) == 3072
 
 
 def test_as_many_blocks_as_fit(loaded):
-    assert [blocks_within(loaded("llama"), num_bytes, 16) for num_bytes in (6144, 12287, 12288)] == [1, 1, 2]
+    assert [blocks_within([loaded("llama")], num_bytes, 16) for num_bytes in (6144, 12287, 12288)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,6 @@ def test_as_many_blocks_as_fit(loaded):
 def test_a_budget_that_is_too_small_says_what_would_do_and_that_does(loaded, num_bytes, longest, wanted, message):
     model = loaded("llama")
     with pytest.raises(BudgetTooSmall, match=re.escape(message)) as raised:
-        blocks_within(model, num_bytes, 16, longest)
+        blocks_within([model], num_bytes, 16, longest)
     assert (raised.value.wanted, raised.value.given) == (wanted, num_bytes)
-    assert blocks_within(model, raised.value.wanted, 16, longest) == wanted // 6144
+    assert blocks_within([model], raised.value.wanted, 16, longest) == wanted // 6144

@@ -9,14 +9,11 @@ torch = pytest.importorskip("torch")
 
 from paged.sampling import sample  # noqa: E402
 
+from .chi_square import LEAST_P, upper_tail  # noqa: E402, TID252
+
 COUNT = 20_000
 LOGITS = [0.2, 2.0, -1.0, 1.1, 2.0, -0.3, 0.7, 1.5, -2.0, 0.0, 1.3, -math.inf]
 ALL = len(LOGITS)
-
-# A right sampler's counts have a chi-square of k - 1 degrees of freedom, for k tokens that can come up. By chance one run
-# in a million exceeds the value whose upper tail is this; the seeds here are fixed, so that a test that passes once always
-# does. Every wrong law below is beyond it by far.
-LEAST_P = 1e-6
 
 LAWS = {
     "nothing": {},
@@ -32,18 +29,6 @@ LAWS = {
     "hot and typical": {"temperature": 2.0, "typical_p": 0.5},
     "all": {"temperature": 1.5, "top_k": 9, "top_p": 0.97, "min_p": 0.1, "typical_p": 0.7},
 }
-
-
-def upper_tail(chi_square: float, freedom: int) -> float:
-    """Probability that a chi-square of so many degrees of freedom is at least that large.
-
-    Q(1) = erfc(√(x/2)), Q(2) = exp(-x/2) and Q(n + 2) = Q(n) + (x/2)^(n/2) · exp(-x/2) / Γ(n/2 + 1).
-    """
-    half = chi_square / 2
-    tail, start = (math.erfc(math.sqrt(half)), 1) if freedom % 2 else (math.exp(-half), 2)
-    for n in range(start, freedom, 2):
-        tail += half ** (n / 2) * math.exp(-half) / math.gamma(n / 2 + 1)
-    return tail
 
 
 def likelihood(counts, probabilities) -> float:

@@ -7,7 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paged import LLM, BeamSearchParams, ContrastiveSearchParams, Engine, InvalidSampling, SamplingParams, load_model  # noqa: E402
+from paged import (  # noqa: E402
+    LLM,
+    BeamSearchParams,
+    ContrastiveSearchParams,
+    Engine,
+    InvalidSampling,
+    NeverFits,
+    SamplingParams,
+    load_model,
+)
 from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.beam_groups import BeamGroups  # noqa: E402
 from paged.decoding.search import Ahead  # noqa: E402
@@ -159,6 +168,19 @@ def test_more_candidates_than_tokens_are_refused_before_the_request_is_queued(mo
     with pytest.raises(InvalidSampling, match="top_k has to be an integer from 2 to 1,024; got 2000"):
         engine.add_request("def", ContrastiveSearchParams(top_k=2000))
     assert not engine.has_unfinished
+
+
+def test_a_prompt_that_leaves_no_room_for_candidates_is_refused_and_one_token_less_is_answered(model):
+    engine = Engine(model, num_blocks=5, block_size=4)
+    with pytest.raises(
+        NeverFits, match="needs 21 tokens for its prompt, candidates for a first output and what may follow; 20 fit"
+    ):
+        engine.add_request(list(range(1, 20)), ContrastiveSearchParams(ignore_eos=True))
+    live = engine.live_request(engine.add_request(list(range(1, 19)), ContrastiveSearchParams(ignore_eos=True)))
+    while engine.has_unfinished:
+        engine.step()
+        assert engine.check() == []
+    assert len(live.completion().token_ids) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from collections import Counter
 
 import pytest
 
+from paged.testing.engine_rig import alone
+from paged.testing.engine_world import EngineWorld, build_engine
 from paged.testing.machines import EngineMachine, run_machine
 from paged.testing.stand_in_engine import StandInEngine
 
@@ -49,6 +51,30 @@ def test_our_engine_answers_everybody_as_if_he_were_alone():
     machine, examples = counting(EngineMachine)
     run_machine(machine, few=60, steps=15)
     assert_reached(examples, 40)
+
+
+@pytest.mark.parametrize("kind", ["lookup", "lookahead", "draft"])
+def test_our_engine_answers_with_drafts_as_it_does_without(kind):
+    pytest.importorskip("torch")
+    num_right = 0
+
+    class Machine(EngineMachine):
+        # Without drafts: tokens and logits, bit by bit.
+        reference = staticmethod(alone(build_engine, EngineWorld().ample(1)))
+
+        @staticmethod
+        def build(world):
+            return build_engine(world, speculate=kind)
+
+        def teardown(self):
+            nonlocal num_right
+            super().teardown()
+            num_right += self.rig.engine.stats().accepted_tokens
+
+    machine, examples = counting(Machine)
+    run_machine(machine, few=30, steps=15)
+    assert min(examples[name] for name in ("hit", "preempted", "abort halfway", "ended by stop")) >= 3
+    assert num_right > 20
 
 
 def test_the_stand_in_engine_answers_everybody_as_if_he_were_alone():

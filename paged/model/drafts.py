@@ -1,0 +1,67 @@
+"""A smaller model that guesses for a larger one: which it is, and whether it can.
+
+Knows loaded models and what an engine was asked for. Does not know how drafts are made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from paged.block_manager import InvalidConfig
+from paged.block_manager.arguments import checked_integer
+from paged.checkpoint import checkpoint_path, draft_path
+from paged.model.loading import LoadedModel, load_model
+
+Speculate = Literal["lookup", "lookahead", "draft"]
+# Drafts of a row and step at most, where nobody says how many.
+_USUAL = {"lookup": 6, "lookahead": 12, "draft": 6}
+
+
+def checked_drafts(speculate: Any, num_drafts: Any, draft_model: Any) -> int:
+    """Drafts of a row and step at most. Raises InvalidConfig for options that are none, or contradict each other."""
+    if speculate is not None and speculate not in _USUAL:
+        raise InvalidConfig(f"speculate has to be one of {', '.join(map(repr, _USUAL))}, or None; got {speculate!r}.")
+    if draft_model is not None and speculate != "draft":
+        raise InvalidConfig(f'a draft_model goes with speculate="draft"; got speculate={speculate!r}.')
+    if num_drafts is None:
+        return _USUAL.get(speculate, 1)
+    return checked_integer("num_drafts", num_drafts, 1)
+
+
+def draft_for(model: LoadedModel, named: LoadedModel | str | Path | None) -> LoadedModel:
+    """The draft model that was named, or the one that ships with the model that ships, loaded beside the other one.
+
+    Raises InvalidConfig where none was named, or it has another vocabulary or device, and as `load_model` does.
+    """
+    if named is None:
+        if model.path != checkpoint_path():
+            raise InvalidConfig(
+                f'{model.path}: speculate="draft" needs a draft_model; the one that ships speaks other tokens.'
+            )
+        named = draft_path()
+    dtype = str(model.dtype).removeprefix("torch.")
+    draft = named if isinstance(named, LoadedModel) else load_model(named, dtype=dtype, device=model.device)
+    if draft.vocabulary_size != model.vocabulary_size:
+        raise InvalidConfig(
+            f"{draft.path}: a draft model of {draft.vocabulary_size:,} tokens guesses for {model.path} of "
+            f"{model.vocabulary_size:,}; both have to have the same vocabulary."
+        )
+    if None not in (draft.tokenizer, model.tokenizer) and draft.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+        raise InvalidConfig(
+            f"{draft.path}: its tokenizer has other tokens than that of {model.path}; both have to have the same vocabulary."
+        )
+    if draft.device != model.device:
+        raise InvalidConfig(
+            f"{draft.path} is on {draft.device}, and {model.path} on {model.device}; both have to be on one."
+        )
+    return draft
+
+
+def check_length(draft: LoadedModel, longest: int | None) -> None:
+    """Raise InvalidConfig if a sequence may have more tokens than the draft model takes."""
+    if draft.max_length is not None and (longest is None or longest > draft.max_length):
+        raise InvalidConfig(
+            f"{draft.path}: the draft model takes {draft.max_length} tokens of a sequence, which may have {longest or 'any number'}; "
+            "name a smaller max_model_len."
+        )

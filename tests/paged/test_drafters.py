@@ -1,0 +1,288 @@
+"""Drafts change nothing but the number of steps: by text, by lookahead and by a draft model; all, some or none of them right."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged import Engine, InvalidConfig, SamplingParams, load_model  # noqa: E402
+from paged.checkpoint import checkpoint_path, draft_path  # noqa: E402
+from paged.decoding.drafter import FromText  # noqa: E402
+from paged.scheduler import Drafts  # noqa: E402
+from paged.testing.shadowed_pool import ShadowedPool  # noqa: E402
+from paged.testing.tiny_model import tiny_model  # noqa: E402
+
+PROMPTS = ["The with statement", "def", "a, b, c, a, b, c, a, b", "Changed in version 3.", "A generator is"]
+WISHES = {
+    "greedy": {},
+    "drawn": {"temperature": 0.9, "seed": 4},
+    "cut": {"temperature": 1.2, "top_p": 0.8, "top_k": 20, "seed": 9},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.3},
+    "several": {"n": 2, "temperature": 0.8, "seed": 2},
+}
+KINDS = ["lookup", "lookahead", "draft"]
+TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(checkpoint_path())
+
+
+def run(model, wish, **options):
+    """Tokens of every prompt and sequence; logits of those that are alone, by (id, place); what an engine did."""
+    engine = Engine(model, block_size=4, **options)
+    logits = {}
+    engine.on_logits = lambda id, place, row: logits.__setitem__((id, place), row.clone())
+    params = SamplingParams(max_tokens=TOKENS, **WISHES[wish])
+    live = []
+    for number, prompt in enumerate(PROMPTS):
+        live.append(engine.live_request(engine.add_request(prompt, params, id=str(number))))
+    while engine.has_unfinished:
+        engine.step()
+        assert engine.check() == []
+    assert engine.manager.num_used == 0
+    tokens = [[each.token_ids for each in request.completion().outputs] for request in live]
+    return tokens, logits if params.n == 1 else {}, engine
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return {wish: run(model, wish, num_blocks=400)[:2] for wish in WISHES}
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_blocks": 400}, {"num_blocks": 24}, {"num_blocks": 24, "host_blocks": 30}], ids=str
+)
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_and_logits_are_those_of_plain_decoding(model, plain, kind, wish, options):
+    tokens, logits, engine = run(model, wish, speculate=kind, **options)
+    expected, their_logits = plain[wish]
+    assert tokens == expected
+    assert all(torch.equal(row, their_logits[which]) for which, row in logits.items() if which in their_logits)
+    assert logits.keys() >= their_logits.keys()
+    stats = engine.stats()
+    assert stats.drafted_tokens > 0 or kind == "lookup"
+    assert stats.accepted_tokens > 0 or kind != "draft"
+    assert engine.scheduler.stats().preemptions > 0 or options["num_blocks"] == 400
+
+
+class Scripted(FromText):
+    """Guesses what it was told: from the tokens of whoever has one, by how many it knows."""
+
+    def __init__(self, known):
+        self.known, self.tried = known, []
+
+    def begin(self, row, *, drafts=True):
+        pass
+
+    def propose(self, tokens, num_tokens, rows):
+        lines = [self.known[int(num_tokens[row]) : int(num_tokens[row]) + 3] for row in rows]
+        counts = np.array([len(line) for line in lines], np.int64)
+        return Drafts(rows, counts, np.concatenate([*map(np.asarray, lines), []]).astype(np.int32))
+
+    def learn(self, tried):
+        self.tried += tried.num_right.tolist()
+
+
+def scripted(change):
+    """A prompt of three tokens and 16 outputs, of which the drafts are `change`d; (tokens, plain ones, how many were right each time)."""
+    model = tiny_model()
+    alone = Engine(model, num_blocks=40, block_size=4)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    live = alone.live_request(alone.add_request([1, 2, 3], params))
+    while alone.has_unfinished:
+        alone.step()
+    engine = Engine(model, num_blocks=40, block_size=4)
+    drafter = engine._steps._drafter = Scripted(
+        [1, 2, 3, *(change(place, token) for place, token in enumerate(live.token_ids))]
+    )
+    ours = engine.live_request(engine.add_request([1, 2, 3], params))
+    while engine.has_unfinished:
+        engine.step()
+        assert engine.check() == []
+    return ours.token_ids, live.token_ids, drafter.tried
+
+
+def test_all_drafts_are_accepted():
+    ours, plain, right = scripted(lambda place, token: token)
+    assert ours == plain and right == [3, 3, 3, 2]
+
+
+def test_some_drafts_are_accepted():
+    ours, plain, right = scripted(lambda place, token: token if place % 3 else (token + 1) % 8)
+    assert ours == plain and set(right) == {2}
+
+
+def test_no_draft_is_accepted():
+    ours, plain, right = scripted(lambda place, token: (token + 1) % 8)
+    assert ours == plain and set(right) == {0} and len(right) == 14
+
+
+def test_a_draft_model_that_is_the_model_itself_is_always_right():
+    model = tiny_model()
+    engine = Engine(model, num_blocks=60, block_size=4, speculate="draft", draft_model=model, num_drafts=4)
+    for number in range(3):
+        engine.add_request([number, 5, 2], SamplingParams(max_tokens=20, ignore_eos=True))
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert stats.accepted_tokens == stats.drafted_tokens > 30 and stats.steps < 10
+
+
+class Watched:
+    """An engine on a pool whose shadow knows what every slot has to hold; memory of nobody is NaN, the draft model's, too."""
+
+    def __init__(self, **options):
+        import paged.engine
+
+        real = paged.engine.pool_for
+        try:
+            paged.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
+            self.engine = Engine(tiny_model(), block_size=2, **options)
+        finally:
+            paged.engine.pool_for = real
+        self.pool, runner = self.engine.pool, self.engine.runner
+        self.pools, self.real, runner.logits = [self.pool], runner.logits, self.logits
+        self.num_nan = 0
+        drafter = self.engine._drafter
+        if hasattr(drafter, "_runner"):
+            self.pools.append(drafter._runner.pool)
+            forward = drafter._runner.forward
+
+            def watched(*args):
+                found = forward(*args)
+                self.num_nan += int(found.isnan().sum())
+                return found
+
+            drafter._runner.forward = watched
+            # What is written there is not asked for, but for NaN.
+            drafter._runner.pool.plan(np.arange(0), np.arange(0))
+
+    def logits(self, batch):
+        manager = self.engine.manager
+        expected, new = [], []
+        drafts = batch.token_ids
+        for i, row in enumerate(batch.rows.tolist()):
+            count, length, begin = int(batch.num_drafts[i]), int(batch.seq_lens[i]), int(batch.query_start_loc[i + 1])
+            known = [*manager.tokens[row, : length - count].tolist(), *drafts[begin - count : begin].tolist()]
+            contents = self.pool.shadow.contents.path((None, None, None), known)
+            expected.append(contents)
+            new.append(contents[length - int(batch.num_tokens[i]) :])
+        self.pool.plan(batch.slot_mapping, np.concatenate(new))
+        logits = self.real(batch)
+        assert not logits.isnan().any()
+        for i, contents in enumerate(expected):
+            self.pool.check_row(batch.block_tables[batch.rows[i]], contents, str(batch.ids[i]))
+        return logits
+
+    def step(self):
+        free = (self.engine.manager.block_states() == 0).nonzero()[0].astype(np.int64)
+        for pool in self.pools:
+            pool.poison(torch.from_numpy(free))
+        self.engine.step()
+        assert self.pool.violations == [], self.pool.violations
+        assert self.num_nan == 0
+        assert self.engine.check() == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_blocks": 60}, {"num_blocks": 20}, {"num_blocks": 20, "host_blocks": 20}], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_of_rejected_drafts_are_never_read(kind, options):
+    draft_model = tiny_model(noise=0.03) if kind == "draft" else None
+    watched = Watched(speculate=kind, draft_model=draft_model, max_tokens_per_step=40, **options)
+    engine = watched.engine
+    for number in range(6):
+        engine.add_request([1, 2, number, 1, 2], SamplingParams(max_tokens=16, ignore_eos=True))
+    run_to_the_end(watched)
+    stats = engine.scheduler.stats()
+    assert stats.rejected_tokens > 10 and (stats.preemptions > 0 or options["num_blocks"] == 60)
+    assert stats.preemptions_swap > 0 or "host_blocks" not in options
+
+
+def test_a_slot_that_is_read_before_it_is_written_would_be_found():
+    watched = Watched(speculate="lookup", num_blocks=60, max_tokens_per_step=40)
+    watched.engine.add_request([1, 2, 1, 1, 2], SamplingParams(max_tokens=16, ignore_eos=True))
+    real = watched.real
+    # The drafts' K and V are lost.
+    watched.real = lambda batch: real(batch) if not batch.num_drafts.any() else lost(watched, real, batch)
+    with pytest.raises(AssertionError, match="should hold"):
+        run_to_the_end(watched)
+
+
+def run_to_the_end(watched):
+    while watched.engine.has_unfinished:
+        watched.step()
+
+
+def lost(watched, real, batch):
+    found = real(batch)
+    watched.pool.shadow.device.reshape(-1)[batch.slot_mapping[-1]] = -1
+    return found
+
+
+def test_a_block_takes_the_memory_of_both_models(model):
+    with_draft = Engine(model, kv_cache_bytes=2**20, speculate="draft")
+    without = Engine(model, kv_cache_bytes=2**20)
+    # Four layers of two heads, and three of one.
+    assert with_draft.manager.num_blocks == without.manager.num_blocks * 8 // 11
+    assert with_draft._drafter._runner.pool.num_blocks == with_draft.manager.num_blocks
+
+
+def test_a_hit_is_one_for_both_models(model):
+    found = {}
+    for prefix_caching in (False, True):
+        engine = Engine(model, speculate="draft", prefix_caching=prefix_caching, block_size=4)
+        for _ in range(2):
+            engine.add_request("The with statement is used to wrap", SamplingParams(max_tokens=24))
+            while engine.has_unfinished:
+                engine.step()
+        found[prefix_caching] = engine.stats().accepted_tokens
+        assert (engine.scheduler.stats().hit_tokens > 0) == prefix_caching
+    assert found[True] == found[False] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculate": "luck"}, "speculate has to be one of 'lookup', 'lookahead', 'draft', or None; got 'luck'"),
+        ({"speculate": "draft", "num_drafts": 0}, "num_drafts has to be at least 1; got 0"),
+        ({"draft_model": draft_path()}, 'a draft_model goes with speculate="draft"; got speculate=None'),
+        (
+            {"speculate": "draft", "draft_model": tiny_model()},
+            "of 8 tokens guesses for .* of 1,024; both have to have the same",
+        ),
+        ({"speculate": "draft", "steps_ahead": 1}, "speculate does not go with steps_ahead"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(model, options, message):
+    with pytest.raises(InvalidConfig, match=message):
+        Engine(model, **options)
+
+
+def test_a_draft_model_has_to_be_named_for_a_model_that_has_none():
+    with pytest.raises(InvalidConfig, match='speculate="draft" needs a draft_model'):
+        Engine(tiny_model(), speculate="draft")
+
+
+def test_a_draft_model_has_to_take_as_long_sequences():
+    import dataclasses
+
+    short = dataclasses.replace(tiny_model(), max_length=10)
+    with pytest.raises(
+        InvalidConfig, match="takes 10 tokens of a sequence, which may have 256; name a smaller max_model_len"
+    ):
+        Engine(tiny_model(), speculate="draft", draft_model=short)
+    assert Engine(tiny_model(), speculate="draft", draft_model=short, max_model_len=10)
+
+
+def test_logits_of_a_draft_model_that_are_no_numbers_cost_no_answer():
+    engine = Engine(tiny_model(), num_blocks=40, speculate="draft", draft_model=tiny_model(noise=float("nan")))
+    live = engine.live_request(engine.add_request([1, 2, 3], SamplingParams(max_tokens=12, ignore_eos=True)))
+    while engine.has_unfinished:
+        engine.step()
+    assert live.completion().finish_reason == "length" and len(live.token_ids) == 12
