@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     )
     from paged.model.loading import LoadedModel, load_model
     from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
-    from paged.sampling.adjustments import ProcessorFailed
-    from paged.sampling.params import InvalidSampling, SamplingParams
+    from paged.sampling.adjustments import CannotAdjust, GrammarFailed, ProcessorFailed
+    from paged.sampling.errors import InvalidSampling
+    from paged.sampling.params import SamplingParams
     from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams
+    from paged.sampling.structured import StructuredOutputsParams
     from paged.scheduler import (
         FINISH_REASONS,
         POLICIES,
@@ -110,6 +112,7 @@ __all__ = [
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
+    "CannotAdjust",
     "CannotCopy",
     "CheckpointNotFound",
     "Cleared",
@@ -130,6 +133,7 @@ __all__ = [
     "Event",
     "Explanation",
     "ForeignBatch",
+    "GrammarFailed",
     "Hit",
     "InvalidChat",
     "InvalidConfig",
@@ -165,6 +169,7 @@ __all__ = [
     "SchedulerStats",
     "Status",
     "Stored",
+    "StructuredOutputsParams",
     "Timings",
     "TooManyOutstanding",
     "UnknownBackend",
@@ -255,9 +260,11 @@ _PUBLIC_NAMES = {
     ),
     "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
-    "paged.sampling.adjustments": ("ProcessorFailed",),
+    "paged.sampling.adjustments": ("CannotAdjust", "GrammarFailed", "ProcessorFailed"),
     "paged.sampling.search_params": ("BeamSearchParams", "ContrastiveSearchParams"),
-    "paged.sampling.params": ("InvalidSampling", "SamplingParams"),
+    "paged.sampling.errors": ("InvalidSampling",),
+    "paged.sampling.params": ("SamplingParams",),
+    "paged.sampling.structured": ("StructuredOutputsParams",),
     "paged.steps": ("EngineFailed",),
     "paged.turns": ("EngineInUse",),
 }

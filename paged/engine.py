@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
 from paged.door import checked_limit, checked_text, checked_time, checked_tokens
+from paged.extras import import_with_extra
 from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -28,8 +29,9 @@ from paged.model.drafts import Speculate, check_length, checked_drafts, draft_fo
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
-from paged.sampling.adjustments import ProcessorFailed
-from paged.sampling.params import InvalidSampling, SamplingParams, check_seed
+from paged.sampling.adjustments import CannotAdjust
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.params import SamplingParams, check_seed
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import BadLogits, seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
@@ -49,6 +51,9 @@ from paged.steps import FailedBatch, OnLogits, Steps
 from paged.turns import Turns
 from paged.undelivered import Undelivered
 from paged.uninterrupted import Uninterrupted
+
+if TYPE_CHECKING:
+    from paged.sampling.grammars import Grammar, Grammars
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20
@@ -194,6 +199,8 @@ class Engine:
             self._drafter = PromptLookup(num_drafts) if speculate == "lookup" else Lookahead(num_drafts)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
         self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._drafter)
+        # Made when an answer's form is asked for.
+        self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
         self._undelivered = Undelivered()
         self._num_added = 0
@@ -270,14 +277,15 @@ class Engine:
             extra_key=request.id if reads_prompt and not is_alone else None,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
+        grammars = [self._grammar_of(params) for _ in range(params.num_sequences)]
         seed = params.seed if params.seed is not None else seed_of(request.id, self._seed)
         live = LiveRequest(request.id, text, ids, params, now, self.model.tokenizer)
         with Uninterrupted():
             self.scheduler.add(request, now=now)
             self._num_added += 1
             self._live[request.id] = live
-            for number in range(params.num_sequences):
-                lane = self._sampling.open(params, ids, stops, bad_words)
+            for number, grammar in enumerate(grammars):
+                lane = self._sampling.open(params, ids, stops, bad_words, grammar)
                 live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
 
     def _add_search(self, request: Request, params: SearchParams, text: str | None, now: float) -> None:
@@ -306,6 +314,21 @@ class Engine:
             sequence.cumulative_logprob, sequence.score = hypothesis.logprob, hypothesis.score
             news.append(live.ended(sequence, list(hypothesis.tokens), reason, now, usage=found.usage))
         self._undelivered.add(news)
+
+    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
+        """The beginning of an answer in the form that was asked for. Raises MissingExtra, InvalidSampling for a form that cannot be followed,
+        and InvalidRequest for a model without a tokenizer, or without a token that ends an answer."""
+        form, model = params.structured_outputs, self.model
+        if form is None:
+            return None
+        if model.tokenizer is None or not model.eos_token_ids:
+            lacks = "tokenizer" if model.tokenizer is None else "token that ends an answer"
+            raise InvalidRequest(f"{model.path}: no {lacks} there, so structured_outputs cannot be followed.")
+        if self._grammars is None:
+            home = import_with_extra("paged.sampling.grammars", "StructuredOutputsParams")
+            self._grammars = home.Grammars(model.tokenizer, model.vocabulary_size, model.eos_token_ids)
+        found: Grammar = self._grammars.open(form)
+        return found
 
     def _encoded_words(self, params: SamplingParams) -> list[list[int]]:
         """The bad words as token ids: text as it is written, and behind a space. Raises InvalidRequest for text that there is no tokenizer
@@ -516,7 +539,7 @@ class Engine:
 
     def _end_failed(self, failed: FailedBatch) -> None:
         """End the requests of a batch that was cancelled, unless another try may help."""
-        if not isinstance(failed.error, BadLogits | ProcessorFailed):
+        if not isinstance(failed.error, BadLogits | CannotAdjust):
             self._num_failures += 1
             if self._num_failures <= self._max_retries:
                 return

@@ -12,6 +12,8 @@ _EXTRAS = {
     "transformers": "engine",
     "tokenizers": "engine",
     "safetensors": "engine",
+    "tqdm": "engine",
+    "llguidance": "grammar",
     "plotly": "report",
     "typer": "cli",
     "rich": "cli",

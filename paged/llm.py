@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from paged.block_manager import InvalidConfig
 from paged.checkpoint import named_or_shipped
 from paged.door import shown
@@ -41,8 +43,10 @@ class LLM:
         *,
         on_output: OnOutput | None = None,
         on_completion: OnCompletion | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt.
+        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt. A bar on standard error tells how many
+        are answered; `use_tqdm` None: where that is a terminal.
 
         `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
         "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
@@ -62,7 +66,10 @@ class LLM:
                     # No request is added without being noted.
                     with Uninterrupted():
                         requests.append(self._added(prompt, its))
-                self._drive(requests, on_output, on_completion)
+                with tqdm(
+                    total=len(requests), desc="answers", disable=None if use_tqdm is None else not use_tqdm
+                ) as bar:
+                    self._drive(requests, on_output, on_completion, bar)
             except BaseException:
                 self.engine.forget([request.id for request in requests])
                 raise
@@ -112,7 +119,11 @@ class LLM:
         return request
 
     def _drive(
-        self, requests: list[LiveRequest], on_output: OnOutput | None, on_completion: OnCompletion | None
+        self,
+        requests: list[LiveRequest],
+        on_output: OnOutput | None,
+        on_completion: OnCompletion | None,
+        bar: Any,
     ) -> None:
         """Step until each of the requests has ended, by itself or by an abort."""
         engine, ids = self.engine, {request.id: place for place, request in enumerate(requests)}
@@ -124,6 +135,8 @@ class LLM:
                 return
             engine.advance()
             for output in engine.outputs_of(ids):
+                if output.finished:
+                    bar.update()
                 if on_output is not None:
                     on_output(output)
                 if on_completion is not None and output.finished:

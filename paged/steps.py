@@ -24,7 +24,7 @@ from paged.block_manager.growing import rising_from
 from paged.decoding.drafter import Drafter, Tried
 from paged.model.runner import Read, Runner
 from paged.results import EngineStats
-from paged.sampling.adjustments import ProcessorFailed
+from paged.sampling.adjustments import CannotAdjust
 from paged.sampling.rows import Asked, RowSampling, state_places, tell_prompts, tell_states
 from paged.sampling.sampler import BadLogits
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
@@ -323,7 +323,7 @@ class Steps:
     def _failed(self, batch: Batch, error: Exception) -> FailedBatch:
         """Cancel the batch and say whom that concerns; called where `error` was caught. Raises it unless it is one that
         is known."""
-        if isinstance(error, BadLogits | ProcessorFailed):
+        if isinstance(error, BadLogits | CannotAdjust):
             # Of its logits, of which a row with drafts has several.
             owners = batch.ids[batch.samples].repeat(batch.num_drafts[batch.samples] + 1)
             request_ids = [owners[error.row]]

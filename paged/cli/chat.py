@@ -57,7 +57,7 @@ def chat(
             sys.stdout.write(output.text)
             sys.stdout.flush()
 
-        (answer,) = llm.chat(messages, params, on_output=write)
+        (answer,) = llm.chat(messages, params, on_output=write, use_tqdm=False)
         printed("")
         if answer.error is not None:
             raise InvalidRequest(f"no answer: {answer.error}")

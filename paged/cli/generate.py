@@ -14,7 +14,14 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from paged import BeamSearchParams, InvalidSampling, PagedError, SamplingParams
+from paged import (
+    BeamSearchParams,
+    ContrastiveSearchParams,
+    InvalidSampling,
+    PagedError,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from paged.cli.options import Json
 from paged.cli.show import console, print_json, printed, progress_bar, table
 from paged.cli.signals import at_once
@@ -46,6 +53,13 @@ Seed = Annotated[int | None, typer.Option(help="Of every request's draws.", show
 Count = Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)]
 BestOf = Annotated[int | None, typer.Option(help="Make so many, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)]
 BeamWidth = Annotated[int | None, typer.Option(help="Search for the likeliest answers with so many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)]
+BeamGroups = Annotated[int, typer.Option(help="Of a beam search: its sequences in so many groups that avoid each other.", rich_help_panel=_SAMPLING)]
+Diversity = Annotated[float, typer.Option("--diversity-penalty", help="Of beam groups: what a token costs for each time that another group says it.", rich_help_panel=_SAMPLING)]
+Contrastive = Annotated[bool, typer.Option("--contrastive", help="Of --top-k candidates (4), take the one least like what was said.", rich_help_panel=_SAMPLING)]
+PenaltyAlpha = Annotated[float, typer.Option(help="Of a contrastive search: what likeness counts, against how likely a candidate is.", rich_help_panel=_SAMPLING)]
+JsonSchema = Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
+Regex = Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)]
+Choice = Annotated[list[str] | None, typer.Option("--choice", help="Text that an answer may be; may be given several times.", rich_help_panel=_SAMPLING)]
 LengthPenalty = Annotated[float, typer.Option(help="Of a beam search: above 0 favours long answers, below 0 short ones.", rich_help_panel=_SAMPLING)]
 Repetition = Annotated[float, typer.Option("--repetition-penalty", help="What was said, in the prompt too, becomes so much less likely; 1 is off.", rich_help_panel=_SAMPLING)]
 Presence = Annotated[float, typer.Option("--presence-penalty", help="Taken from the logits of what was answered.", rich_help_panel=_SAMPLING)]
@@ -55,7 +69,9 @@ BadWord = Annotated[list[str] | None, typer.Option("--bad-word", help="Text that
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)]
 MinTokens = Annotated[int, typer.Option(help="Nothing ends an answer before so many tokens.", rich_help_panel=_SAMPLING)]
 Logprobs = Annotated[int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest beside it.", show_default="none", rich_help_panel=_SAMPLING)]
-Speculate = Annotated[str | None, typer.Option(help="lookup: draft tokens from the text itself; answers are the same, in fewer steps.", show_default="no drafts", rich_help_panel=_MODEL)]
+Speculate = Annotated[str | None, typer.Option(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", show_default="no drafts", rich_help_panel=_MODEL)]
+NumDrafts = Annotated[int | None, typer.Option(min=1, help="Drafts of a sequence and step at most.", show_default="6, for lookahead 12", rich_help_panel=_MODEL)]
+DraftModel = Annotated[Path | None, typer.Option(help="A smaller checkpoint of the same tokens, for --speculate draft.", show_default="the one that ships", rich_help_panel=_MODEL)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
 Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
@@ -85,6 +101,13 @@ def generate(
     best_of: BestOf = None,
     beam_width: BeamWidth = None,
     length_penalty: LengthPenalty = 1.0,
+    beam_groups: BeamGroups = 1,
+    diversity_penalty: Diversity = 0.0,
+    contrastive: Contrastive = False,
+    penalty_alpha: PenaltyAlpha = 0.6,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Presence = 0.0,
     frequency_penalty: Frequency = 0.0,
@@ -100,6 +123,8 @@ def generate(
     device: Device = "cpu",
     fast: Fast = False,
     speculate: Speculate = None,
+    num_drafts: NumDrafts = None,
+    draft_model: DraftModel = None,
     blocks: Blocks = None,
     block_size: BlockSize = 16,
     host_blocks: HostBlocks = 0,
@@ -117,13 +142,29 @@ def generate(
     Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
     """
     prompts = _prompts(prompt, file)
-    beams = None
+    search: BeamSearchParams | ContrastiveSearchParams | None = None
+    if beam_width is not None and contrastive:
+        raise InvalidSampling("--beam-width and --contrastive are two searches; name one.")
     if beam_width is not None:
-        beams = BeamSearchParams(
-            beam_width=beam_width, n=n, max_tokens=max_tokens, length_penalty=length_penalty, ignore_eos=ignore_eos
+        search = BeamSearchParams(
+            beam_width=beam_width,
+            n=n,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            num_beam_groups=beam_groups,
+            diversity_penalty=diversity_penalty,
+            ignore_eos=ignore_eos,
         )
+    elif contrastive:
+        search = ContrastiveSearchParams(
+            penalty_alpha=penalty_alpha,
+            top_k=ContrastiveSearchParams().top_k if top_k is None else top_k,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+        )
+        top_k = None
     params = SamplingParams(
-        n=1 if beams else n,
+        n=1 if beam_width is not None else n,
         best_of=best_of,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -141,10 +182,11 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
         ignore_eos=ignore_eos,
+        structured_outputs=_form(json_schema, regex, choice),
     )
     # What is wrong with these is said before a model is loaded.
-    if beams is not None:
-        _must_be_plain(params)
+    if search is not None:
+        _must_be_plain(params, "beam_width" if beam_width is not None else "contrastive")
     with at_once():
         from paged import LLM
 
@@ -161,14 +203,16 @@ def generate(
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
             speculate=speculate,
+            num_drafts=num_drafts,
+            draft_model=draft_model,
         )
-    if len(prompts) == 1 and not json and params.num_sequences == 1 and logprobs is None and beams is None:
+    if len(prompts) == 1 and not json and params.num_sequences == 1 and logprobs is None and search is None:
         answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:
         answered = _answered(
             llm,
             prompts,
-            beams or params,
+            search or params,
             lambda found: print_json(_document(llm.engine, found, fast)) if json else _write(found),
         )
     failed = [completion for completion in answered if completion.error is not None]
@@ -178,14 +222,25 @@ def generate(
         raise typer.Exit(SOME_FAILED)
 
 
-def _must_be_plain(params: SamplingParams) -> None:
-    """Raise InvalidSampling for what a beam search does not know."""
+def _form(schema: Path | None, regex: str | None, choice: list[str] | None) -> StructuredOutputsParams | None:
+    if schema is None and regex is None and not choice:
+        return None
+    # Small models like white space too much to come to an end.
+    compact = schema is not None
+    text = None if schema is None else _decoded(str(schema), schema.read_bytes())
+    return StructuredOutputsParams(
+        json=text, regex=regex, choice=tuple(choice) if choice else None, disable_any_whitespace=compact
+    )
+
+
+def _must_be_plain(params: SamplingParams, search: str) -> None:
+    """Raise InvalidSampling for what a search does not know."""
     plain = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
     for name in SamplingParams.__struct_fields__:
         value = getattr(params, name)
         if value != getattr(plain, name):
             raise InvalidSampling(
-                f"{name} {value!r} does not go with beam_width: a beam search takes the likeliest, by the model alone."
+                f"{name} {value!r} does not go with {search}: a search goes by the model's own likelihoods alone."
             )
 
 
@@ -203,14 +258,17 @@ def _prompts(given: list[str] | None, file: str | None) -> list[str]:
 
 
 def _lines(name: str, data: bytes) -> list[str]:
+    return [line for line in _decoded(name, data).splitlines() if line.strip()]
+
+
+def _decoded(name: str, data: bytes) -> str:
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise NoPrompt(
             f"{name}, line {line}: byte {data[error.start]:#04x} is not UTF-8; save the file as UTF-8."
         ) from None
-    return [line for line in text.splitlines() if line.strip()]
 
 
 def _document(engine: "Engine", completions: "dict[int, Completion]", fast: bool) -> dict[str, Any]:
@@ -236,7 +294,7 @@ def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> "Comple
             sys.stdout.flush()
 
     try:
-        (completion,) = llm.generate([prompt], params, on_output=write)
+        (completion,) = llm.generate([prompt], params, on_output=write, use_tqdm=False)
     finally:
         if not ahead:
             printed("")
@@ -267,7 +325,7 @@ def _show_likelihoods(output: "CompletionOutput") -> None:
 def _answered(
     llm: Any,
     prompts: list[str],
-    params: SamplingParams | BeamSearchParams,
+    params: SamplingParams | BeamSearchParams | ContrastiveSearchParams,
     show: "Callable[[dict[int, Completion]], None]",
 ) -> "list[Completion]":
     """All answers, shown when the last one has ended, or an interrupt has come; behind a bar for somebody who waits."""
@@ -282,7 +340,7 @@ def _answered(
 
     try:
         with bar or nullcontext():
-            answered: list[Completion] = llm.generate(prompts, params, on_completion=note)
+            answered: list[Completion] = llm.generate(prompts, params, on_completion=note, use_tqdm=False)
     except KeyboardInterrupt:
         show(found)
         print(f"paged: interrupted; {len(found)} of {len(prompts)} prompts had been answered", file=sys.stderr)

@@ -3,7 +3,8 @@
 Importing this loads no torch: logits bring it along.
 """
 
-from paged.sampling.params import InvalidSampling, SamplingParams
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.params import SamplingParams
 from paged.sampling.sampler import BadLogits, sample, seed_of
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What is done to logits before a token is drawn from them.
 
-    logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a draw
+    logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a form → a draw
 
 The order is that of transformers' `generate`, and so is what each does; presence and frequency are OpenAI's, as in vLLM. A sequence that
 wants any of it has a lane, with its tokens so far: what it wants of a step is looked up for all rows at once, and only those logits are
@@ -23,6 +23,8 @@ from paged.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paged.sampling.grammars import Grammar
+
 Places = NDArray[np.int64]
 LogitsProcessor = Callable[[Any, Any], Any]
 """As transformers': token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], to logits of that shape."""
@@ -31,16 +33,27 @@ NO_LANE = -1
 _NO_LIMIT = 2**62
 
 
-class ProcessorFailed(PagedError, RuntimeError):
-    """A logits processor of the user's raised something, or returned what are no logits: `row` of the batch."""
+class CannotAdjust(PagedError, RuntimeError):
+    """Something that a request wants done to its logits cannot be: `row` of the batch, and `what` is wrong."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(row, what)
         self.row = row
         self.what = what
 
+
+class ProcessorFailed(CannotAdjust):
+    """A logits processor of the user's raised something, or returned what are no logits."""
+
     def __str__(self) -> str:
         return f"a logits processor failed: {self.what}"
+
+
+class GrammarFailed(CannotAdjust):
+    """A grammar could not say what may come next: it takes more time or memory than it may, for the most part."""
+
+    def __str__(self) -> str:
+        return f"the grammar cannot be followed: {self.what}"
 
 
 class Adjustments:
@@ -61,6 +74,7 @@ class Adjustments:
         self._number = np.zeros(0, np.int64)
         self._bias, self._allowed, self._bad, self._stops = Lines(), Lines(), Lines(), Lines()
         self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
+        self._grammars: dict[int, Grammar] = {}
 
     def open(
         self,
@@ -69,8 +83,10 @@ class Adjustments:
         *,
         stops: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> int:
-        """A lane for a sequence that begins with `prompt`: `stops` are what ends it, and `bad_words` what it must not say, as token ids."""
+        """A lane for a sequence that begins with `prompt`: `stops` are what ends it, `bad_words` what it must not say, as token ids, and
+        `grammar` what it has to follow."""
         lane = self._new_lane()
         self._num_opened += 1
         self._number[lane] = self._num_opened
@@ -90,6 +106,8 @@ class Adjustments:
         self._bad.set(lane, *_last_and_before(bad_words))
         if params.logits_processors:
             self._processors[lane] = tuple(params.logits_processors)
+        if grammar is not None:
+            self._grammars[lane] = grammar
         return lane
 
     def close(self, lane: int) -> None:
@@ -97,6 +115,7 @@ class Adjustments:
         for lines in (self._bias, self._allowed, self._bad, self._stops):
             lines.drop(lane)
         self._processors.pop(lane, None)
+        self._grammars.pop(lane, None)
         self._number[lane] = 0
         self._free.append(lane)
 
@@ -166,6 +185,7 @@ class _Step:
         self._keep_allowed()
         if asks_processors:
             self._ask_processors()
+        self._keep_forms()
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
         """Where the logits of tokens stand; `owners` are places among `at`."""
@@ -267,6 +287,46 @@ class _Step:
             if processors is not None:
                 known = self._on_device(self.all._tokens[lane, :end].astype(np.int64))[None]
                 self.logits[row] = _processed(row, processors, known, self.logits[row : row + 1])[0]
+
+    def _keep_forms(self) -> None:
+        """What no grammar allows cannot be drawn. Of a sequence with drafts several rows ask: one after the other, others with them."""
+        if not self.all._grammars:
+            return
+        asking = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
+        while asking:
+            at_once: dict[int, int] = {}
+            for place in asking:
+                at_once.setdefault(int(self.lanes[place]), place)
+            asking = [place for place in asking if at_once[int(self.lanes[place])] != place]
+            self._keep_forms_of(list(at_once.values()))
+
+    def _keep_forms_of(self, places: list[int]) -> None:
+        """Those of rows of different sequences."""
+        from paged.sampling.grammars import allowed_tokens
+
+        rows, grammars = [], []
+        for place in places:
+            lane = int(self.lanes[place])
+            grammar = self.all._grammars[lane]
+            is_possible = grammar.follow(self.all._tokens[lane, self.all._prompt_len[lane] : self.ends[place]])
+            _must_go_on(int(self.at[place]), grammar)
+            # Behind a draft that it forbids nothing can come true.
+            if is_possible:
+                rows.append(int(self.at[place]))
+                grammars.append(grammar)
+        if not rows:
+            return
+        allowed = allowed_tokens(grammars, self.width)
+        for row, grammar in zip(rows, grammars, strict=True):
+            _must_go_on(row, grammar)
+        index = self._on_device(np.array(rows, np.int64))
+        self.logits[index] = self.logits[index].masked_fill(~self._on_device(allowed), -float("inf"))
+
+
+def _must_go_on(row: int, grammar: Grammar) -> None:
+    """Raise GrammarFailed if it has given up."""
+    if grammar.matcher.is_error():
+        raise GrammarFailed(row, " ".join(grammar.matcher.get_error().split()))
 
 
 def _processed(row: int, processors: tuple[LogitsProcessor, ...], known: Tensor, logits: Tensor) -> Tensor:

@@ -11,13 +11,10 @@ from typing import Any
 
 import msgspec
 
-from paged.block_manager import PagedError
 from paged.block_manager.arguments import is_integer, is_real
 from paged.door import shown
-
-
-class InvalidSampling(PagedError, ValueError):
-    """A sampling parameter outside its range, or two that contradict each other."""
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.structured import StructuredOutputsParams
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +50,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs        log-probabilities of the output's tokens, and of so many of the likeliest beside each (None: none)
     prompt_logprobs the same of the prompt's tokens, which are then computed and not found in the cache (None: none)
     echo            the text begins with the prompt's
+    structured_outputs
+                    the form that the answer has to have (None: any); it ends when it has it, by EOS
     logits_processors
                     called with token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], as transformers' are
     """
@@ -81,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
     logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,6 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.allowed_token_ids is not None
             or self.bad_words
             or self.min_tokens
+            or self.structured_outputs is not None
             or self.logits_processors
         )
 
@@ -261,6 +262,11 @@ def _check_words(params: SamplingParams, limit: int) -> None:
             raise InvalidSampling(f"bad_words have to be strings or token ids, not empty; got {shown(word)}.")
         if not isinstance(word, str):
             _check_ids("bad_words", word, limit)
+    form = params.structured_outputs
+    if form is not None and not isinstance(form, StructuredOutputsParams):
+        raise InvalidSampling(f"structured_outputs has to be StructuredOutputsParams, or None; got {shown(form)}.")
+    if form is not None and params.ignore_eos:
+        raise InvalidSampling("structured_outputs does not go with ignore_eos: EOS ends an answer that has its form.")
     if not isinstance(params.logits_processors, (tuple, list)) or not all(map(callable, params.logits_processors)):
         raise InvalidSampling(
             f"logits_processors has to be a tuple of callables; got {shown(params.logits_processors)}."

@@ -21,6 +21,8 @@ from paged.sampling.sampler import sample
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paged.sampling.grammars import Grammar
+
 _NO_LIMIT = 2**62
 _NUM_TOP_UNREAD = -1
 _DTYPES: dict[str, Any] = {
@@ -100,11 +102,12 @@ class RowSampling:
         prompt: Sequence[int],
         stops: Sequence[int],
         bad_words: Sequence[Sequence[int]],
+        grammar: Grammar | None = None,
     ) -> int:
         """A lane for a sequence whose logits are to be changed; NO_LANE for one whose are not."""
         if not params.adjusts:
             return NO_LANE
-        return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words)
+        return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words, grammar=grammar)
 
     def close(self, lane: int) -> None:
         """The sequence in it has ended."""

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import PagedError
-from paged.sampling.params import InvalidSampling, check_seed
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.params import check_seed
 from paged.sampling.weights import column, likeliest, numbers, rows_at_once, rows_of, total_weights, unit_bits, weights
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import msgspec
 
 from paged.block_manager.arguments import is_integer, is_real
 from paged.door import shown
-from paged.sampling.params import InvalidSampling, check_flag, check_max_tokens, check_stop_ids
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.params import check_flag, check_max_tokens, check_stop_ids
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):

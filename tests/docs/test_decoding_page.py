@@ -1,5 +1,6 @@
 """docs/decoding.md: every command on the page does what it says."""
 
+import json
 import re
 import shlex
 
@@ -7,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
 
 from paged.cli.app import run
 
@@ -18,13 +20,21 @@ def commands(page):
 def test_every_command_answers(repository, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", __import__("io").StringIO("What is a list?\nAnd a tuple?\n"))
     found = commands((repository / "docs" / "decoding.md").read_text(encoding="utf-8"))
-    assert len(found) == 7
+    assert len(found) == 13
+    monkeypatch.chdir(repository)
     for line in found:
         program, *arguments = shlex.split(line)
         assert program == "paged"
         assert run(arguments) == 0, line
         out = capsys.readouterr().out
-        if "--beam-width" in arguments:
+        if "--beam-groups" in arguments:
+            first, second = re.findall(r"^\[1\.[12]\] (The with statement.*?)$", out, re.M)
+            assert first != second
+        elif "--json-schema" in arguments:
+            assert json.loads(out.removeprefix("The with statement"))["name"] in ("with", "def", "class")
+        elif "--choice" in arguments:
+            assert out.strip() in ("Is it a list?yes", "Is it a list?no")
+        elif "--beam-width" in arguments:
             assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3)] == [1, 1, 0]
         elif "--n" in arguments:
             assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3, 4, 5)] == [1, 1, 1, 1, 0]

@@ -54,6 +54,24 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            ["--prompt", "a", "--contrastive", "--beam-width", "3"],
+            "--beam-width and --contrastive are two searches; name one",
+        ),
+        (["--prompt", "a", "--contrastive", "--top-k", "1"], "top_k has to be an integer from 2"),
+        (["--prompt", "a", "--contrastive", "--seed", "1"], "seed 1 goes with a temperature above 0"),
+        (["--prompt", "a", "--contrastive", "--temperature", "1"], "temperature 1.0 does not go with contrastive"),
+        (
+            ["--prompt", "a", "--beam-width", "4", "--beam-groups", "3", "--diversity-penalty", "1"],
+            "num_beam_groups has to be",
+        ),
+        (["--prompt", "a", "--json-schema", "no-such-file"], "no-such-file: No such file"),
+        (["--prompt", "a", "--regex", "a", "--choice", "b"], "got regex and choice"),
+        (["--prompt", "a", "--regex", "a(b"], "regex cannot be followed"),
+        (["--prompt", "a", "--regex", "a", "--ignore-eos"], "structured_outputs does not go with ignore_eos"),
+        (["--prompt", "a", "--speculate", "luck"], "speculate has to be one of 'lookup', 'lookahead', 'draft'"),
+        (["--prompt", "a", "--draft-model", "x"], 'a draft_model goes with speculate="draft"'),
+        (["--prompt", "a", "--speculate", "draft", "--draft-model", "x"], "x: no such folder"),
         (["--prompt", ""], "a prompt is empty"),
         (["--prompt", "a", "--temperature", "-1"], "temperature has to be"),
         (["--prompt", "a", "--temperature", "nan"], "temperature has to be"),

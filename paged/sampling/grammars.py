@@ -1,0 +1,113 @@
+"""Answers held to a form: which tokens may come next, by llguidance, for all rows that ask at once.
+
+    {"a": 1 | may be followed by a digit, "}" or a space, and by nothing else
+
+A row's answer so far decides, and drafts behind it: the grammar goes back to where two answers part, and on from there. So it does not matter how
+often a place is asked for, or in what order. Knows a tokenizer, forms, and tokens by lane. Does not know rows or batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance.hf
+import llguidance.numpy
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from numpy.typing import NDArray
+
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.structured import StructuredOutputsParams
+
+# What a grammar may take of time and memory: llguidance's own limits.
+_LIMITS = LLParserLimits()
+
+# Grammars that are kept, so that a form that comes again is not read again.
+_MOST_KEPT = 64
+
+
+class Grammar:
+    """One answer's place in a grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self._followed: NDArray[np.int32] = np.empty(0, np.int32)
+
+    def follow(self, tokens: NDArray[np.int32]) -> bool:
+        """Go to where the answer is these tokens; whether it may be."""
+        shorter = min(len(tokens), len(self._followed))
+        parts = np.flatnonzero(tokens[:shorter] != self._followed[:shorter])
+        num_shared = int(parts[0]) if len(parts) else shorter
+        if num_shared < len(self._followed):
+            self.matcher.rollback(len(self._followed) - num_shared)
+        num_more = self.matcher.try_consume_tokens(tokens[num_shared:].tolist())
+        self._followed = tokens[: num_shared + num_more].copy()
+        return len(self._followed) == len(tokens)
+
+
+class Grammars:
+    """The grammars of one model's answers."""
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = llguidance.hf.from_tokenizer(
+            tokenizer, n_vocab=vocabulary_size, eos_token=list(eos_token_ids)
+        )
+        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def open(self, form: StructuredOutputsParams) -> Grammar:
+        """The beginning of an answer of this form. Raises InvalidSampling where it is none that llguidance can read."""
+        text = _grammar_of(form)
+        matcher = self._known.pop(text, None)
+        if matcher is None:
+            wrong = LLMatcher.validate_grammar(text, self._tokenizer, limits=_LIMITS)
+            if wrong:
+                raise InvalidSampling(
+                    f"structured_outputs: {_name_of(form)} cannot be followed: {' '.join(wrong.split())}"
+                )
+            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        self._known[text] = matcher
+        if len(self._known) > _MOST_KEPT:
+            self._known.popitem(last=False)
+        return Grammar(matcher.deep_copy())
+
+
+def allowed_tokens(grammars: Sequence[Grammar], vocabulary_size: int) -> NDArray[np.bool_]:
+    """What may come next of each, bool [n, vocabulary]; they are different ones."""
+    bits = llguidance.numpy.allocate_token_bitmask(len(grammars), vocabulary_size)
+    if len(grammars) == 1:
+        llguidance.numpy.fill_next_token_bitmask(grammars[0].matcher, bits)
+    else:
+        each = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
+        llguidance.numpy.fill_next_token_bitmask_par(_executor(), each, bits)
+    spread = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    return spread[:, :vocabulary_size].astype(np.bool_)
+
+
+_EXECUTOR: list[LLExecutor] = []
+
+
+def _executor() -> LLExecutor:
+    """Its threads, one set for the process, made when they are wanted."""
+    if not _EXECUTOR:
+        _EXECUTOR.append(LLExecutor())
+    return _EXECUTOR[0]
+
+
+def _name_of(form: StructuredOutputsParams) -> str:
+    return next(name for name in ("json", "regex", "choice", "grammar", "json_object") if getattr(form, name))
+
+
+def _grammar_of(form: StructuredOutputsParams) -> str:
+    """As llguidance takes it."""
+    if form.regex is not None:
+        return str(LLMatcher.grammar_from_regex(form.regex))
+    if form.choice is not None:
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, form.choice))))
+    if form.grammar is not None:
+        return str(LLMatcher.grammar_from_lark(form.grammar))
+    assert form.schema is not None, "one of them is there"
+    options: Any = {"whitespace_flexible": False} if form.disable_any_whitespace else None
+    return str(LLMatcher.grammar_from_json_schema(form.schema, overrides=options))

@@ -1,0 +1,89 @@
+"""What form an answer has to have. Knows words that describe it. Does not know tokens, nor who holds an answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from paged.door import shown
+from paged.sampling.errors import InvalidSampling
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer's form, by exactly one of these. Raises InvalidSampling. Names are vLLM's.
+
+    json         a JSON schema, as text or as a mapping: the answer is a JSON document that it describes
+    json_object  any JSON object
+    regex        a regular expression of the whole answer, in Rust's syntax without look-around
+    choice       texts, one of which is the answer
+    grammar      a grammar in Lark's syntax, as llguidance reads it
+    disable_any_whitespace
+                 JSON has no more white space than it needs
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("json_object", "disable_any_whitespace"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSampling(f"{name} has to be True or False; got {shown(getattr(self, name))}.")
+        named = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        named += ["json_object"] if self.json_object else []
+        if len(named) != 1:
+            what = " and ".join(named) or "none"
+            raise InvalidSampling(
+                f"exactly one of json, json_object, regex, choice and grammar describes an answer; got {what}."
+            )
+        if self.json is not None:
+            _check_schema(self.json)
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_text(name, value)
+        if self.choice is not None:
+            if not isinstance(self.choice, (tuple, list)) or not self.choice:
+                raise InvalidSampling(f"choice has to be a tuple of texts, at least one; got {shown(self.choice)}.")
+            for text in self.choice:
+                _check_text("choice", text)
+
+    @property
+    def schema(self) -> str | None:
+        """The JSON schema as text, if there is one."""
+        if self.json_object:
+            return '{"type":"object"}'
+        return None if self.json is None else _as_text(self.json)
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidSampling(f"{name} has to be text, and not empty; got {shown(value)}.")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidSampling(
+            f"{name} has half of a surrogate pair at character {error.start}: {shown(value)}."
+        ) from None
+
+
+def _check_schema(schema: Any) -> None:
+    if not isinstance(schema, (str, Mapping)):
+        raise InvalidSampling(f"json has to be a JSON schema, as text or as a mapping; got {shown(schema)}.")
+    if isinstance(schema, str):
+        _check_text("json", schema)
+    try:
+        found = msgspec.json.decode(_as_text(schema))
+    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidSampling(f"json is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise InvalidSampling(f"json has to be an object that describes a document; got {shown(found)}.")
+
+
+def _as_text(schema: str | Mapping[str, Any]) -> str:
+    return schema if isinstance(schema, str) else msgspec.json.encode(dict(schema)).decode()

@@ -1,0 +1,222 @@
+"""Answers that have to have a form: whatever is drawn, drafted or computed again, they have it."""
+
+import json
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
+
+from paged import (  # noqa: E402
+    LLM,
+    Engine,
+    GrammarFailed,
+    InvalidRequest,
+    InvalidSampling,
+    SamplingParams,
+    StructuredOutputsParams,
+    load_model,
+)
+from paged.checkpoint import checkpoint_path  # noqa: E402
+from paged.testing.tiny_model import tiny_model  # noqa: E402
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["with", "def"]},
+        "line": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    },
+    "required": ["name", "line", "tags"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "json": {"json": SCHEMA, "disable_any_whitespace": True},
+    "json text": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True},
+    "regex": {"regex": r"[a-c]{3}-\d{2}"},
+    "choice": {"choice": ("yes", 'a "quoted" one', "with statement\n")},
+    "grammar": {"grammar": 'start: "a" "b"+ "c" | "(" start ")"'},
+}
+WISHES = [{}, {"temperature": 1.5, "seed": 4, "n": 2}, {"temperature": 1.0, "seed": 1, "repetition_penalty": 1.2}]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(checkpoint_path())
+
+
+def has_form(name, text):
+    if name.startswith("json"):
+        found = json.loads(text)
+        return (
+            set(found) == set(SCHEMA["required"])
+            and found["name"] in ("with", "def")
+            and 0 <= found["line"] <= 99
+            and len(found["tags"]) <= 2
+            and all(len(tag) <= 3 for tag in found["tags"])
+        )
+    if name == "choice":
+        return text in FORMS["choice"]["choice"]
+    if name == "grammar":
+        depth = len(text) - len(text.lstrip("("))
+        return re.fullmatch(r"\(*ab+c\)*", text) is not None and text.endswith(")" * depth) and text.count(")") == depth
+    return re.fullmatch(FORMS["regex"]["regex"], text) is not None
+
+
+def answers(model, **options):
+    llm = LLM(model, block_size=4, **options)
+    llm.engine.on_batch = lambda batch: none_wrong(llm.engine)
+    asked = [
+        SamplingParams(structured_outputs=StructuredOutputsParams(**form), max_tokens=32, **wish)
+        for form in FORMS.values()
+        for wish in WISHES
+    ]
+    # One in five says what he likes.
+    asked += [SamplingParams(max_tokens=20)] * 3
+    found = llm.generate(["The with statement is"] * len(asked), asked)
+    assert not llm.engine._sampling.adjustments._grammars and llm.engine.manager.num_used == 0
+    return [[(each.text, each.finish_reason) for each in answer.outputs] for answer in found], llm.engine
+
+
+def none_wrong(engine):
+    assert engine.check() == []
+
+
+@pytest.fixture(scope="module")
+def ample(model):
+    return answers(model, num_blocks=800)[0]
+
+
+def test_every_answer_that_ends_has_its_form(ample):
+    names = [name for name in FORMS for _ in WISHES]
+    ended = [
+        (name, text) for name, texts in zip(names, ample, strict=False) for text, reason in texts if reason == "stop"
+    ]
+    assert all(has_form(name, text) for name, text in ended), ended
+    assert {name for name, _ in ended} == set(FORMS) and len(ended) >= 18
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 20, "policy": "vllm"},
+        {"num_blocks": 20, "policy": "vllm", "host_blocks": 40},
+        {"num_blocks": 20, "policy": "vllm", "max_tokens_per_step": 7},
+        {"num_blocks": 20, "steps_ahead": 1},
+        {"num_blocks": 20, "speculate": "lookup"},
+        {"num_blocks": 20, "speculate": "lookahead"},
+        {"num_blocks": 20, "speculate": "draft"},
+    ],
+    ids=str,
+)
+def test_it_is_the_same_answer_whatever_memory_and_drafts_there_are(model, ample, options):
+    found, engine = answers(model, **options)
+    assert found == ample
+    assert engine.scheduler.stats().preemptions > 0 or "policy" not in options
+    assert engine.stats().accepted_tokens > 0 or options.get("speculate") in (None, "lookup")
+
+
+def test_what_is_allowed_is_what_could_be_drawn_before(model):
+    """Log-probabilities are the model's own, and the likeliest of what the form allows is taken."""
+    form = StructuredOutputsParams(choice=("yes", "no"))
+    (answer,) = LLM(model).generate("def", SamplingParams(structured_outputs=form, max_tokens=3, logprobs=1024))
+    first = answer.outputs[0].logprobs[0]
+    starts = [
+        id
+        for id in first
+        if any(text.startswith(first[id].decoded_token) and first[id].decoded_token for text in ("yes", "no"))
+    ]
+    assert answer.token_ids[0] == max(starts, key=lambda id: first[id].logprob)
+
+
+def test_a_form_is_read_once_for_all_who_ask_for_it(model):
+    engine = Engine(model)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=SCHEMA), n=3, temperature=1.0)
+    for _ in range(4):
+        engine.add_request("def", params)
+    assert len(engine._grammars._known) == 1
+    for number in range(80):
+        engine.add_request("def", SamplingParams(structured_outputs=StructuredOutputsParams(choice=(str(number),))))
+    assert len(engine._grammars._known) == 64
+
+
+def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatch):
+    import llguidance
+
+    from paged.sampling import grammars
+
+    monkeypatch.setattr(grammars, "_LIMITS", llguidance.LLParserLimits(max_items_in_row=12))
+    form = StructuredOutputsParams(grammar='start: s\ns: s s | s s s | "a" | ""')
+    engine = Engine(model)
+    wishes = (SamplingParams(structured_outputs=form, max_tokens=40), SamplingParams(max_tokens=8))
+    bad, good = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
+    while engine.has_unfinished:
+        engine.step()
+        assert engine.check() == []
+    assert good.completion().finish_reason == "length"
+    assert bad.completion().finish_reason == "error"
+    assert bad.completion().error.startswith(f"{GrammarFailed.__name__}: the grammar cannot be followed: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "exactly one of json, json_object, regex, choice and grammar describes an answer; got none"),
+        ({"regex": "a", "choice": ("b",)}, "exactly one of .* got regex and choice"),
+        ({"json": "{bad"}, "json is no JSON"),
+        ({"json": "[1]"}, "json has to be an object that describes a document"),
+        ({"json": 3}, "json has to be a JSON schema, as text or as a mapping; got 3"),
+        ({"json": {"a": object()}}, "json is no JSON"),
+        ({"regex": ""}, "regex has to be text, and not empty; got ''"),
+        ({"regex": "\ud800"}, "regex has half of a surrogate pair at character 0"),
+        ({"choice": ()}, "choice has to be a tuple of texts, at least one"),
+        ({"choice": ("a", 3)}, "choice has to be text, and not empty; got 3"),
+        ({"grammar": 5}, "grammar has to be text"),
+        ({"json_object": 1}, "json_object has to be True or False; got 1"),
+    ],
+)
+def test_a_form_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(InvalidSampling, match=message):
+        StructuredOutputsParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"json": {"type": "objec"}}, "structured_outputs: json cannot be followed: Invalid type: objec"),
+        ({"regex": "a(b"}, "structured_outputs: regex cannot be followed: .*unclosed group"),
+        ({"grammar": "start: foo"}, 'structured_outputs: grammar cannot be followed: .*unknown name: "foo"'),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_refused_before_the_request_is_queued(model, form, message):
+    engine = Engine(model)
+    with pytest.raises(InvalidSampling, match=message):
+        engine.add_request("def", SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+    assert not engine.has_unfinished
+
+
+def test_what_does_not_go_together_is_refused():
+    form = StructuredOutputsParams(regex="a")
+    with pytest.raises(InvalidSampling, match="structured_outputs does not go with ignore_eos"):
+        SamplingParams(structured_outputs=form, ignore_eos=True)
+    with pytest.raises(InvalidSampling, match="structured_outputs has to be StructuredOutputsParams, or None; got 'a'"):
+        SamplingParams(structured_outputs="a")
+    with pytest.raises(InvalidRequest, match="no tokenizer there, so structured_outputs cannot be followed"):
+        Engine(tiny_model()).add_request([1], SamplingParams(structured_outputs=form))
+
+
+def test_the_extra_is_named_where_it_is_not_installed(model, monkeypatch):
+    import sys
+
+    from paged.extras import MissingExtra
+
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    monkeypatch.delitem(sys.modules, "paged.sampling.grammars", raising=False)
+    engine = Engine(model)
+    with pytest.raises(
+        MissingExtra, match=r"StructuredOutputsParams needs llguidance, .* pip install 'paged\[grammar\]'"
+    ):
+        engine.add_request("def", SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    assert not engine.has_unfinished
