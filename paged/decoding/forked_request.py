@@ -74,15 +74,16 @@ class ForkedRequest:
     ) -> None:
         self.search = search
         self.usage: RequestUsage | None = None
+        if search.wants_states:
+            # Of content that others computed nobody knows the states: in a namespace of its own it finds none but its own, whose are known.
+            request = msgspec.structs.replace(request, extra_key=request.id)
         self._request, self._scheduler, self._now, self._open_row = request, scheduler, now, open_row
         self._may_fork = may_fork
         self.branches = [Branch(self, request.id, 0)]
         # The scheduler's requests: the first one, and those that came in again.
         self.ids = {request.id}
         self._num_again = 0
-        # States are of tokens that are computed: content that others computed has none.
-        first = msgspec.structs.replace(request, reads_cache=False) if search.wants_states else request
-        scheduler.add(first, now=now)
+        scheduler.add(self._request, now=now)
 
     def branches_of(self, request_id: str) -> list[Branch]:
         """Those that are sequences of this request of the scheduler's."""
