@@ -7,6 +7,8 @@ next step, so the short ones pass beside the long ones. The counts can be checke
 """
 
 import sys
+import time
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -17,20 +19,33 @@ from paged.checkpoint import checkpoint_path
 LENGTHS = [100 if i % 8 == 0 else 10 for i in range(32)]
 
 
-def steps(policy: str) -> int:
-    """Steps until all 32 have their tokens."""
+class Times(NamedTuple):
+    """Steps and seconds until all 32 have their tokens, and seconds until a short one has, on average."""
+
+    steps: int
+    seconds: float
+    short: float
+
+
+def times(policy: str) -> Times:
+    """Of one way."""
     engine = Engine(checkpoint_path(), policy=policy, num_blocks=256, max_sequences=8, max_tokens_per_step=64)
-    for length in LENGTHS:
-        engine.add_request("A queue", SamplingParams(max_tokens=length, ignore_eos=True))
+    began = time.perf_counter()
+    for number, length in enumerate(LENGTHS):
+        engine.add_request("A queue", SamplingParams(max_tokens=length, ignore_eos=True), id=str(number), arrival=began)
+    short = []
     console = Console(file=sys.stderr)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(policy, total=len(LENGTHS))
         while engine.has_unfinished:
             ended = [output for output in engine.step() if output.finish_reason]
             progress.advance(bar, len(ended))
-    return engine.stats().steps
+            short += [each.timings.e2e_s for each in ended if each.timings is not None and LENGTHS[int(each.id)] == 10]
+    return Times(engine.stats().steps, time.perf_counter() - began, sum(short) / len(short))
 
 
 if __name__ == "__main__":
-    static, in_flight = steps("static"), steps("paged")
-    print(f"static {static} steps, in flight {in_flight} steps, {static / in_flight:.1f} times as fast")
+    found = {"static": times("static"), "in flight": times("paged")}
+    for way, its in found.items():
+        print(f"{way:10} {its.steps:4} steps  {its.seconds:5.2f} s  a short answer after {its.short:.2f} s on average")
+    print(f"{found['static'].steps / found['in flight'].steps:.1f} times fewer steps")

@@ -36,6 +36,7 @@ from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import BadLogits, seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
 from paged.scheduler import (
+    FINISH_REASONS,
     Batch,
     Costs,
     DuplicateRequest,
@@ -503,29 +504,57 @@ class Engine:
                         self._drafter.begin(row)
 
     def _deliver(self, outputs: Outputs) -> None:
-        now, news = self._clock(), []
-        for output in outputs:
-            owner = self._searches.owner_of(output.id)
-            if owner is not None:
-                if output.finish_reason is not None:
-                    self._end_search(owner, output.finish_reason)
-                continue
-            live = self._live.get(output.id)
-            if live is None:
-                continue
-            sequence = live.sequences[output.sequence]
-            if sequence.finish_reason is not None:
-                continue
-            if output.finish_reason == "rejected":
-                news += self._all_ended(live, "rejected", usage=output.usage)
-            elif output.finish_reason is not None:
-                self._sampling.close(sequence.lane)
-                news.append(live.ended(sequence, output.token_ids, output.finish_reason, now, usage=output.usage))
-            else:
-                news.append(self._grown(live, sequence, output.token_ids, now))
-            if live.last is not None:
-                del self._live[output.id]
+        now, live_ones = self._clock(), self._live
+        news: list[EngineOutput] = []
+        tokens, end = outputs.token_ids.tolist(), 0
+        each = zip(
+            outputs.ids.tolist(),
+            outputs.sequences.tolist(),
+            outputs.counts.tolist(),
+            outputs.finish.tolist(),
+            strict=True,
+        )
+        for place, (request_id, number, count, finish) in enumerate(each):
+            start, end = end, end + count
+            live = live_ones.get(request_id)
+            # Most rows of most steps: no object but what is handed out.
+            if live is not None and count and not finish and live.sequences:
+                sequence = live.sequences[number]
+                if sequence.is_plain and sequence.finish_reason is None:
+                    given = tokens[start:end]
+                    text = sequence.add_plain(given, now)
+                    news.append(EngineOutput(request_id, given, text, None, None, None, None, number))
+                    continue
+            reason, usage = FINISH_REASONS[finish], outputs.usage.get(place)
+            self._deliver_one(Output(request_id, number, tokens[start:end], reason, usage), now, news)
+        for output in outputs.others:
+            self._deliver_one(output, now, news)
         self._undelivered.add(news)
+
+    def _deliver_one(self, output: Output, now: float, news: list[EngineOutput]) -> None:
+        """What became of a sequence; it is told in `news`."""
+        live = self._live.get(output.id)
+        if self._is_of_a_search(output) or live is None:
+            return
+        sequence = live.sequences[output.sequence]
+        if sequence.finish_reason is not None:
+            return
+        if output.finish_reason is None:
+            news.append(self._grown(live, sequence, output.token_ids, now))
+        elif output.finish_reason == "rejected":
+            news += self._all_ended(live, "rejected", usage=output.usage)
+        else:
+            self._sampling.close(sequence.lane)
+            news.append(live.ended(sequence, output.token_ids, output.finish_reason, now, usage=output.usage))
+        if live.last is not None:
+            del self._live[output.id]
+
+    def _is_of_a_search(self, output: Output) -> bool:
+        """Whether it is of a branch; the search ends if that was ended."""
+        owner = self._searches.owner_of(output.id)
+        if owner is not None and output.finish_reason is not None:
+            self._end_search(owner, output.finish_reason)
+        return owner is not None
 
     def _grown(self, live: LiveRequest, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
         """New tokens of a sequence, which ends if a stop string has come with them."""

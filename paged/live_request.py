@@ -35,6 +35,8 @@ class LiveSequence:
         self.score: float | None = None
         self.logprobs: list[Alternatives] = []
         params = request.params
+        # Nothing is read of its logits, and no text ends it.
+        self.is_plain = not params.reads_logprobs and not params.stop
         self._stream = None if request.tokenizer is None else TextStream(request.tokenizer, request.prompt_ids)
         self._stops = StopStrings(params.stop_strings, included=params.include_stop_str_in_output)
         self.first: float | None = None
@@ -64,6 +66,20 @@ class LiveSequence:
     def read_state(self, position: int, state: Any) -> None:
         """Nobody asks for it."""
         raise AssertionError("answers that are drawn do not ask for hidden states")
+
+    def add_plain(self, tokens: list[int], now: float) -> str:
+        """New tokens of a plain sequence that goes on came at `now`; the new text."""
+        if self.latest is None:
+            self.first = now
+        elif now - self.latest > self.longest_gap:
+            self.longest_gap = now - self.latest
+        self.latest = now
+        self.token_ids += tokens
+        if self._stream is None:
+            return ""
+        text = self._stream.push(tokens)
+        self.text += text
+        return text
 
     def add(self, tokens: list[int], now: float, reason: str | None = None) -> tuple[list[int], str]:
         """New tokens came at `now`, after which the sequence ends for this reason, if any: those of them up to a stop string, and new text."""

@@ -134,14 +134,16 @@ class Steps:
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
-        owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
-        if of_prompts is not None:
-            # The token behind each of them, which a later step may compute.
-            tell_prompts(read.others, asked.of(owners[of_prompts]), batch.positions[of_prompts] + 1)
-        if of_states is not None:
-            tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
+        if read is not None:
+            owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
+            if of_prompts is not None:
+                # The token behind each of them, which a later step may compute.
+                tell_prompts(read.others, asked.of(owners[of_prompts]), batch.positions[of_prompts] + 1)
+            if of_states is not None:
+                tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
         try:
-            tokens, counts = self._chosen(filled, asked.of(batch.samples), logits, on_logits)
+            sampled = asked if batch.samples.all() else asked.of(batch.samples)
+            tokens, counts = self._chosen(filled, sampled, logits, on_logits)
         except _NotChosen as failure:
             return self._failed(batch, failure.error)
         self._launched.append(_Launched(batch, tokens, counts, computed))
@@ -155,11 +157,10 @@ class Steps:
 
     def _computed(
         self, batch: Batch, of_prompts: NDArray[np.bool_] | None, of_states: NDArray[np.bool_] | None
-    ) -> tuple[Tensor, Read]:
-        """Logits that are sampled from, and what else is read."""
+    ) -> tuple[Tensor, Read | None]:
+        """Logits that are sampled from, and what else is read, if anything is."""
         if of_prompts is None and of_states is None:
-            logits = self._runner.logits(batch)
-            return logits, Read(logits, logits[:0], logits[:0])
+            return self._runner.logits(batch), None
         none = np.zeros(batch.num_scheduled_tokens, np.bool_)
         read = self._runner.read(
             batch, none if of_prompts is None else of_prompts, none if of_states is None else of_states
@@ -171,20 +172,21 @@ class Steps:
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """What each row that samples goes on with, packed, and how many tokens of each row of the batch; None: one of each that samples."""
         samples = batch.samples
-        ids, num_drafts = batch.ids[samples], batch.num_drafts[samples]
-        # Output tokens of each before this step.
-        places = batch.seq_lens[samples] - num_drafts - asked.prompt_len
         seen = logits.clone() if on_logits is not None and asked.adjusts else logits
-        if not num_drafts.any():
+        if batch.ticket.draft_counts is None:
+            # Output tokens of each before this step.
+            places = batch.seq_lens[samples] - asked.prompt_len
             if on_logits is not None:
-                for request_id, place, row in zip(ids.tolist(), places.tolist(), seen, strict=True):
+                for request_id, place, row in zip(batch.ids[samples].tolist(), places.tolist(), seen, strict=True):
                     on_logits(request_id, place, row)
             tokens = self._choose(logits, asked, places)
-            if not asked.waits.any():
+            if not asked.any_waits:
                 return tokens, None
             counts = np.zeros(len(batch.rows), np.int64)
             counts[samples] = ~asked.waits
             return tokens[~asked.waits], counts
+        ids, num_drafts = batch.ids[samples], batch.num_drafts[samples]
+        places = batch.seq_lens[samples] - num_drafts - asked.prompt_len
         each = num_drafts + 1
         owners, nth = np.arange(len(ids)).repeat(each), rising_from(np.zeros(len(ids), np.int64), each)
         asked, places = asked.of(owners), places[owners] + nth

@@ -34,6 +34,7 @@ _PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The 
 
 
 SOME_FAILED = 1
+_EARLY = {"true": True, "false": False}
 
 
 class NoPrompt(PagedError, ValueError):
@@ -57,6 +58,15 @@ BeamGroups = Annotated[int, typer.Option(help="Of a beam search: its sequences i
 Diversity = Annotated[float, typer.Option("--diversity-penalty", help="Of beam groups: what a token costs for each time that another group says it.", rich_help_panel=_SAMPLING)]
 Contrastive = Annotated[bool, typer.Option("--contrastive", help="Of --top-k candidates (4), take the one least like what was said.", rich_help_panel=_SAMPLING)]
 PenaltyAlpha = Annotated[float, typer.Option(help="Of a contrastive search: what likeness counts, against how likely a candidate is.", rich_help_panel=_SAMPLING)]
+EarlyStopping = Annotated[str, typer.Option(help="Of a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none can come.", rich_help_panel=_SAMPLING)]
+LogitBias = Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)]
+AllowedTokenId = Annotated[list[int] | None, typer.Option("--allowed-token-id", help="A token id that may be said, and no others; may be given several times.", rich_help_panel=_SAMPLING)]
+StopTokenId = Annotated[list[int] | None, typer.Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)]
+IncludeStop = Annotated[bool, typer.Option("--include-stop", help="A text that a stop string ends has it at its end.", rich_help_panel=_SAMPLING)]
+PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: how likely each token of the prompt was, and so many of the likeliest beside it.", show_default="none", rich_help_panel=_SAMPLING)]
+Echo = Annotated[bool, typer.Option("--echo", help="With --json: a text begins with its prompt, as shown ones do.", rich_help_panel=_SAMPLING)]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Answers are JSON objects.", rich_help_panel=_SAMPLING)]
+GrammarFile = Annotated[Path | None, typer.Option("--grammar", help="A file with a grammar, in Lark's syntax, that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
 JsonSchema = Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
 Regex = Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)]
 Choice = Annotated[list[str] | None, typer.Option("--choice", help="Text that an answer may be; may be given several times.", rich_help_panel=_SAMPLING)]
@@ -103,19 +113,28 @@ def generate(
     length_penalty: LengthPenalty = 1.0,
     beam_groups: BeamGroups = 1,
     diversity_penalty: Diversity = 0.0,
+    early_stopping: EarlyStopping = "false",
     contrastive: Contrastive = False,
     penalty_alpha: PenaltyAlpha = 0.6,
     json_schema: JsonSchema = None,
+    json_object: JsonObject = False,
+    grammar: GrammarFile = None,
     regex: Regex = None,
     choice: Choice = None,
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Presence = 0.0,
     frequency_penalty: Frequency = 0.0,
     no_repeat_ngram_size: NoRepeat = 0,
+    logit_bias: LogitBias = None,
+    allowed_token_id: AllowedTokenId = None,
     bad_word: BadWord = None,
     stop: Stop = None,
+    include_stop: IncludeStop = False,
+    stop_token_id: StopTokenId = None,
     min_tokens: MinTokens = 0,
     logprobs: Logprobs = None,
+    prompt_logprobs: PromptLogprobs = None,
+    echo: Echo = False,
     ignore_eos: IgnoreEos = False,
     model: Model = None,
     backend: Backend = "auto",
@@ -151,6 +170,8 @@ def generate(
             n=n,
             max_tokens=max_tokens,
             length_penalty=length_penalty,
+            early_stopping=_EARLY.get(early_stopping, early_stopping),  # type: ignore[arg-type]
+            stop_token_ids=tuple(stop_token_id or ()),
             num_beam_groups=beam_groups,
             diversity_penalty=diversity_penalty,
             ignore_eos=ignore_eos,
@@ -160,6 +181,7 @@ def generate(
             penalty_alpha=penalty_alpha,
             top_k=ContrastiveSearchParams().top_k if top_k is None else top_k,
             max_tokens=max_tokens,
+            stop_token_ids=tuple(stop_token_id or ()),
             ignore_eos=ignore_eos,
         )
         top_k = None
@@ -178,11 +200,18 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
+        logit_bias=_biases(logit_bias),
+        allowed_token_ids=tuple(allowed_token_id) if allowed_token_id else None,
         bad_words=tuple(bad_word or ()),
         stop=tuple(stop or ()),
+        include_stop_str_in_output=include_stop,
+        # A search has its own.
+        stop_token_ids=() if search is not None else tuple(stop_token_id or ()),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
         ignore_eos=ignore_eos,
-        structured_outputs=_form(json_schema, regex, choice),
+        structured_outputs=_form(json_schema, json_object, regex, choice, grammar),
     )
     # What is wrong with these is said before a model is loaded.
     if search is not None:
@@ -222,15 +251,33 @@ def generate(
         raise typer.Exit(SOME_FAILED)
 
 
-def _form(schema: Path | None, regex: str | None, choice: list[str] | None) -> StructuredOutputsParams | None:
-    if schema is None and regex is None and not choice:
+def _form(
+    schema: Path | None, is_object: bool, regex: str | None, choice: list[str] | None, grammar: Path | None
+) -> StructuredOutputsParams | None:
+    if schema is None and not is_object and regex is None and not choice and grammar is None:
         return None
-    # Small models like white space too much to come to an end.
-    compact = schema is not None
-    text = None if schema is None else _decoded(str(schema), schema.read_bytes())
     return StructuredOutputsParams(
-        json=text, regex=regex, choice=tuple(choice) if choice else None, disable_any_whitespace=compact
+        json=None if schema is None else _decoded(str(schema), schema.read_bytes()),
+        json_object=is_object,
+        regex=regex,
+        choice=tuple(choice) if choice else None,
+        grammar=None if grammar is None else _decoded(str(grammar), grammar.read_bytes()),
+        # Small models like white space too much to come to an end.
+        disable_any_whitespace=schema is not None or is_object,
     )
+
+
+def _biases(given: list[str] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    found = {}
+    for each in given:
+        token, _, value = each.partition("=")
+        try:
+            found[int(token)] = float(value)
+        except ValueError:
+            raise InvalidSampling(f"--logit-bias has to be ID=NUMBER; got {each!r}.") from None
+    return found
 
 
 def _must_be_plain(params: SamplingParams, search: str) -> None:

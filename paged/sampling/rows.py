@@ -25,22 +25,11 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 2**62
 _NUM_TOP_UNREAD = -1
-_DTYPES: dict[str, Any] = {
-    "temperature": np.float64,
-    "top_k": np.int64,
-    "top_p": np.float64,
-    "min_p": np.float64,
-    "typical_p": np.float64,
-    "seeds": np.uint64,
-    "prompt_len": np.int64,
-    "lanes": np.int64,
-    "numbers": np.int64,
-    "num_top": np.int64,
-    "num_prompt_top": np.int64,
-    "readers": np.object_,
-    "waits": np.bool_,
-    "wants_states": np.bool_,
-}
+_LEAST = -(2**63)
+# Of a row, by kind: a step gathers each kind at once.
+_REAL = ("temperature", "top_p", "min_p", "typical_p")
+_WHOLE = ("top_k", "seeds", "prompt_len", "lanes", "numbers", "num_top", "num_prompt_top", "waits", "wants_states")
+_PLACE = {name: place for names in (_REAL, _WHOLE) for place, name in enumerate(names)}
 
 
 class Reader(Protocol):
@@ -61,32 +50,119 @@ class Reader(Protocol):
 
 
 class Asked(NamedTuple):
-    """How each of n rows is sampled: arrays [n]. `numbers` say which sequence it was that asked, `readers` whom to tell; a row that
-    waits gets no token from its own logits, one that `wants_states` is told the hidden states of all its tokens."""
+    """How each of n rows is sampled; a column has a property of its name, [n]. `lanes` and `numbers` say which sequence it was that asked, `readers`
+    whom to tell; a row that `waits` gets no token from its own logits, one that `wants_states` is told the hidden states of all its tokens."""
 
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    typical_p: NDArray[np.float64]
-    seeds: NDArray[np.uint64]
-    prompt_len: NDArray[np.int64]
-    lanes: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    num_top: NDArray[np.int64]
-    num_prompt_top: NDArray[np.int64]
-    readers: NDArray[np.object_]
-    waits: NDArray[np.bool_]
-    wants_states: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    real: NDArray[np.float64]
+    whole: NDArray[np.int64]
+    all_readers: NDArray[np.object_]
+    # The highest value of each whole column, here or where these are some of: mostly it says that nobody wants anything.
+    highest: list[int]
 
     def of(self, places: NDArray[Any]) -> Asked:
         """That of some of them."""
-        return Asked(*(column[places] for column in self))
+        return Asked(self.rows[places], self.real[:, places], self.whole[:, places], self.all_readers, self.highest)
+
+    def _any(self, name: str, least: int) -> bool:
+        """Whether any row has at least so much there."""
+        place = _PLACE[name]
+        return self.highest[place] >= least and bool((self.whole[place] >= least).any())
 
     @property
     def adjusts(self) -> bool:
         """Whether any wants its logits changed."""
-        return bool((self.lanes >= 0).any())
+        return self._any("lanes", 0)
+
+    @property
+    def any_reads(self) -> bool:
+        """Whether any is told how likely its outputs are."""
+        return self._any("num_top", 0)
+
+    @property
+    def any_reads_prompt(self) -> bool:
+        """Whether any is told how likely its prompt is."""
+        return self._any("num_prompt_top", 0)
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether any waits."""
+        return self._any("waits", 1)
+
+    @property
+    def any_wants_states(self) -> bool:
+        """Whether any is told hidden states."""
+        return self._any("wants_states", 1)
+
+    @property
+    def temperature(self) -> NDArray[np.float64]:
+        """As of SamplingParams, and so are the next ones; what is off is a number that does nothing."""
+        return self.real[_PLACE["temperature"]]
+
+    @property
+    def top_p(self) -> NDArray[np.float64]:
+        """1: off."""
+        return self.real[_PLACE["top_p"]]
+
+    @property
+    def min_p(self) -> NDArray[np.float64]:
+        """0: off."""
+        return self.real[_PLACE["min_p"]]
+
+    @property
+    def typical_p(self) -> NDArray[np.float64]:
+        """1: off."""
+        return self.real[_PLACE["typical_p"]]
+
+    @property
+    def top_k(self) -> NDArray[np.int64]:
+        """More than any vocabulary: off."""
+        return self.whole[_PLACE["top_k"]]
+
+    @property
+    def seeds(self) -> NDArray[np.uint64]:
+        """Of draws."""
+        return self.whole[_PLACE["seeds"]].view(np.uint64)
+
+    @property
+    def prompt_len(self) -> NDArray[np.int64]:
+        """Tokens of the prompt."""
+        return self.whole[_PLACE["prompt_len"]]
+
+    @property
+    def lanes(self) -> NDArray[np.int64]:
+        """NO_LANE: logits stay as they are."""
+        return self.whole[_PLACE["lanes"]]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Of the sequence that had the lane."""
+        return self.whole[_PLACE["numbers"]]
+
+    @property
+    def num_top(self) -> NDArray[np.int64]:
+        """Likeliest tokens that are told beside each output; below 0: nothing is told."""
+        return self.whole[_PLACE["num_top"]]
+
+    @property
+    def num_prompt_top(self) -> NDArray[np.int64]:
+        """The same of the prompt."""
+        return self.whole[_PLACE["num_prompt_top"]]
+
+    @property
+    def waits(self) -> NDArray[np.bool_]:
+        """Somebody else chooses its tokens."""
+        return self.whole[_PLACE["waits"]] != 0
+
+    @property
+    def wants_states(self) -> NDArray[np.bool_]:
+        """Hidden states are told."""
+        return self.whole[_PLACE["wants_states"]] != 0
+
+    @property
+    def readers(self) -> NDArray[np.object_]:
+        """Whom to tell."""
+        return self.all_readers[self.rows]
 
 
 class RowSampling:
@@ -94,7 +170,11 @@ class RowSampling:
 
     def __init__(self) -> None:
         self.adjustments = Adjustments()
-        self._columns = Asked(**{name: np.zeros(0, dtype) for name, dtype in _DTYPES.items()})
+        self._real = np.zeros((len(_REAL), 0), np.float64)
+        self._whole = np.zeros((len(_WHOLE), 0), np.int64)
+        self._readers = np.zeros(0, np.object_)
+        # Which rows were asked for last, and what of: nothing was set since.
+        self._latest: tuple[bytes, Asked] | None = None
 
     def open(
         self,
@@ -125,51 +205,60 @@ class RowSampling:
         reader: Reader | None,
     ) -> None:
         """The row serves a sequence of this request from now on; `reader` is told what it asked for."""
-        if row >= len(self._columns.lanes):
-            grown = (np.concatenate([column, np.zeros(row + 1, column.dtype)]) for column in self._columns)
-            self._columns = Asked(*grown)
-        its = self._columns
-        its.temperature[row] = params.temperature
-        its.top_k[row] = params.top_k if params.top_k is not None else _NO_LIMIT
-        its.top_p[row] = params.top_p if params.top_p is not None else 1.0
-        its.min_p[row] = params.min_p if params.min_p is not None else 0.0
-        its.typical_p[row] = params.typical_p if params.typical_p is not None else 1.0
-        its.seeds[row] = seed
-        its.prompt_len[row] = prompt_len
-        its.lanes[row] = lane
-        its.numbers[row] = self.adjustments.number_of(lane)
-        its.num_top[row] = _NUM_TOP_UNREAD
-        its.num_prompt_top[row] = _NUM_TOP_UNREAD
-        its.readers[row] = reader
-        its.waits[row] = its.wants_states[row] = False
-        if reader is not None:
-            if params.reads_logprobs:
-                its.num_top[row] = params.logprobs or 0
-            if params.prompt_logprobs is not None:
-                its.num_prompt_top[row] = params.prompt_logprobs
+        self._latest = None
+        if row >= len(self._readers):
+            self._real = np.pad(self._real, ((0, 0), (0, row + 1)))
+            self._whole = np.pad(self._whole, ((0, 0), (0, row + 1)))
+            self._readers = np.concatenate([self._readers, np.zeros(row + 1, np.object_)])
+        self._real[:, row] = (
+            params.temperature,
+            params.top_p if params.top_p is not None else 1.0,
+            params.min_p if params.min_p is not None else 0.0,
+            params.typical_p if params.typical_p is not None else 1.0,
+        )
+        self._whole[:, row] = (
+            params.top_k if params.top_k is not None else _NO_LIMIT,
+            np.uint64(seed).view(np.int64),
+            prompt_len,
+            lane,
+            self.adjustments.number_of(lane),
+            (params.logprobs or 0) if reader is not None and params.reads_logprobs else _NUM_TOP_UNREAD,
+            params.prompt_logprobs if reader is not None and params.prompt_logprobs is not None else _NUM_TOP_UNREAD,
+            False,
+            False,
+        )
+        self._readers[row] = reader
 
     def set_branch(self, row: int, reader: Reader, num_top: int, *, wants_states: bool) -> None:
         """The row serves a branch of a search from now on: `reader` is told its likeliest next tokens, of which somebody else chooses."""
         self.set(row, SamplingParams(), seed=0, prompt_len=0, reader=reader)
-        self._columns.num_top[row] = num_top
-        self._columns.waits[row] = True
-        self._columns.wants_states[row] = wants_states
+        self._whole[_PLACE["num_top"], row] = num_top
+        self._whole[_PLACE["waits"], row] = True
+        self._whole[_PLACE["wants_states"], row] = wants_states
 
     def of(self, rows: NDArray[np.int64]) -> Asked:
         """How these rows are sampled now."""
-        return self._columns.of(rows)
+        key = rows.tobytes()
+        # In a decode mostly the same rows come again, as they were.
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._of(rows)
+        return self._latest[1]
+
+    def _of(self, rows: NDArray[np.int64]) -> Asked:
+        whole = self._whole[:, rows]
+        return Asked(rows, self._real[:, rows], whole, self._readers, whole.max(1, initial=_LEAST).tolist())
 
     def choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
         """The next token of each row, int32 [n], whose output has places[i] tokens before it. May change `logits`, [n, vocabulary]. Raises
         BadLogits or ProcessorFailed."""
-        reads = (asked.num_top >= 0).nonzero()[0]
+        reads = (asked.num_top >= 0).nonzero()[0] if asked.any_reads else None
         # The model's own, before anything is done to them.
-        read = logits[reads] if len(reads) else None
+        read = None if reads is None else logits[reads]
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
         tokens = _drawn(logits, asked, places)
         self.note(asked, places, tokens)
-        if read is not None:
+        if read is not None and reads is not None:
             told = [reader.read_output for reader in asked.readers[reads]]
             _tell(told, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
@@ -192,7 +281,7 @@ class RowSampling:
     ) -> NDArray[np.bool_] | None:
         """Of the packed tokens of rows, so many of each: which are followed by a token of a prompt that its request wants to know the
         likelihood of, bool [tokens]; None where none is."""
-        if not (asked.num_prompt_top >= 0).any():
+        if not asked.any_reads_prompt:
             return None
         wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
         found: NDArray[np.bool_] = wants & (positions + 1 < asked.prompt_len.repeat(num_tokens))
@@ -214,7 +303,7 @@ def _drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[n
 
 def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:
     """Of the packed tokens of rows, so many of each: whose hidden states are wanted, bool [tokens]; None where none are."""
-    return asked.wants_states.repeat(num_tokens) if asked.wants_states.any() else None
+    return asked.wants_states.repeat(num_tokens) if asked.any_wants_states else None
 
 
 def tell_states(states: Tensor, asked: Asked, positions: NDArray[np.int64]) -> None:

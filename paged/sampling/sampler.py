@@ -132,6 +132,10 @@ def sample(
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
     is_drawn = temperature > 0
+    if not is_drawn.any():
+        highest = logits.max(dim=-1)
+        _refuse_bad(highest.values, np.arange(num_rows))
+        return highest.indices.cpu().numpy().astype(np.int32)
     is_cut = is_drawn & ((top_k < vocabulary_size) | (top_p < 1) | (min_p > 0) | (typical_p < 1))
     tokens = np.zeros(num_rows, np.int32)
     # Where the likeliest are looked for, the first of them says as much.
@@ -140,8 +144,6 @@ def sample(
         highest = rows_of(logits, whole).max(dim=-1)
         _refuse_bad(highest.values, whole)
         tokens[whole] = highest.indices.cpu().numpy()
-    if not is_drawn.any():
-        return tokens
     draws = _Draws(temperature, top_k, top_p, min_p, typical_p, _uniforms(seeds, places))
     for rows in _pieces(is_drawn & ~is_cut, rows_at_once(vocabulary_size)):
         tokens[rows] = _draw_from_all(rows_of(logits, rows), draws.of(rows))

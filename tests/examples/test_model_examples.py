@@ -42,11 +42,13 @@ def test_stream_ends_one_request_by_length_and_one_by_abort(repository, capsys):
 
 
 def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(repository):
-    steps = example(repository, "continuous_batching").steps
+    times = example(repository, "continuous_batching").times
+    static, in_flight = times("static"), times("paged")
     # Four batches, each as long as its one request of 100.
-    assert steps("static") == 4 * 100
+    assert static.steps == 4 * 100
     # Places come free every 10 steps, and the fourth long request is let in with the seventh that finds one: after 30 steps.
-    assert steps("paged") == 30 + 100
+    assert in_flight.steps == 30 + 100
+    assert 0 < static.short < static.seconds and 0 < in_flight.short < in_flight.seconds
 
 
 def test_transformers_batching_answers_as_generate_does_whatever_memory_there_is(repository, capsys):

@@ -58,6 +58,15 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
             ["--prompt", "a", "--contrastive", "--beam-width", "3"],
             "--beam-width and --contrastive are two searches; name one",
         ),
+        (["--prompt", "a", "--logit-bias", "3"], "--logit-bias has to be ID=NUMBER; got '3'"),
+        (["--prompt", "a", "--logit-bias", "3=1000"], "logit_bias has to be from -100 to 100; got 1000.0"),
+        (
+            ["--prompt", "a", "--allowed-token-id", "9999"],
+            "allowed_token_ids have to be token ids from 0 to 1,023; got 9999",
+        ),
+        (["--prompt", "a", "--beam-width", "3", "--early-stopping", "soon"], "early_stopping has to be True, False or"),
+        (["--prompt", "a", "--beam-width", "3", "--echo"], "echo True does not go with beam_width"),
+        (["--prompt", "a", "--json-object", "--regex", "a"], "got regex and json_object"),
         (["--prompt", "a", "--contrastive", "--top-k", "1"], "top_k has to be an integer from 2"),
         (["--prompt", "a", "--contrastive", "--seed", "1"], "seed 1 goes with a temperature above 0"),
         (["--prompt", "a", "--contrastive", "--temperature", "1"], "temperature 1.0 does not go with contrastive"),
@@ -106,3 +115,18 @@ def test_a_prompt_that_is_refused_is_not_written(paged, tmp_path):
     status, out, err = paged("generate", "--prompt", PROMPT, "--model", tmp_path)
     assert (status, out) == (2, "")
     assert "no tokenizer there, so prompts have to be token ids" in err
+
+
+def test_every_wish_has_an_option(paged, tmp_path):
+    """Whatever SamplingParams take, but for code."""
+    grammar = tmp_path / "grammar.lark"
+    grammar.write_text('start: "yes" | "no"', encoding="utf-8")
+    (first, second) = (
+        json.loads(paged("generate", "-p", PROMPT, "--json", "--max-tokens", 6, *options)[1])["completions"][0]
+        for options in (
+            ("--echo", "--prompt-logprobs", 1, "--logit-bias", "300=-100", "--stop-token-id", 5, "--include-stop"),
+            ("--grammar", grammar, "--allowed-token-id", 0, "--allowed-token-id", 78, "--allowed-token-id", 79),
+        )
+    )
+    assert first["outputs"][0]["text"].startswith(PROMPT) and len(first["prompt_logprobs"]) > 4
+    assert second["outputs"][0]["text"] in ("no", "")
