@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Drafts, PagedError, WrongDrafts, WrongTokens
+from paged import UNKNOWN_DRAFT, Drafts, PagedError, WrongDrafts, WrongTokens
 
 
 def started(scheduler, request_of, length=5, **options):
@@ -219,3 +219,26 @@ def test_drafts_cannot_be_changed():
     drafts = Drafts(np.array([0]), np.array([1]), np.array([5], np.int32))
     with pytest.raises(AttributeError):
         drafts.counts = np.array([2])
+
+
+def test_a_draft_may_be_guessed_when_the_batch_runs_and_is_what_the_engine_says_then(make_scheduler, request_of):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    row = scheduler.row_of("a")
+    drafts = Drafts(np.array([row]), np.array([3]), np.array([UNKNOWN_DRAFT, 72, UNKNOWN_DRAFT], np.int32))
+    batch = scheduler.schedule(drafts=drafts)
+    assert (batch.token_ids.tolist(), batch.num_drafts.tolist()) == ([70, -1, 72, -1], [3])
+    assert batch.slot_mapping.tolist() == [int(scheduler.manager.table(row)[p // 4]) * 4 + p % 4 for p in (5, 6, 7, 8)]
+    with pytest.raises(WrongTokens, match="got token 73 where its draft was 72"):
+        scheduler.update(batch, [71, 73, 9], [3])
+    (output,) = scheduler.update(batch, [71, 72, 9], [3])
+    assert (output.token_ids, scheduler.manager.tokens[row, 5:9].tolist()) == ([71, 72, 9], [70, 71, 72, 9])
+    assert (scheduler.stats().accepted_tokens, scheduler.check()) == (2, [])
+
+
+@pytest.mark.parametrize("tokens", [[-2], [UNKNOWN_DRAFT, -3]])
+def test_no_other_number_below_zero_is_a_draft(make_scheduler, request_of, tokens):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    drafts = Drafts(np.array([scheduler.row_of("a")]), np.array([len(tokens)]), np.array(tokens, np.int32))
+    with pytest.raises(WrongDrafts):
+        scheduler.schedule(drafts=drafts)
+    assert scheduler.check() == []
