@@ -26,6 +26,7 @@ from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.drafts import Speculate, check_length, checked_drafts, draft_for
+from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.results import EngineOutput, EngineStats
@@ -163,6 +164,7 @@ class Engine:
             num_blocks = blocks_within(models, kv_cache_bytes, block_size, max_model_len or 1)
         elif num_blocks is None:
             num_blocks = _default_blocks(models, block_size, longest, max_sequences)
+        check_fits(num_blocks, host_blocks, bytes_per_block(models, block_size), self.model.device)
         manager = BlockManager(
             num_blocks,
             block_size,

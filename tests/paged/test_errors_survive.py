@@ -36,6 +36,8 @@ def instance_of(error):
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
         (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
         (paged.ProcessorFailed, (3, "ValueError: no"), {}),
+        (paged.CannotAdjust, (3, "no"), {}),
+        (paged.GrammarFailed, (3, "too many items"), {}),
         (paged.MissingExtra, ("not installed",), {"name": "torch"}),
         (error, ("a",), {}),
     ):

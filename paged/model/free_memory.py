@@ -1,0 +1,65 @@
+"""How much memory is free on a device, and whether a pool fits in it: asked before anything is allocated.
+
+Knows what the operating system and torch say. Does not know what a block is for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from paged.block_manager import InvalidConfig
+
+_MEMORY = Path("/proc/meminfo")
+# A container's limit, what it uses, and the statistics that say what of it can be had again, of the two kinds of control groups.
+_V2, _V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+_LIMITS = (
+    (_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat"),
+    (_V1 / "memory.limit_in_bytes", _V1 / "memory.usage_in_bytes", _V1 / "memory.stat"),
+)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can be had on a device; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    found = [each for each in (_of_machine(), *(_of_group(*files) for files in _LIMITS)) if each is not None]
+    return min(found, default=None)
+
+
+def check_fits(num_blocks: int, host_blocks: int, block_bytes: int, device: torch.device) -> None:
+    """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free."""
+    wishes = [("num_blocks", num_blocks, device), ("host_blocks", host_blocks, torch.device("cpu"))]
+    if device.type == "cpu":
+        # Both are in one memory.
+        wishes.append(("num_blocks and host_blocks together", num_blocks + host_blocks, device))
+    for name, count, where in wishes:
+        free = free_bytes(where)
+        if free is not None and count * block_bytes > free:
+            raise InvalidConfig(
+                f"{name} {count:,} take {count * block_bytes / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free on {where}, "
+                f"which hold {free // block_bytes:,}."
+            )
+
+
+def _of_machine() -> int | None:
+    try:
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _of_group(limit: Path, used: Path, statistics: Path) -> int | None:
+    try:
+        # Files that were read lately count as used, and make room.
+        lines = (line.split() for line in statistics.read_text(encoding="ascii").splitlines())
+        cached = next((int(value) for name, value in lines if name in ("inactive_file", "total_inactive_file")), 0)
+        taken = max(0, int(used.read_text(encoding="ascii")) - cached)
+        return max(0, int(limit.read_text(encoding="ascii")) - taken)
+    except (OSError, ValueError):
+        # There is none, or it says "max".
+        return None
