@@ -16,6 +16,10 @@ __all__ = ["main"]
 def main() -> None:
     """The entry point of the `paged` script. Exits with its status."""
     signals.end_at_once()
+    # Threads of torch that wait look so many times for work, and sleep then: usually they look for milliseconds, during which others have no core.
+    # A hundredth of that costs nothing on an idle machine. Only libraries that are not loaded yet read it.
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
     _have_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -9,8 +9,7 @@ prompt was cut or where its blocks lie. Otherwise all tokens of the batch are on
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from threading import Lock
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
+from paged.model.threads import THREADS, free_cores
 from paged.scheduler import Batch
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
@@ -72,14 +72,17 @@ class _Pass:
 
 class Runner:
     """Runs batches of one scheduler on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
-    None is packed mode. `runner_for` chooses both."""
+    None is packed mode. One that `adapts` leaves cores to others who use them. `runner_for` chooses all three."""
 
-    def __init__(self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, tile: int | None) -> None:
+    def __init__(
+        self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, tile: int | None, *, adapts: bool = False
+    ) -> None:
         self.model = model
         self.pool = pool
         self.backend = backend
         self.tile = tile
-        self._is_small = sum(each.numel() for each in model.module.parameters()) < _ONE_THREAD_BELOW
+        self._is_small = is_small(model)
+        self._adapts = adapts and not self._is_small
 
     @property
     def tiling(self) -> Tiling | None:
@@ -134,7 +137,7 @@ class Runner:
         if not step.num_tokens:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
             return torch.empty(0, self.model.vocabulary_size), torch.empty(0, 0)
-        with _ONE_THREAD if self._is_small else nullcontext():
+        with self._threads():
             if self.tile is None:
                 return self._forward_part(step, token_ids, is_sampled, stateful)
             logits, states = [], []
@@ -146,6 +149,11 @@ class Runner:
                 logits.append(its[0])
                 states.append(its[1])
             return torch.cat(logits), torch.cat([each for each in states if len(each)] or states[:1])
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """How many threads a pass has."""
+        count = 1 if self._is_small else free_cores().count() if self._adapts else None
+        return nullcontext() if count is None or count >= torch.get_num_threads() > 1 else THREADS.at_most(count)
 
     def _forward_part(
         self,
@@ -193,30 +201,6 @@ def _sampled_after(batch: Batch) -> NDArray[np.bool_]:
     return is_sampled
 
 
-class _OneThread:
-    """torch on one thread, for the whole process, as long as anybody is inside; then on as many as before the first came in."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._num_inside = 0
-        self._before = 1
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._num_inside:
-                self._before = torch.get_num_threads()
-            self._num_inside += 1
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_inside -= 1
-            torch.set_num_threads(1 if self._num_inside else self._before)
-
-
-_ONE_THREAD = _OneThread()
-
-
 def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
     """A runner of this backend, or of the best: packed, or batch-invariant by tiles of 32, by single tokens where a tile's places
     disagree.
@@ -237,27 +221,42 @@ def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch
     else:
         chosen = get_backend(backend, invariant=batch_invariant)
         chosen.check(shape)
+    on_cpu = model.device.type == "cpu"
     if not batch_invariant:
-        return Runner(model, pool, chosen, None)
-    return Runner(model, pool, chosen, TILE if _places_agree(model, chosen) else 1)
+        return Runner(model, pool, chosen, None, adapts=on_cpu)
+    forwards, backwards = _trial(model, chosen, slice(None)), _trial(model, chosen, slice(None, None, -1))
+    tile = TILE if torch.equal(forwards, backwards.flip(0)) else 1
+    # An answer must not depend on who else uses the machine.
+    adapts = on_cpu and not is_small(model) and _agrees_on_one_thread(model, chosen, forwards)
+    return Runner(model, pool, chosen, tile, adapts=adapts)
 
 
-def _places_agree(model: LoadedModel, backend: AttentionBackend) -> bool:
-    """Whether every place of a tile gives the same bits: 32 sequences of two tokens, a step each, in order and the other way round."""
+def is_small(model: LoadedModel) -> bool:
+    """Whether one thread is enough for it."""
+    return sum(each.numel() for each in model.module.parameters()) < _ONE_THREAD_BELOW
+
+
+def _agrees_on_one_thread(model: LoadedModel, backend: AttentionBackend, logits: Tensor) -> bool:
+    """Whether a trial on one thread gives these bits."""
+    if torch.get_num_threads() == 1:
+        return True
+    with THREADS.at_most(1):
+        return torch.equal(_trial(model, backend, slice(None)), logits)
+
+
+def _trial(model: LoadedModel, backend: AttentionBackend, order: slice) -> Tensor:
+    """Logits of 32 sequences of two tokens, a step each, at places of a tile in this order: every place has to give the same bits."""
     trial = Runner(model, pool_for(model, num_blocks=TILE, block_size=2), backend, TILE)
     blocks = np.arange(TILE, dtype=np.int32)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
-    found = []
-    for order in (slice(None), slice(None, None, -1)):
-        for position in range(2):
-            step = StepTokens(
-                positions=np.full(TILE, position),
-                slot_mapping=blocks.astype(np.int64) * 2 + position,
-                query_start_loc=np.arange(TILE + 1),
-                seq_lens=np.full(TILE, position + 1),
-                block_tables=blocks[:, None],
-                block_size=2,
-            )
-            logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
-        found.append(logits)
-    return torch.equal(found[0], found[1].flip(0))
+    for position in range(2):
+        step = StepTokens(
+            positions=np.full(TILE, position),
+            slot_mapping=blocks.astype(np.int64) * 2 + position,
+            query_start_loc=np.arange(TILE + 1),
+            seq_lens=np.full(TILE, position + 1),
+            block_tables=blocks[:, None],
+            block_size=2,
+        )
+        logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
+    return logits

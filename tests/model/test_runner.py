@@ -16,7 +16,8 @@ import torch
 from paged import Request
 from paged.attention import StepTokens, UnknownBackend
 from paged.model import capacity
-from paged.model.runner import _ONE_THREAD, runner_for
+from paged.model.runner import runner_for
+from paged.model.threads import THREADS
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure import differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -95,12 +96,12 @@ def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
     inside, may_go = Event(), Event()
 
     def other():
-        with _ONE_THREAD:
+        with THREADS.at_most(1):
             inside.set()
             may_go.wait()
 
     thread = Thread(target=other)
-    with _ONE_THREAD:
+    with THREADS.at_most(1):
         thread.start()
         inside.wait()
     may_go.set()

@@ -1,0 +1,119 @@
+"""Threads: as many as cores that nobody else uses, and never more than there were."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged.model import threads  # noqa: E402
+from paged.model.threads import FreeCores, Reading, Threads, read_usage, usable_cores  # noqa: E402
+
+
+def readings(*usage):
+    """Readings a second apart, in which all and we have used so many cores."""
+    start, all_used, ours = time.monotonic() - 100.0, 50.0, 7.0
+    found = [Reading(start, all_used, ours)]
+    for number, (by_all, by_us) in enumerate(usage, 1):
+        all_used, ours = all_used + by_all, ours + by_us
+        found.append(Reading(start + number, all_used, ours))
+    return iter(found)
+
+
+@pytest.mark.parametrize(
+    ("by_all", "by_us", "free"),
+    [
+        (0.0, 0.0, 4),
+        (3.9, 3.9, 4),
+        (1.0, 0.0, 3),
+        (1.4, 0.0, 3),
+        (1.7, 0.0, 2),
+        (4.0, 2.0, 2),
+        (4.0, 0.5, 1),
+        (3.0, 0.0, 1),
+        # Hundredths of a second do not add up to the last bit.
+        (1.0, 1.1, 4),
+    ],
+)
+def test_a_core_that_others_use_is_not_free(by_all, by_us, free):
+    found = readings((by_all, by_us))
+    assert FreeCores(lambda: next(found), cores=4).count() == free
+
+
+def test_who_comes_and_who_goes_is_noticed():
+    found = readings((2.0, 2.0), (2.0, 1.0), (2.0, 1.0), (1.0, 1.0))
+    cores = FreeCores(lambda: next(found), cores=2)
+    assert [cores.count() for _ in range(4)] == [2, 1, 1, 2]
+
+
+def test_a_reading_is_used_for_half_a_second():
+    counted = itertools.count()
+    cores = FreeCores(lambda: Reading(time.monotonic(), 0.0, float(next(counted))), cores=2)
+    assert [cores.count() for _ in range(50)] == [2] * 50
+    assert next(counted) == 1
+
+
+def test_all_are_free_where_nobody_says():
+    assert FreeCores(lambda: None, cores=3).count() == 3
+
+
+def test_what_is_read_here_is_what_is_used_here():
+    before = read_usage()
+    if before is None:
+        pytest.skip("no counters here")
+    began = time.process_time()
+    while time.process_time() - began < 0.3:
+        pass
+    after = read_usage()
+    assert after.used_by_us - before.used_by_us >= 0.3
+    # The counters are in hundredths of a second, and others may have used more.
+    assert after.used_by_all - before.used_by_all >= 0.2
+    assert 1 <= usable_cores() <= os.cpu_count()
+
+
+def test_a_group_s_limit_counts(monkeypatch, tmp_path):
+    file = tmp_path / "cpu.max"
+    monkeypatch.setattr(threads, "_GROUP_LIMIT", file)
+    whole = usable_cores()
+    for text, cores in (("max 100000", whole), ("100000 100000", 1), ("50000 100000", 1), ("99900000 100000", whole)):
+        file.write_text(text + "\n")
+        assert usable_cores() == cores
+
+
+def test_the_fewest_count_and_nobody_gets_more_than_there_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    ours, seen = Threads(), []
+    with ours.at_most(8):
+        seen.append(torch.get_num_threads())
+        with ours.at_most(1):
+            seen.append(torch.get_num_threads())
+            with ours.at_most(2):
+                seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+    seen.append(torch.get_num_threads())
+    torch.set_num_threads(before)
+    assert seen == [3, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "")]
+)
+def test_the_command_line_lets_threads_wait_asleep_and_leaves_what_was_set(given, expected):
+    program = (
+        "import os, sys; sys.argv = ['paged', 'policies', '--json']\n"
+        "from paged.cli import signals; signals.leave = lambda status: None\n"
+        "from paged.cli import main; main(); print('SPIN', os.environ.get('GOMP_SPINCOUNT', ''))"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"SPIN {expected}"
