@@ -31,7 +31,7 @@ class LiveSequence:
         # By place among the outputs: what a step read off the logits, which a later step may read again.
         self._read: dict[int, Alternatives] = {}
         self.cumulative_logprob = 0.0
-        # Of a beam search's answer.
+        # Of a search's answer, where it ranks them.
         self.score: float | None = None
         self.logprobs: list[Alternatives] = []
         params = request.params
@@ -192,12 +192,12 @@ class LiveRequest:
 
     @property
     def token_ids(self) -> list[int]:
-        """Outputs so far, of its first sequence; none of a beam search."""
+        """Outputs so far, of its first sequence; none of a search."""
         return self.sequences[0].token_ids if self.sequences else []
 
     @property
     def text(self) -> str:
-        """Text so far, of its first sequence; none of a beam search."""
+        """Text so far, of its first sequence; none of a search."""
         return self.sequences[0].text if self.sequences else ""
 
     @property

@@ -68,7 +68,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
 
 class CompletionOutput(msgspec.Struct, frozen=True):
-    """One answer; `index` says which sequence of its request it was, `score` how a beam search ranked it."""
+    """One answer; `index` says which sequence of its request it was, `score` how a search ranked it."""
 
     index: int
     text: str

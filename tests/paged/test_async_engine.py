@@ -154,11 +154,19 @@ def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answ
     assert asyncio.run(main()).partition(":")[0] in ("stop", "length")
 
 
+async def read_on(outputs):
+    async for _ in outputs:
+        pass
+
+
 def test_a_closed_engine_says_so(model):
     async def main():
         engine = AsyncEngine(model)
-        waiting = asyncio.create_task(ask(engine, 1))
-        await asyncio.sleep(0.02)
+        # Far longer than it waits for the first token.
+        long = engine.generate("def", SamplingParams(max_tokens=900, ignore_eos=True))
+        await anext(long)
+        waiting = asyncio.create_task(read_on(long))
+        await asyncio.sleep(0)
         await engine.close()
         await engine.close()
         with pytest.raises(EngineClosed):
