@@ -95,7 +95,7 @@ def main(count: int = 16, rounds: int = 5) -> None:
         "# Drafts",
         "",
         f"{its['processor']}, {its['cores']} cores, Python {its['python']}, torch {its['torch']}. The model that ships, batch-invariant; {count} prompts, {OUTPUT} tokens each, {rounds} runs, in turns.",
-        "A prompt that repeats itself is a paragraph of Python's documentation, {PARAGRAPH} tokens of it, and the first {BEGINNING} again; one that does not is the first {BEGINNING} alone. The answers are the same with drafts and without. The draft model has 213,440 parameters, the model 918,656.",
+        f"A prompt that repeats itself is a paragraph of Python's documentation, {PARAGRAPH} tokens of it, and the first {BEGINNING} again; one that does not is the first {BEGINNING} alone. The answers are the same with drafts and without. The draft model has 213,440 parameters, the model 918,656.",
         "",
         "```",
         "python benchmarks/speculation.py",

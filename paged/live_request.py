@@ -69,11 +69,7 @@ class LiveSequence:
 
     def add_plain(self, tokens: list[int], now: float) -> str:
         """New tokens of a plain sequence that goes on came at `now`; the new text."""
-        if self.latest is None:
-            self.first = now
-        elif now - self.latest > self.longest_gap:
-            self.longest_gap = now - self.latest
-        self.latest = now
+        self._came(now)
         self.token_ids += tokens
         if self._stream is None:
             return ""
@@ -85,11 +81,7 @@ class LiveSequence:
         """New tokens came at `now`, after which the sequence ends for this reason, if any: those of them up to a stop string, and new text."""
         if not tokens:
             return tokens, ""
-        if self.latest is not None:
-            self.longest_gap = max(self.longest_gap, now - self.latest)
-        if self.first is None:
-            self.first = now
-        self.latest = now
+        self._came(now)
         # What stops a sequence is a token of it, and no text.
         spoken = tokens[:-1] if reason == "stop" else tokens
         if self._stream is None:
@@ -102,6 +94,14 @@ class LiveSequence:
         self.token_ids += tokens
         self.text += text
         return tokens, text
+
+    def _came(self, now: float) -> None:
+        """Tokens came at this time."""
+        if self.latest is None:
+            self.first = now
+        elif now - self.latest > self.longest_gap:
+            self.longest_gap = now - self.latest
+        self.latest = now
 
     def _up_to_a_stop(self, tokens: list[int]) -> tuple[str, int]:
         """Text of tokens up to a stop string, and how many they are."""

@@ -25,7 +25,7 @@ from paged.decoding.drafter import Drafter, Tried
 from paged.model.runner import Read, Runner
 from paged.results import EngineStats
 from paged.sampling.adjustments import CannotAdjust
-from paged.sampling.rows import Asked, RowSampling, state_places, tell_prompts, tell_states
+from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
 from paged.sampling.sampler import BadLogits
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 from paged.uninterrupted import Uninterrupted
@@ -124,7 +124,7 @@ class Steps:
         """The forward pass of a batch that is out and whose copies are made, and what is sampled from it; as `launch`. `asked` says how
         each of its rows is sampled."""
         began = self._clock()
-        of_prompts = self._sampling.prompt_places(asked, batch.num_tokens, batch.positions)
+        of_prompts = prompt_places(asked, batch.num_tokens, batch.positions)
         of_states = state_places(asked, batch.num_tokens)
         try:
             filled = self._filled_in(batch)
@@ -212,8 +212,7 @@ class Steps:
         if self._drafter is not None:
             has_any = num_drafts > 0
             rows, right = batch.rows[samples][has_any], counts[samples][has_any] - 1
-            before = (batch.seq_lens[samples] - num_drafts)[has_any]
-            self._drafter.learn(Tried(rows, before, num_drafts[has_any], right, drafts, tokens[has_any[owners]]))
+            self._drafter.learn(Tried(rows, num_drafts[has_any], right, tokens[has_any[owners]]))
         return tokens[is_kept], counts
 
     def _choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:

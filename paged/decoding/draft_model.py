@@ -17,22 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import StepTokens
-from paged.decoding.drafter import DraftLengths, Rows, Tried
+from paged.decoding.drafter import ByWorth, Rows
 from paged.model.runner import Runner
 from paged.sampling.rows import Asked, RowSampling
 from paged.scheduler import UNKNOWN_DRAFT, Batch, Drafts
 
 
-class DraftModel:
+class DraftModel(ByWorth):
     """Drafts for rows, `most` a row and step at most. The runner's pool has as many blocks as that of the model it guesses for."""
 
     def __init__(self, runner: Runner, sampling: RowSampling, most: int) -> None:
+        super().__init__(most)
         self._runner, self._sampling = runner, sampling
-        self._lengths = DraftLengths(most)
-
-    def begin(self, row: int, *, drafts: bool = True) -> None:
-        """As Drafter."""
-        self._lengths.begin(row, drafts=drafts)
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """As Drafter; how many, whose tokens `filled` says."""
@@ -48,7 +44,7 @@ class DraftModel:
         """As Drafter. Whatever the batch computes has K and V of this model, too, from now on."""
         if not batch.num_scheduled_tokens:
             return batch
-        num_known = batch.num_tokens - batch.num_drafts
+        num_known, num_before = batch.num_tokens - batch.num_drafts, batch.seq_lens - batch.num_drafts
         starts = batch.query_start_loc[:-1]
         first_drafts = starts + num_known
         token_ids = batch.token_ids.copy()
@@ -58,13 +54,12 @@ class DraftModel:
         is_sampled = np.zeros(len(token_ids), np.bool_)
         is_sampled[first_drafts[going] - 1] = True
         logits = self._runner.forward(
-            self._step(batch, np.arange(len(num_known)), at, num_known, batch.seq_lens - batch.num_drafts),
+            self._step(batch, np.arange(len(num_known)), at, num_known, num_before),
             token_ids[at],
             is_sampled[at],
         )
         if not len(going):
             return batch
-        num_before = batch.seq_lens - batch.num_drafts
         for number in range(int(batch.num_drafts.max())):
             its = asked.of(going)
             places = num_before[going] - its.prompt_len + number
@@ -78,10 +73,6 @@ class DraftModel:
             )
             going = going[goes_on]
         return msgspec.structs.replace(batch, token_ids=token_ids)
-
-    def learn(self, tried: Tried) -> None:
-        """As Drafter."""
-        self._lengths.learn(tried.rows, tried.counts, tried.num_right)
 
     def _step(
         self, batch: Batch, of: Rows, at: NDArray[np.int64], counts: NDArray[np.int64], seq_lens: NDArray[np.int64]

@@ -28,17 +28,14 @@ _MORE, _LESS = 2, 1
 class Tried(NamedTuple):
     """What became of the drafts of k rows in a step.
 
-    rows, lengths  int64 [k]; tokens of each that were known before it
-    counts         int64 [k]; drafts of each, at least one, of which the first num_right, int64 [k], were right
-    drafts         int32 [counts.sum()], packed
-    chosen         int32 [(counts + 1).sum()], packed: what follows the last known token of each, and each of its drafts
+    rows    int64 [k]
+    counts  int64 [k]; drafts of each, at least one, of which the first num_right, int64 [k], were right
+    chosen  int32 [(counts + 1).sum()], packed: what follows the last known token of each, and each of its drafts
     """
 
     rows: Rows
-    lengths: NDArray[np.int64]
     counts: NDArray[np.int64]
     num_right: NDArray[np.int64]
-    drafts: NDArray[np.int32]
     chosen: NDArray[np.int32]
 
 
@@ -84,6 +81,21 @@ class DraftLengths:
         """So many drafts of each of these rows were tried, and so many were right."""
         change = np.where(num_right == num_guessed, _MORE, -_LESS)
         self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)
+
+
+class ByWorth:
+    """What those have in common whose rows get as many drafts as they are worth, `most` at most."""
+
+    def __init__(self, most: int) -> None:
+        self._lengths = DraftLengths(most)
+
+    def begin(self, row: int, *, drafts: bool = True) -> None:
+        """As Drafter."""
+        self._lengths.begin(row, drafts=drafts)
+
+    def learn(self, tried: Tried) -> None:
+        """As Drafter."""
+        self._lengths.learn(tried.rows, tried.counts, tried.num_right)
 
 
 class FromText:

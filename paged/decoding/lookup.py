@@ -13,23 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.growing import rising_from
-from paged.decoding.drafter import DraftLengths, FromText, Rows, Tried, latest_of
+from paged.decoding.drafter import ByWorth, FromText, Rows, latest_of
 from paged.scheduler import Drafts
 
 # So many tokens of a text are looked through, from its end.
 _WINDOW = 4096
 
 
-class PromptLookup(FromText):
+class PromptLookup(ByWorth, FromText):
     """Drafts for rows, `most` a row and step at most, after as many equal tokens as there are, from `least` to `longest`."""
 
     def __init__(self, most: int, *, longest: int = 3, least: int = 2) -> None:
-        self._lengths = DraftLengths(most)
+        super().__init__(most)
         self._longest, self._least = longest, least
-
-    def begin(self, row: int, *, drafts: bool = True) -> None:
-        """As Drafter."""
-        self._lengths.begin(row, drafts=drafts)
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """As Drafter; None where nothing came before."""
@@ -53,7 +49,3 @@ class PromptLookup(FromText):
         best = latest_of(owners[found], equal[found], at[found], len(rows))
         guessed = np.where(best >= 0, np.minimum(lengths - 1 - best, self._lengths.of(rows)), 0)
         return Drafts(rows, guessed, tokens[rows.repeat(guessed), rising_from(best + 1, guessed)])
-
-    def learn(self, tried: Tried) -> None:
-        """As Drafter."""
-        self._lengths.learn(tried.rows, tried.counts, tried.num_right)

@@ -51,15 +51,15 @@ class Searches:
     def add(self, request: Request, params: SearchParams, stops: Sequence[int], now: float) -> int:
         """Begin a search from the request's prompt; returns how many tokens an answer has at most. Raises as Scheduler.add does."""
         manager, longest = self._scheduler.manager, self._scheduler.limits.max_model_len
-        room = manager.num_blocks * manager.block_size
+        limit = manager.num_blocks * manager.block_size
+        limit = limit if longest is None else min(limit, longest)
         # Candidates for the last token are computed, too, and have to have room for one behind them.
         num_behind = 0 if isinstance(params, BeamSearchParams) else 1
-        room = (room if longest is None else min(room, longest)) - len(request.prompt) - num_behind
-        if num_behind and room < 1:
-            limit = len(request.prompt) + num_behind + room
+        room, needed = limit - len(request.prompt) - num_behind, len(request.prompt) + num_behind + 1
+        if num_behind and needed > limit:
             raise NeverFits(
-                f'request "{request.id}" needs {limit + 1 - room} tokens for its prompt, candidates for a first output and what may follow; {limit} fit.',
-                needed=limit + 1 - room,
+                f'request "{request.id}" needs {needed} tokens for its prompt, candidates for a first output and what may follow; {limit} fit.',
+                needed=needed,
                 limit=limit,
                 unit="tokens",
             )

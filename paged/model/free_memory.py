@@ -32,12 +32,13 @@ def free_bytes(device: torch.device) -> int | None:
 
 def check_fits(num_blocks: int, host_blocks: int, block_bytes: int, device: torch.device) -> None:
     """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free."""
-    wishes = [("num_blocks", num_blocks, device), ("host_blocks", host_blocks, torch.device("cpu"))]
+    host = torch.device("cpu")
+    on_device, on_host = free_bytes(device), free_bytes(host)
+    wishes = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]
     if device.type == "cpu":
         # Both are in one memory.
-        wishes.append(("num_blocks and host_blocks together", num_blocks + host_blocks, device))
-    for name, count, where in wishes:
-        free = free_bytes(where)
+        wishes.append(("num_blocks and host_blocks together", num_blocks + host_blocks, host, on_host))
+    for name, count, where, free in wishes:
         if free is not None and count * block_bytes > free:
             raise InvalidConfig(
                 f"{name} {count:,} take {count * block_bytes / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free on {where}, "

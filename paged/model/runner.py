@@ -153,6 +153,7 @@ class Runner:
     def _threads(self) -> AbstractContextManager[None]:
         """How many threads a pass has."""
         count = 1 if self._is_small else free_cores().count() if self._adapts else None
+        # Where there is one thread somebody else may have lowered the number, and raise it while this pass runs: so it has to say its own.
         return nullcontext() if count is None or count >= torch.get_num_threads() > 1 else THREADS.at_most(count)
 
     def _forward_part(

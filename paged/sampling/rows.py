@@ -250,15 +250,15 @@ class RowSampling:
 
     def choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
         """The next token of each row, int32 [n], whose output has places[i] tokens before it. May change `logits`, [n, vocabulary]. Raises
-        BadLogits or ProcessorFailed."""
-        reads = (asked.num_top >= 0).nonzero()[0] if asked.any_reads else None
+        BadLogits or CannotAdjust."""
+        reads = (asked.num_top >= 0).nonzero()[0] if asked.any_reads else np.empty(0, np.int64)
         # The model's own, before anything is done to them.
-        read = None if reads is None else logits[reads]
+        read = logits[reads] if len(reads) else None
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
         tokens = _drawn(logits, asked, places)
         self.note(asked, places, tokens)
-        if read is not None and reads is not None:
+        if read is not None:
             told = [reader.read_output for reader in asked.readers[reads]]
             _tell(told, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
@@ -276,17 +276,6 @@ class RowSampling:
         if asked.adjusts:
             self.adjustments.note(asked.lanes, places, tokens, asked.numbers)
 
-    def prompt_places(
-        self, asked: Asked, num_tokens: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.bool_] | None:
-        """Of the packed tokens of rows, so many of each: which are followed by a token of a prompt that its request wants to know the
-        likelihood of, bool [tokens]; None where none is."""
-        if not asked.any_reads_prompt:
-            return None
-        wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
-        found: NDArray[np.bool_] = wants & (positions + 1 < asked.prompt_len.repeat(num_tokens))
-        return found if found.any() else None
-
 
 def _drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
     return sample(
@@ -299,6 +288,18 @@ def _drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[n
         seeds=asked.seeds,
         places=places,
     )
+
+
+def prompt_places(
+    asked: Asked, num_tokens: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.bool_] | None:
+    """Of the packed tokens of rows, so many of each: which are followed by a token of a prompt that its request wants to know the
+    likelihood of, bool [tokens]; None where none is."""
+    if not asked.any_reads_prompt:
+        return None
+    wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
+    found: NDArray[np.bool_] = wants & (positions + 1 < asked.prompt_len.repeat(num_tokens))
+    return found if found.any() else None
 
 
 def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:

@@ -6,27 +6,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from paged.decoding.beams import BeamSearch  # noqa: E402
-from paged.decoding.search import Ahead  # noqa: E402
 
-VOCABULARY, STOP = 13, 3
-
-
-def table(seed, heat):
-    """Log-probabilities after each two tokens, float32 [13, 13, 13]."""
-    return (torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torch.manual_seed(seed)) * heat).log_softmax(-1)
-
-
-def ours(chances, prompt, **options):
-    search = BeamSearch(stops=[STOP], **options)
-    branches = [()]
-    while not search.is_over:
-        ahead = []
-        for tokens in branches:
-            before, last = [*prompt, *tokens][-2:]
-            values, ids = chances[before, last].topk(min(search.num_candidates, VOCABULARY))
-            ahead.append(Ahead(ids.tolist(), values.tolist(), {}))
-        branches = [(*branches[place], token) for place, token in search.advance(ahead)]
-    return search.hypotheses
+from .searching import STOP, VOCABULARY, hypotheses_of, table  # noqa: E402, TID252
 
 
 class Chances(transformers.PreTrainedModel, transformers.GenerationMixin):
@@ -57,7 +38,11 @@ def test_the_answers_are_those_of_transformers(width, penalty, early):
     for seed in range(12):
         chances = table(seed, 1.0 + seed % 3)
         prompt = [seed % VOCABULARY, (5 * seed + 1) % VOCABULARY]
-        found = ours(chances, prompt, width=width, max_tokens=12, length_penalty=penalty, early_stopping=early)
+        found = hypotheses_of(
+            BeamSearch(width, stops=[STOP], max_tokens=12, length_penalty=penalty, early_stopping=early),
+            chances,
+            prompt,
+        )
         theirs = Chances(chances).generate(
             torch.tensor([prompt]),
             num_beams=width,

@@ -8,6 +8,8 @@ transformers = pytest.importorskip("transformers")
 from paged import LLM, BeamSearchParams, Engine, InvalidRequest, InvalidSampling, SamplingParams, load_model  # noqa: E402
 from paged.checkpoint import checkpoint_path  # noqa: E402
 
+from .searching import most_used  # noqa: E402, TID252
+
 PROMPTS = ["The with statement", "Return a new list", "def", "Changed in version 3.", "A generator is"]
 WISHES = [
     {"beam_width": 2},
@@ -92,12 +94,8 @@ def test_beams_hold_what_they_share_once(model):
     engine = Engine(model, block_size=4, num_blocks=400)
     prompt = list(range(1, 81))
     engine.add_request(prompt, BeamSearchParams(beam_width=4, max_tokens=16, ignore_eos=True))
-    most = 0
-    while engine.has_unfinished:
-        engine.step()
-        most = max(most, engine.manager.num_used)
     # Four copies would hold a hundred blocks.
-    assert most <= 20 + 4 * 5
+    assert most_used(engine) <= 20 + 4 * 5
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 6])

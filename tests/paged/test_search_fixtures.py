@@ -19,11 +19,11 @@ from paged import (  # noqa: E402
 )
 from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.beam_groups import BeamGroups  # noqa: E402
-from paged.decoding.search import Ahead  # noqa: E402
+
+from .searching import STOP, VOCABULARY, hypotheses_of, most_used, table  # noqa: E402, TID252
 
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "searches.json").read_text(encoding="utf-8"))
 TOKENS = FIXTURES["max_tokens"]
-VOCABULARY, STOP = 13, 3
 WORLDS = [
     {},
     {"num_blocks": 80, "block_size": 1},
@@ -47,12 +47,6 @@ def model():
     return load_model(checkpoint_path())
 
 
-def table(seed, heat):
-    """As the tool's: log-probabilities after each two tokens, float32 [13, 13, 13]."""
-    drawn = torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torch.manual_seed(seed))
-    return (drawn * heat).log_softmax(-1)
-
-
 @pytest.mark.parametrize("early", [False, True, "never"])
 def test_groups_on_made_up_models(early):
     cases = [case for case in FIXTURES["tables"] if case["early_stopping"] == early]
@@ -69,16 +63,9 @@ def test_groups_on_made_up_models(early):
             length_penalty=case["length_penalty"],
             early_stopping=early,
         )
-        branches = [()]
-        while not search.is_over:
-            ahead = []
-            for tokens in branches:
-                before, last = [*prompt, *tokens][-2:]
-                values, ids = chances[before, last].topk(min(search.num_candidates, VOCABULARY))
-                ahead.append(Ahead(ids.tolist(), values.tolist(), {}))
-            branches = [(*branches[place], token) for place, token in search.advance(ahead)]
-        assert [list(each.tokens) for each in search.hypotheses] == case["answers"]
-        assert [each.score for each in search.hypotheses] == pytest.approx(case["scores"], rel=1e-4, abs=2e-6)
+        found = hypotheses_of(search, chances, prompt)
+        assert [list(each.tokens) for each in found] == case["answers"]
+        assert [each.score for each in found] == pytest.approx(case["scores"], rel=1e-4, abs=2e-6)
 
 
 @pytest.mark.parametrize("options", WORLDS, ids=name_of)
@@ -119,12 +106,8 @@ def test_candidates_are_forks_of_one_answer(model):
     engine = Engine(model, block_size=4, num_blocks=400)
     prompt = list(range(1, 81))
     engine.add_request(prompt, ContrastiveSearchParams(top_k=5, max_tokens=12, ignore_eos=True))
-    most = 0
-    while engine.has_unfinished:
-        engine.step()
-        most = max(most, engine.manager.num_used)
     # Five copies would hold more than a hundred blocks.
-    assert most <= 20 + 5 * 4
+    assert most_used(engine) <= 20 + 5 * 4
 
 
 def test_content_without_hidden_states_is_not_taken(model):
