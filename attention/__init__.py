@@ -5,7 +5,7 @@ loaded when they are used, so that importing this costs no torch.
 
     KVPool                     the tensors of both tiers; run_moves copies between them
     StepTokens                 what one forward pass attends to, as arrays
-    get_backend(name)          a way to compute attention: "reference", "torch_gather", "xformers_splitk"
+    get_backend(name)          a way to compute attention: "reference", "native", "torch_gather", "xformers_splitk"
     best_backend(shape)        the fastest of them that can do such layers here
     LayerShape, LayerOptions   what a layer is like, and how it attends
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         get_backend,
         known_backends,
     )
-    from paged.attention.errors import AttentionError, InvalidPool, UnknownBackend, UnsupportedByBackend
+    from paged.attention.errors import AttentionError, BuildFailed, InvalidPool, UnknownBackend, UnsupportedByBackend
     from paged.attention.kv_pool import KVPool
     from paged.attention.movement import run_moves
     from paged.attention.step_tokens import StepTokens
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttentionBackend": "paged.attention.backend",
     "AttentionError": "paged.attention.errors",
+    "BuildFailed": "paged.attention.errors",
     "InvalidPool": "paged.attention.errors",
     "KVPool": "paged.attention.kv_pool",
     "LayerOptions": "paged.attention.backend",
@@ -46,6 +47,7 @@ _HOMES = {
 __all__ = [
     "AttentionBackend",
     "AttentionError",
+    "BuildFailed",
     "InvalidPool",
     "KVPool",
     "LayerOptions",

@@ -5,14 +5,16 @@ Knows names. A backend's module is imported when its name is asked for, so that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from paged.attention.errors import UnknownBackend, UnsupportedByBackend
+from paged.attention.errors import BuildFailed, UnknownBackend, UnsupportedByBackend
 from paged.attention.kv_pool import KVPool
 from paged.attention.step_tokens import StepTokens
 
@@ -20,7 +22,7 @@ from paged.attention.step_tokens import StepTokens
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What all layers have in common: query heads, heads of K and V (a divisor), their size, tokens a block, dtype and device; and
-    whether any layer caps its scores."""
+    whether any layer caps its scores, or has sinks."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,6 +31,7 @@ class LayerShape:
     dtype: torch.dtype
     device: torch.device
     has_soft_cap: bool = False
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,13 @@ class LayerOptions:
     scale     factor of q·k
     window    a token attends to so many tokens, itself included; None: to all before it
     soft_cap  scores become soft_cap * tanh(score / soft_cap); None: they stay
+    sinks     [num_heads], a score that every token of a head sees and that has no value (gpt-oss); None: there are none
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
 
     def capped(self, scores: Tensor) -> Tensor:
         """The scores, of any shape, as the soft cap leaves them."""
@@ -83,12 +88,13 @@ class AttentionBackend(Protocol):
 # In the order in which they are proposed; the module of each has a class Backend(is_invariant).
 _MODULES = {
     "reference": "paged.attention.reference",
+    "native": "paged.attention.native.backend",
     "torch_gather": "paged.attention.torch_gather",
     "xformers_splitk": "paged.attention.xformers_splitk",
 }
 
-# Those that are faster there than what runs everywhere, the fastest first.
-_ON_CUDA = ("xformers_splitk",)
+# Those that are faster on a type of device than what runs everywhere, the fastest first.
+_FASTER = {"cuda": ("xformers_splitk",), "cpu": ("native",)}
 
 
 def known_backends() -> tuple[str, ...]:
@@ -108,12 +114,20 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
 
 
 def best_backend(shape: LayerShape, *, invariant: bool = False) -> AttentionBackend:
-    """The fastest backend that can do layers of this shape here: on CUDA `xformers_splitk` where it can, everywhere else `torch_gather`."""
-    for name in _ON_CUDA if shape.device.type == "cuda" else ():
+    """The fastest backend that can do layers of this shape here: on CUDA `xformers_splitk` and on a CPU `native` where they can,
+    everywhere else `torch_gather`. Where nothing can be compiled it warns, once."""
+    for name in _FASTER.get(shape.device.type, ()):
         try:
             backend = get_backend(name, invariant=invariant)
             backend.check(shape)
-        except UnsupportedByBackend:
+        except UnsupportedByBackend as error:
+            if isinstance(error.__cause__, BuildFailed):
+                _say_once(str(error.__cause__))
             continue
         return backend
     return get_backend("torch_gather", invariant=invariant)
+
+
+@cache
+def _say_once(cause: str) -> None:
+    warnings.warn(f'attention runs in torch, which is slower, because "native" cannot be compiled: {cause}', stacklevel=2)

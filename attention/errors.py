@@ -3,6 +3,7 @@
 AttentionError            a PagedError
   UnknownBackend          no backend has this name; the known ones are listed
   UnsupportedByBackend    the backend cannot do this shape, dtype, device or option; says which ones it can
+  BuildFailed             C code cannot be compiled here; with the compiler's message
   InvalidPool             a pool's sizes, or block ids that are not in it
 """
 
@@ -41,3 +42,7 @@ class UnsupportedByBackend(AttentionError):
 
 class InvalidPool(AttentionError):
     """A pool of these sizes cannot be made, or a block is not in it."""
+
+
+class BuildFailed(AttentionError):
+    """C code cannot be compiled or loaded here."""

@@ -123,6 +123,10 @@ def attend(
     keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
     q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim))
     highest = weight = total = None
+    if options.sinks is not None:
+        # A score that is seen before all pieces, and brings nothing.
+        highest = options.sinks.to(precise).view(1, num_heads, 1).expand(places, -1, -1)
+        weight, total = torch.ones_like(highest), highest.new_zeros(places, num_heads, q.shape[-1])
     for piece in _pieces(plan, options.window, pool):
         k = _aligned(workspace.gathered("first", keys, piece.rows).to(precise).view(-1, PIECE, head_dim))
         scores = options.capped(torch.bmm(q, k.transpose(1, 2)).view(places, -1, PIECE))

@@ -67,6 +67,8 @@ class Backend:
             v = values[index].to(precise).repeat_interleave(group, 1)
             # [tokens seen, heads]
             scores = options.capped((queries[token].to(precise) * k).sum(-1) * options.scale)
-            weights = torch.softmax(scores, 0)
+            if options.sinks is not None:
+                scores = torch.cat([scores, options.sinks.to(precise)[None]])
+            weights = torch.softmax(scores, 0)[: len(k)]
             out[token] = (weights.unsqueeze(-1) * v).sum(0).to(out.dtype)
         return out

@@ -134,7 +134,7 @@ class Backend:
         q = q.reshape(b * num_kv_heads, group * num_queries, head_dim)
         k = self._workspace.gathered("first", keys, rows).view(-1, width, head_dim)
         precise = working_dtype(q.dtype)
-        if options.soft_cap is None and (num_queries > 1 or q.dtype != precise):
+        if options.soft_cap is None and options.sinks is None and (num_queries > 1 or q.dtype != precise):
             # It holds neither the scores of a whole chunk nor K and V in more than their 16 bits; else products are faster.
             v = self._workspace.gathered("second", values, rows).view(-1, width, head_dim)
             seen = hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
@@ -143,7 +143,11 @@ class Backend:
         else:
             scores = torch.bmm(q.to(precise), k.to(precise).transpose(1, 2)).mul_(options.scale)
             scores = options.capped(scores).view(b, num_kv_heads, group, num_queries, width)
-            weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1)
+            scores.masked_fill_(hidden, -torch.inf)
+            if options.sinks is not None:
+                sinks = options.sinks.to(precise).view(num_kv_heads, group, 1, 1).expand(b, -1, -1, num_queries, 1)
+                scores = torch.cat([scores, sinks], -1)
+            weights = torch.softmax(scores, -1)[..., :width].contiguous()
             # Where the keys lay, which nobody needs any more: that memory is in a cache.
             v = self._workspace.gathered("first", values, rows).view(-1, width, head_dim)
             result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v.to(precise)).to(q.dtype)

@@ -102,7 +102,7 @@ class Backend:
 
     @staticmethod
     def check(shape: LayerShape) -> None:
-        """Raise UnsupportedByBackend for a device, dtype, head size, block size or soft cap that the operator does not take.
+        """Raise UnsupportedByBackend for a device, dtype, head size, block size, soft cap or sinks that the operator does not take.
 
         Knows without xformers.
         """
@@ -119,6 +119,8 @@ class Backend:
                 raise _unsupported(what, f"it takes {_listed(known)}; {_OTHERS}")
         if shape.has_soft_cap:
             raise _unsupported("a soft cap on scores", _OTHERS)
+        if shape.has_sinks:
+            raise _unsupported("attention sinks", _OTHERS)
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
         """Cut the step into rows. Raises UnsupportedByBackend for an ancestor mask."""
@@ -136,9 +138,11 @@ class Backend:
         )
 
     def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, which `check` was not told of."""
+        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap or sinks, which `check` was not told of."""
         if options.soft_cap is not None:
             raise _unsupported("a soft cap on scores", _OTHERS)
+        if options.sinks is not None:
+            raise _unsupported("attention sinks", _OTHERS)
         if options.window not in plan.by_window:
             plan.by_window[options.window] = [
                 self._mask_of(rows, plan.step, pool, options.window) for rows in plan.rows

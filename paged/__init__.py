@@ -15,7 +15,7 @@ from paged.extras import MissingExtra, import_with_extra
 
 if TYPE_CHECKING:
     from paged.async_engine import AsyncEngine, DeadlineExceeded, EngineClosed
-    from paged.attention import AttentionError, UnknownBackend, UnsupportedByBackend
+    from paged.attention import AttentionError, BuildFailed, UnknownBackend, UnsupportedByBackend
     from paged.block_manager import (
         Admission,
         BlockManager,
@@ -112,6 +112,7 @@ __all__ = [
     "BlockManager",
     "BrokenCheckpoint",
     "BudgetTooSmall",
+    "BuildFailed",
     "CannotAdjust",
     "CannotCopy",
     "CheckpointNotFound",
@@ -187,7 +188,7 @@ __all__ = [
 ]
 
 _PUBLIC_NAMES = {
-    "paged.attention": ("AttentionError", "UnknownBackend", "UnsupportedByBackend"),
+    "paged.attention": ("AttentionError", "BuildFailed", "UnknownBackend", "UnsupportedByBackend"),
     "paged.block_manager": (
         "Admission",
         "BlockManager",

@@ -60,17 +60,17 @@ def _paged_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, head_dim], key and value [1, kv heads, T, head_dim] → [1, T, heads, head_dim]."""
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
-    if others.get("s_aux") is not None:
-        forward_pass.refuse("attention sinks")
     if key.shape[-1] != value.shape[-1]:
         forward_pass.refuse(f"keys of {key.shape[-1]} and values of {value.shape[-1]} a head")
-    options = LayerOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = LayerOptions(scale, sliding_window, softcap, s_aux)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
     out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options)
     return out.unsqueeze(0), None

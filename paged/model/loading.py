@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paged.attention import LayerOptions
 from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
+from paged.model.native.packed import pack_linears
 from paged.model.hook import ATTENTION, register, under_way
 
 # Characters of a library's message that are quoted.
@@ -34,6 +35,7 @@ class LoadedModel:
     num_layers, num_heads, num_kv_heads, head_dim
                      the shape of its K and V, as a trial run showed it
     has_soft_cap     whether any layer caps its scores
+    has_sinks        whether any layer has attention sinks
     vocabulary_size  token ids have to be below it
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
@@ -47,6 +49,7 @@ class LoadedModel:
     num_kv_heads: int
     head_dim: int
     has_soft_cap: bool
+    has_sinks: bool
     vocabulary_size: int
     max_length: int | None
     eos_token_ids: tuple[int, ...]
@@ -71,7 +74,10 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
 
 
 def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
-    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. Raises UnsupportedModel."""
+    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
+    place. Raises UnsupportedModel."""
+    if where.type == "cpu":
+        pack_linears(module)
     trial = _trial(module, name, where)
     text = module.config.get_text_config()
     return LoadedModel(
@@ -83,6 +89,7 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         num_kv_heads=trial.num_kv_heads,
         head_dim=trial.head_dim,
         has_soft_cap=trial.has_soft_cap,
+        has_sinks=trial.has_sinks,
         vocabulary_size=int(text.vocab_size),
         max_length=getattr(text, "max_position_embeddings", None),
         eos_token_ids=_eos(module, text),
@@ -205,11 +212,13 @@ class _Trial:
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
         self.has_soft_cap = False
+        self.has_sinks = False
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         self.layers.add(layer)
         self.shapes.add((queries.shape[1], keys.shape[1], keys.shape[2]))
         self.has_soft_cap |= options.soft_cap is not None
+        self.has_sinks |= options.sinks is not None
         return values.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
 
     def refuse(self, what: str) -> None:

@@ -2,9 +2,11 @@
 
 Knows the arrays of a Batch, a pool, a backend and a loaded model. Does not know requests, sampling or text.
 
-Batch-invariant mode runs the batch in tiles of 32 tokens, padded, so that every matrix product has one shape always, with attention
-in the backend's invariant mode: then a sequence's logits do not depend, to the last bit, on what else is in the batch, how its
-prompt was cut or where its blocks lie. Otherwise all tokens of the batch are one packed sequence: faster, and words may differ.
+In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the batch, how its prompt was cut or
+where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a batch
+go through it in one call (`native/fused.py`). Any other model is run in tiles of 32 tokens, padded, so that what torch computes has
+one shape always, with attention in the backend's invariant mode. Without that mode such a model gets all tokens of the batch as one packed
+sequence: faster, and words may differ.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from paged.model.capacity import pool_for
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
+from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.threads import THREADS, free_cores
 from paged.scheduler import Batch
 
@@ -72,10 +75,18 @@ class _Pass:
 
 class Runner:
     """Runs batches of one scheduler on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
-    None is packed mode. One that `adapts` leaves cores to others who use them. `runner_for` chooses all three."""
+    None has all tokens of a batch in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
+    does what the backend would. `runner_for` chooses them all."""
 
     def __init__(
-        self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, tile: int | None, *, adapts: bool = False
+        self,
+        model: LoadedModel,
+        pool: KVPool,
+        backend: AttentionBackend,
+        tile: int | None,
+        *,
+        adapts: bool = False,
+        fused: FusedDecoder | None = None,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -83,10 +94,11 @@ class Runner:
         self.tile = tile
         self._is_small = is_small(model)
         self._adapts = adapts and not self._is_small
+        self._fused = fused
 
     @property
     def tiling(self) -> Tiling | None:
-        """How it cuts a step, for who wants to know what one costs; None in packed mode."""
+        """How it cuts a step, for who wants to know what one costs; None where it does not."""
         return None if self.tile is None else Tiling(places=self.tile, piece=self.backend.piece)
 
     def move(self, batch: Batch) -> None:
@@ -138,17 +150,23 @@ class Runner:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
             return torch.empty(0, self.model.vocabulary_size), torch.empty(0, 0)
         with self._threads():
+            if self._fused is not None:
+                wanted = (is_sampled | stateful).nonzero()[0]
+                states, logits = self._fused.forward(step, self.pool, token_ids, wanted)
+                if len(wanted) == np.count_nonzero(is_sampled):
+                    return logits, states[torch.from_numpy(stateful[wanted])]
+                return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
             if self.tile is None:
                 return self._forward_part(step, token_ids, is_sampled, stateful)
-            logits, states = [], []
+            parts, of_states = [], []
             for first in range(0, step.num_tokens, self.tile):
                 stop = min(first + self.tile, step.num_tokens)
                 part = step.part(first, stop, self.tile - (stop - first))
                 places = slice(first, stop)
                 its = self._forward_part(part, token_ids[places], is_sampled[places], stateful[places])
-                logits.append(its[0])
-                states.append(its[1])
-            return torch.cat(logits), torch.cat([each for each in states if len(each)] or states[:1])
+                parts.append(its[0])
+                of_states.append(its[1])
+            return torch.cat(parts), torch.cat([each for each in of_states if len(each)] or of_states[:1])
 
     def _threads(self) -> AbstractContextManager[None]:
         """How many threads a pass has."""
@@ -203,8 +221,8 @@ def _sampled_after(batch: Batch) -> NDArray[np.bool_]:
 
 
 def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
-    """A runner of this backend, or of the best: packed, or batch-invariant by tiles of 32, by single tokens where a tile's places
-    disagree.
+    """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
+    by tiles of 32, by single tokens where a tile's places disagree.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
@@ -216,6 +234,7 @@ def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch
         dtype=model.dtype,
         device=model.device,
         has_soft_cap=model.has_soft_cap,
+        has_sinks=model.has_sinks,
     )
     if backend == "auto":
         chosen = best_backend(shape, invariant=batch_invariant)
@@ -223,6 +242,10 @@ def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch
         chosen = get_backend(backend, invariant=batch_invariant)
         chosen.check(shape)
     on_cpu = model.device.type == "cpu"
+    if chosen.name == "native":
+        fused = fused_decoder(model.module)
+        if fused is not None:
+            return Runner(model, pool, chosen, None, adapts=True, fused=fused)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)
     forwards, backwards = _trial(model, chosen, slice(None)), _trial(model, chosen, slice(None, None, -1))

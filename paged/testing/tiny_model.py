@@ -79,6 +79,7 @@ def tiny_model(vocabulary: int = 8, noise: float = 0.0) -> LoadedModel:
         num_kv_heads=1,
         head_dim=_HEAD_DIM,
         has_soft_cap=False,
+        has_sinks=False,
         vocabulary_size=vocabulary,
         max_length=MAX_LENGTH,
         eos_token_ids=(),

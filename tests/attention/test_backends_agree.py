@@ -21,6 +21,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = [name for name in known_backends() if name not in ("reference", "xformers_splitk")]
 REFERENCE = get_backend("reference")
 
+
+def dtypes_of(name):
+    """What a backend reads."""
+    return (torch.float32, torch.bfloat16) if name == "native" else tuple(TOLERANCES)
+
+
 each_backend = pytest.mark.parametrize("name", NAMES)
 each_mode = pytest.mark.parametrize("invariant", [False, True], ids=["fast", "invariant"])
 
@@ -29,6 +35,7 @@ each_mode = pytest.mark.parametrize("invariant", [False, True], ids=["fast", "in
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2 * 2**-10, torch.bfloat16: 2 * 2**-7}
 # The reference rounds once, when it is done.
 OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ SOFT_CAPS = st.none() | st.sampled_from([0.5, 2.0, 30.0])
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
     turns = []
     for done in draw(st.lists(LENGTHS, min_size=1, max_size=12)):
         count = draw(st.sampled_from([1, 1, 1, 2, 3, 7]))
@@ -62,19 +69,25 @@ def cases(draw: st.DrawFn) -> Case:
     head_dim = draw(st.sampled_from([1, 3, 7, 8, 16, 33, 64]))
     # Scores have a standard deviation of 1.7 at most: those of 16 bits could not tell much larger ones apart.
     scales = st.sampled_from([0.3, 1.0, 1.7]).map(lambda spread: spread / head_dim**0.5)
+    num_kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 70]))
+    sinks = st.none() | st.integers(0, 99).map(lambda seed: drawn_sinks(num_kv_heads * group, seed))
     return Case(
         turns,
         draw(st.booleans()),
         draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, 4)),
+        num_kv_heads,
+        group,
         head_dim,
-        draw(st.sampled_from(list(TOLERANCES))),
+        draw(st.sampled_from(dtypes)),
         draw(st.integers(0, 3)),
         # Layers of different options share one plan.
-        draw(st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS), min_size=1, max_size=2)),
+        draw(st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks), min_size=1, max_size=2)),
         draw(st.integers(0, 2**16)),
     )
+
+
+def drawn_sinks(num_heads, seed):
+    return torch.randn(num_heads, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +131,11 @@ def dense(turn, own, options):
     distances = positions[done:, None] - positions
     is_near = distances < (options.window or stop + 1)
     scores = scores.masked_fill(~(is_ancestor & is_near), -torch.inf)
-    return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+    weights = scores.exp()
+    total = weights.sum(-1, keepdim=True)
+    if options.sinks is not None:
+        total += options.sinks.double().exp()[:, None, None]
+    return torch.einsum("hts,shd->thd", weights / total, values)
 
 
 def assert_close(found, expected, tolerances):
@@ -138,9 +155,10 @@ def test_the_reference_is_dense_attention(build, case):
 @each_backend
 @each_mode
 @settings(max_examples=100, derandomize=True)
-@given(cases())
-def test_a_backend_gives_what_the_reference_gives(name, invariant, build, case):
+@given(st.data())
+def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
     backend = get_backend(name, invariant=invariant)
+    case = data.draw(cases(dtypes_of(name)))
     _, _, scene = build(case)
     places = scene.step.num_tokens + case.num_padded
     expected = scene.attend(REFERENCE, *case.options)
@@ -265,8 +283,10 @@ def test_one_backend_serves_pools_of_several_shapes(draw_sequence, lay_out):
 
 
 @pytest.mark.parametrize("soft_cap", [None, 50.0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@each_backend
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in NAMES for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes_of(name)],
+)
 def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap):
     """Scores of about 20, of which such a number keeps a tenth: weights would be off by as much."""
     pool = KVPool(num_layers=1, num_blocks=1, block_size=64, num_kv_heads=1, head_dim=64, dtype=dtype)

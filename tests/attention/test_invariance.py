@@ -5,6 +5,8 @@ A step has 32 places in all, tokens and padding, as the engine always has it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -21,6 +23,7 @@ PLACES = 32
 INVARIANT = {
     "reference": get_backend("reference"),
     "torch_gather": get_backend("torch_gather", invariant=True),
+    "native": get_backend("native"),
 }
 each_backend = pytest.mark.parametrize("backend", INVARIANT.values(), ids=INVARIANT.keys())
 law = settings(max_examples=30, derandomize=True)
@@ -37,7 +40,18 @@ OPTIONS = st.builds(
     st.sampled_from([1.0, 0.3]),
     st.none() | st.sampled_from([1, 5, 64, 100]),
     st.none() | st.sampled_from([1.0, 30.0]),
+    # For the most heads of any shape; the others have the first of them.
+    st.none() | st.integers(0, 9).map(lambda seed: torch.randn(14, generator=torch.Generator().manual_seed(seed))),
 )
+
+
+def fitting(backend, sizes, options):
+    """Sizes with a dtype that the backend reads, as wide as theirs or half as wide; options with a sink for each head."""
+    instead = {torch.float16: torch.bfloat16, torch.float64: torch.float32} if backend.name == "native" else {}
+    sinks = None if options.sinks is None else options.sinks[: sizes["num_kv_heads"] * sizes["group"]]
+    return {**sizes, "dtype": instead.get(sizes["dtype"], sizes["dtype"])}, replace(options, sinks=sinks)
+
+
 # Contexts of one to four pieces of 64, and their edges.
 DONE = st.integers(0, 5) | st.sampled_from([31, 63, 64, 65, 100, 127, 128, 190])
 SPANS = st.tuples(DONE, st.sampled_from([1, 1, 2, 5]))
@@ -69,6 +83,7 @@ def results(scene, backend, options):
         ("reference", True, True),
         ("torch_gather", False, False),
         ("torch_gather", True, True),
+        ("native", False, True),
     ],
 )
 def test_a_backend_says_whether_it_is_invariant(name, asked, given):
@@ -76,7 +91,7 @@ def test_a_backend_says_whether_it_is_invariant(name, asked, given):
 
 
 def test_what_is_tested_here_claims_to_be_invariant():
-    assert [backend.is_invariant for backend in INVARIANT.values()] == [True, True]
+    assert [backend.is_invariant for backend in INVARIANT.values()] == [True, True, True]
 
 
 @each_backend
@@ -85,6 +100,7 @@ def test_what_is_tested_here_claims_to_be_invariant():
 def test_who_else_is_in_the_step_changes_nothing(
     backend, turn, lay_out, sizes, options, block_size, span, before, after
 ):
+    sizes, options = fitting(backend, sizes, options)
     own = turn(span, 0, sizes)
     before = [turn(each, 1 + i, sizes) for i, each in enumerate(before)]
     after = [turn(each, 11 + i, sizes) for i, each in enumerate(after[:1])]
@@ -97,6 +113,7 @@ def test_who_else_is_in_the_step_changes_nothing(
 @law
 @given(SIZES, OPTIONS, BLOCK_SIZES, st.lists(SPANS, min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_the_place_in_the_step_changes_nothing(backend, turn, lay_out, sizes, options, block_size, spans, random):
+    sizes, options = fitting(backend, sizes, options)
     turns = [turn(span, i, sizes) for i, span in enumerate(spans)]
     order = random.sample(range(len(turns)), len(turns))
     found = results(lay_out(turns, block_size=block_size), backend, options)
@@ -108,6 +125,7 @@ def test_the_place_in_the_step_changes_nothing(backend, turn, lay_out, sizes, op
 @law
 @given(SIZES, OPTIONS, BLOCK_SIZES, st.lists(SPANS, min_size=1, max_size=3), st.integers(1, 99))
 def test_the_place_of_the_blocks_changes_nothing(backend, turn, lay_out, sizes, options, block_size, spans, seed):
+    sizes, options = fitting(backend, sizes, options)
     turns = [turn(span, i, sizes) for i, span in enumerate(spans)]
     found = lay_out(turns, block_size=block_size).attend(backend, options, places=PLACES)
     moved = lay_out(turns, block_size=block_size, seed=seed).attend(backend, options, places=PLACES)
@@ -118,6 +136,7 @@ def test_the_place_of_the_blocks_changes_nothing(backend, turn, lay_out, sizes, 
 @law
 @given(SIZES, OPTIONS, st.lists(BLOCK_SIZES | st.integers(1, 64), min_size=2, max_size=2, unique=True), SPANS, SPANS)
 def test_the_block_size_changes_nothing(backend, turn, lay_out, sizes, options, block_sizes, one, other):
+    sizes, options = fitting(backend, sizes, options)
     turns = [turn(one, 0, sizes), turn(other, 1, sizes)]
     found, again = (lay_out(turns, block_size=size).attend(backend, options, places=PLACES) for size in block_sizes)
     assert torch.equal(again[0], found[0])
@@ -133,6 +152,7 @@ EVERY_PLACES = list(range(PLACES, 300, PLACES))
 @settings(max_examples=20, derandomize=True)
 @given(SIZES, OPTIONS, LONG, CUTS)
 def test_where_prompts_are_cut_changes_nothing(backend, turn, lay_out, sizes, options, spans, cuts):
+    sizes, options = fitting(backend, sizes, options)
     turns = [turn(span, i, sizes) for i, span in enumerate(spans)]
     # Every run has a pool of its own: what a part has not written yet is NaN.
     whole = lay_out(turns, block_size=16).attend_in_parts(backend, options, EVERY_PLACES, PLACES)
@@ -153,6 +173,7 @@ def test_a_prompt_gives_what_its_tokens_give_one_by_one(backend, turn, lay_out):
 @law
 @given(SIZES, OPTIONS, BLOCK_SIZES, SPANS, SPANS)
 def test_a_chain_of_drafts_is_a_chunk(backend, turn, lay_out, branches, sizes, options, block_size, one, other):
+    sizes, options = fitting(backend, sizes, options)
     turns = [turn(one, 0, sizes), turn(other, 1, sizes)]
     chains = [branches(list(range(-1, count - 1))) for _, count in (one, other)]
     chunk = lay_out(turns, block_size=block_size).attend(backend, options, places=PLACES)
@@ -166,6 +187,7 @@ def test_a_chain_of_drafts_is_a_chunk(backend, turn, lay_out, branches, sizes, o
 def test_a_draft_gets_what_its_branch_alone_would_get(
     backend, turn, lay_out, branches, sizes, options, block_size, done, data
 ):
+    sizes, options = fitting(backend, sizes, options)
     parents = [data.draw(st.integers(-1, token - 1)) for token in range(6)]
     mask = branches(parents)
     tree = turn((done, len(parents)), 0, sizes)
@@ -177,10 +199,11 @@ def test_a_draft_gets_what_its_branch_alone_would_get(
         assert torch.equal(alone[-1], found[draft])
 
 
+# The reference has no work that is worth sharing.
+@pytest.mark.parametrize("name", ["torch_gather", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_it_holds_for_threads_that_share_the_work(turn, lay_out, dtype):
-    # The reference has no work that is worth sharing.
-    backend = INVARIANT["torch_gather"]
+def test_it_holds_for_threads_that_share_the_work(turn, lay_out, dtype, name):
+    backend = INVARIANT[name]
     sizes = {"num_kv_heads": 2, "group": 7, "head_dim": 64, "dtype": dtype}
     turns = [turn((100, 1), 0, sizes), *(turn((10 * i, 3), i, sizes) for i in range(1, 10))]
     options = LayerOptions(0.125)

@@ -52,17 +52,17 @@ def test_a_name_that_nobody_announced_is_an_attribute_error():
 
 def test_the_backends_are_these():
     pytest.importorskip("torch")
-    assert attention.known_backends() == ("reference", "torch_gather", "xformers_splitk")
+    assert attention.known_backends() == ("reference", "native", "torch_gather", "xformers_splitk")
 
 
 def test_an_unknown_backend_is_told_the_known_ones():
     pytest.importorskip("torch")
-    message = "^unknown attention backend 'flash'; known ones are reference, torch_gather, xformers_splitk.$"
+    message = "^unknown attention backend 'flash'; known ones are reference, native, torch_gather, xformers_splitk.$"
     with pytest.raises(attention.UnknownBackend, match=message):
         attention.get_backend("flash")
 
 
-@pytest.mark.parametrize("name", ["reference", "torch_gather"])
+@pytest.mark.parametrize("name", ["reference", "native", "torch_gather"])
 def test_a_backend_bears_the_name_it_is_asked_by(name):
     pytest.importorskip("torch")
     assert attention.get_backend(name).name == name
@@ -70,5 +70,5 @@ def test_a_backend_bears_the_name_it_is_asked_by(name):
 
 
 def test_every_error_is_an_attention_error():
-    errors = ["InvalidPool", "UnknownBackend", "UnsupportedByBackend"]
+    errors = ["BuildFailed", "InvalidPool", "UnknownBackend", "UnsupportedByBackend"]
     assert all(issubclass(getattr(attention, name), attention.AttentionError) for name in errors)

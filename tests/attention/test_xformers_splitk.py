@@ -88,6 +88,13 @@ def test_a_soft_cap_is_refused():
         Backend.check(shape_with(has_soft_cap=True))
 
 
+def test_attention_sinks_are_refused():
+    with pytest.raises(
+        UnsupportedByBackend, match='attention sinks; the backends "torch_gather" and "reference" can'
+    ):
+        Backend.check(shape_with(has_sinks=True))
+
+
 def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.8.0"))
     monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
@@ -95,6 +102,7 @@ def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch)
     assert best_backend(shape_with()).name == "xformers_splitk"
     assert best_backend(shape_with(head_dim=80)).name == "torch_gather"
     assert best_backend(shape_with(has_soft_cap=True)).name == "torch_gather"
+    assert best_backend(shape_with(has_sinks=True)).name == "torch_gather"
     assert best_backend(shape_with(device=CPU)).name == "torch_gather"
     chosen = best_backend(shape_with(), invariant=True)
     assert (chosen.name, chosen.is_invariant) == ("torch_gather", True)

@@ -53,6 +53,15 @@ _GEMMA2 = {
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 9.0,
 }
+# Layers with a window and layers without take turns, and every head has a sink.
+_GPT_OSS = {
+    **_GROUPED,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 _GPT2 = {**_SPECIAL, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 80, "n_positions": MAX_LENGTH}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -65,6 +74,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi": _GROUPED,
     "gpt2": {**_GPT2, "scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": _WITH_MLP,
+    "gpt_oss": _GPT_OSS,
     "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
     # Those that are refused.
     "bert": _WITH_MLP,
@@ -120,9 +130,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 torch.manual_seed(0)
                 model = AutoModelForCausalLM.from_config(config).float()
                 with torch.no_grad():
-                    for weights in model.parameters():
-                        if weights.dim() == 2:
+                    for name, weights in model.named_parameters():
+                        if weights.dim() >= 2:
                             weights.normal_(0, 0.3)
+                        elif name.endswith(".sinks"):
+                            weights.normal_(0, 2)
                 model.save_pretrained(folder)
             made[name] = folder
         return made[name]

@@ -1,4 +1,4 @@
-"""Ten architectures on paged memory write what transformers' own `generate` writes."""
+"""Eleven architectures on paged memory write what transformers' own `generate` writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged.model.runner import runner_for
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure_run import PressureRun
 
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "gpt_oss", "opt"]
 MAX_TOKENS = 12
 # The four need 36 blocks in the end.
 SMALL_POOL = EngineWorld(num_blocks=23, block_size=4, host_blocks=8, max_tokens_per_step=16, max_sequences=4)
@@ -70,7 +70,7 @@ def written(run):
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
-@pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+@pytest.mark.parametrize("backend", ["reference", "torch_gather", "native"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
     run = small_pool_run(loaded(architecture), backend, batch_invariant=batch_invariant)
@@ -92,7 +92,7 @@ def test_the_small_pool_preempts_and_cuts_prompts(loaded):
     assert any((~batch.samples).any() for batch in batches), "a chunk that does not end its prompt"
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+@pytest.mark.parametrize("backend", ["reference", "torch_gather", "native"])
 @pytest.mark.parametrize(
     ("architecture", "ignored"),
     [
@@ -101,6 +101,8 @@ def test_the_small_pool_preempts_and_cuts_prompts(loaded):
         ("gemma2", {"soft_cap": None}),
         ("gemma2", {"scale": 16**-0.5}),
         ("gpt2", {"scale": 12**-0.5}),
+        ("gpt_oss", {"window": None}),
+        ("gpt_oss", {"sinks": None}),
     ],
 )
 def test_what_a_layer_asks_for_would_be_missed(architecture, ignored, backend, loaded, generated):

@@ -34,6 +34,7 @@ def instance_of(error):
         (paged.BudgetTooSmall, ("too small",), {"wanted": 7, "given": 5}),
         (paged.UnknownBackend, ("fast", ["reference", "torch_gather"]), {}),
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
+        (paged.BuildFailed, ("/usr/bin/cc failed: no",), {}),
         (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
         (paged.ProcessorFailed, (3, "ValueError: no"), {}),
         (paged.CannotAdjust, (3, "no"), {}),

@@ -1,0 +1,162 @@
+"""The backend `native`: attention in C over K and V where they lie, for a CPU. See attention.c for what it does and in which order.
+
+It is invariant always: a token's result depends on its own context alone. Reads float32 and bfloat16 and computes in float32. Knows
+tensors' addresses and strides, and the arrays of a step. Does not know who compiles, or when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged.attention.backend import LayerOptions, LayerShape
+from paged.attention.errors import BuildFailed, UnsupportedByBackend
+from paged.attention.kv_pool import KVPool
+from paged.attention.native.build import library
+from paged.attention.step_tokens import StepTokens
+
+_HERE = Path(__file__).parent
+SOURCES = (_HERE / "attention.c",)
+HEADERS = (_HERE / "attention.h", _HERE / "vector.h")
+# As in vector.h, enum element.
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+# As in attention.h.
+MOST_HEAD_SIZE = 256
+
+_NAME = "native"
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class Call(ctypes.Structure):
+    """As attention.h's paged_attention_call."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "out", "keys", "values", "tables", "query_start", "seq_lens", "sinks")),
+        *((name, _int64) for name in ("query_stride", "out_stride", "table_stride", "block_size")),
+        *((name, _int64) for name in ("n", "heads", "kv_heads", "head_size", "window")),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("pool_element", "query_element", "out_element")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sequences as the C code reads them: block tables int32 [n, columns], query_start int64 [n + 1], seq_lens int64 [n]. Their memory
+    is held here."""
+
+    tables: NDArray[np.int32]
+    query_start: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    block_size: int
+
+    def write(self, call: Call) -> None:
+        """Into a call."""
+        call.tables, call.table_stride = self.tables.ctypes.data, self.tables.shape[1]
+        call.query_start, call.seq_lens = self.query_start.ctypes.data, self.seq_lens.ctypes.data
+        call.block_size, call.n = self.block_size, len(self.seq_lens)
+
+
+class Backend:
+    """See the module. Raises UnsupportedByBackend where it cannot be compiled."""
+
+    name = _NAME
+    is_invariant = True
+    piece = 1
+
+    def __init__(self, is_invariant: bool) -> None:
+        del is_invariant  # It always is.
+        self._attention = _compiled()
+
+    def check(self, shape: LayerShape) -> None:
+        """On a CPU, in float32 or bfloat16, heads of up to 256."""
+        refusal = _refusal(shape)
+        if refusal is not None:
+            raise UnsupportedByBackend(_NAME, *refusal)
+
+    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
+        """Sequences as they are; tokens of branches as sequences of their own."""
+        return plan_of(step)
+
+    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+        """See AttentionBackend."""
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        # Places behind the tokens hold something finite.
+        out[int(plan.query_start[-1]) :] = 0
+        if queries.stride()[1:] != (queries.shape[2], 1):
+            queries = queries.contiguous()
+        keys, values = pool.keys(layer), pool.values(layer)
+        call = Call(
+            queries=queries.data_ptr(),
+            out=out.data_ptr(),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            query_stride=queries.stride(0),
+            out_stride=out.stride(0),
+            heads=queries.shape[1],
+            kv_heads=pool.num_kv_heads,
+            head_size=pool.head_dim,
+            window=options.window or 0,
+            scale=options.scale,
+            soft_cap=options.soft_cap or 0,
+            pool_element=ELEMENTS[pool.dtype],
+            query_element=ELEMENTS[queries.dtype],
+            out_element=ELEMENTS[out.dtype],
+        )
+        if options.sinks is not None:
+            sinks = options.sinks.float().contiguous()
+            call.sinks = sinks.data_ptr()
+        plan.write(call)
+        self._attention(ctypes.byref(call))
+        return out
+
+
+def plan_of(step: StepTokens) -> Plan:
+    """See Plan. A token of a branch sees its history and its ancestors, next to each other: as a sequence in blocks of one token."""
+    if step.ancestors is None:
+        return Plan(
+            np.ascontiguousarray(step.block_tables, np.int32),
+            np.ascontiguousarray(step.query_start_loc, np.int64),
+            np.ascontiguousarray(step.seq_lens, np.int64),
+            step.block_size,
+        )
+    seen = []
+    for i in range(step.num_sequences):
+        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
+        history = step.history(i)
+        for token in range(first, stop):
+            own = first + step.ancestors[token, first:stop].nonzero()[0]
+            seen.append(np.concatenate([history, step.slot_mapping[own]]))
+    lengths = np.array([len(each) for each in seen], np.int64)
+    tables = np.zeros((len(seen), int(lengths.max(initial=1))), np.int32)
+    for row, slots in enumerate(seen):
+        tables[row, : len(slots)] = slots
+    return Plan(tables, np.arange(len(seen) + 1, dtype=np.int64), lengths, 1)
+
+
+def _refusal(shape: LayerShape) -> tuple[str, str] | None:
+    """What it cannot do of a shape, and what would do."""
+    if shape.device.type != "cpu":
+        return f"device {str(shape.device)!r}", "it runs on a CPU."
+    if shape.dtype not in ELEMENTS:
+        return f"{shape.dtype}", "it reads float32 and bfloat16."
+    if shape.head_dim > MOST_HEAD_SIZE:
+        return f"heads of {shape.head_dim}", f"it does heads of up to {MOST_HEAD_SIZE}."
+    return None
+
+
+@cache
+def _compiled() -> ctypes._CFuncPtr:
+    try:
+        function = library("attention", SOURCES, HEADERS).paged_attention
+    except BuildFailed as error:
+        raise UnsupportedByBackend(_NAME, "anything here", str(error)) from error
+    function.argtypes, function.restype = [ctypes.POINTER(Call)], None
+    return function

@@ -1,0 +1,169 @@
+/* Vectors of float32 as wide as the machine's, and what attention and products share: loads of both element types, exp, a tile of a
+ * product. Written in the vector extensions of GCC and Clang, so that one text serves every instruction set; only the product of
+ * bfloat16 pairs has an instruction of its own where there is one. Knows nothing of blocks, layers or models.
+ *
+ * Every sum here is taken in an order that depends on nothing but the length of what is summed: not on how many rows are computed
+ * beside it, and not on the thread that does it.
+ */
+#ifndef PAGED_VECTOR_H
+#define PAGED_VECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define WIDE 4
+#elif defined(__AVX__)
+#define LANES 8
+#define WIDE 2
+#elif defined(__aarch64__)
+#define LANES 4
+#define WIDE 4
+#else
+#define LANES 4
+#define WIDE 2
+#endif
+/* A tile of a product: so many rows, and so many columns, which its registers hold. */
+#define ROWS 6
+#define COLUMNS (WIDE * LANES)
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint16_t bf16;
+
+enum element { FLOAT32 = 0, BFLOAT16 = 1 };
+
+INLINE vec spread(float x) { return (vec){0} + x; }
+
+INLINE vec rising(void) {
+    vec found;
+    for (int i = 0; i < LANES; i++) found[i] = (float)i;
+    return found;
+}
+
+INLINE vec larger(vec a, vec b) {
+    ivec is = a > b;
+    return (vec)(((ivec)a & is) | ((ivec)b & ~is));
+}
+
+INLINE vec chosen(ivec is, vec yes, vec no) { return (vec)(((ivec)yes & is) | ((ivec)no & ~is)); }
+
+/* The same tree of additions always. */
+INLINE float sum_of(vec v) {
+    float part[LANES];
+    *(vec *)part = v;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+
+INLINE float most_of(vec v) {
+    float part[LANES];
+    *(vec *)part = v;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
+    return part[0];
+}
+
+INLINE float as_float(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float found;
+    memcpy(&found, &bits, 4);
+    return found;
+}
+
+/* To the nearest, halves to even; NaN stays NaN. */
+INLINE bf16 as_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE vec load(const void *from, size_t at, enum element element) {
+    if (element == FLOAT32) return *(const vec *)((const float *)from + at);
+    return (vec)(__builtin_convertvector(*(const hvec *)((const bf16 *)from + at), uvec) << 16);
+}
+
+INLINE void store(void *to, size_t at, vec v, enum element element) {
+    if (element == FLOAT32) {
+        *(vec *)((float *)to + at) = v;
+        return;
+    }
+    uvec bits = (uvec)v;
+    uvec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    ivec is_nan = (ivec)((bits & 0x7fffffff) > 0x7f800000);
+    rounded = (rounded & ~(uvec)is_nan) | (0x7fc0 & (uvec)is_nan);
+    *(hvec *)((bf16 *)to + at) = __builtin_convertvector(rounded, hvec);
+}
+
+INLINE float load_one(const void *from, size_t at, enum element element) {
+    return element == FLOAT32 ? ((const float *)from)[at] : as_float(((const bf16 *)from)[at]);
+}
+
+INLINE void store_one(void *to, size_t at, float x, enum element element) {
+    if (element == FLOAT32)
+        ((float *)to)[at] = x;
+    else
+        ((bf16 *)to)[at] = as_bf16(x);
+}
+
+/* e to the x, within two units in the last place from -87 up to 88, and exactly 0 below -87.
+ * x = n ln 2 + r; a polynomial for r (the coefficients are Cephes'), and n into the exponent. */
+INLINE vec exp_of(vec x) {
+    vec n = x * 1.44269504f;
+    n = (n + 12582912.0f) - 12582912.0f;
+    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vec p = spread(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    ivec is_normal = (ivec)(x > -87.0f) | (ivec)(x != x);
+    uvec exponent = (uvec)(__builtin_convertvector(n, ivec) + 127) << 23;
+    vec found = p * (vec)(exponent & (uvec)(x > -87.0f));
+    found = chosen((ivec)(x > 88.0f), spread(__builtin_inff()), found);
+    return chosen(is_normal, found, (vec){0});
+}
+
+/* to[rows, COLUMNS] = x[rows, depth] · w[depth, COLUMNS], on top of what is there unless this is the `first` part of the sum. Each
+ * number is the sum over depth in order, by fused additions, whatever `rows` is. `rows` has to be a constant where this is inlined. */
+INLINE void tile(const int rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth,
+                 float *to, size_t to_stride, int first) {
+    vec sums[ROWS][WIDE];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++)
+            sums[i][j] = first ? (vec){0} : *(const vec *)(to + i * to_stride + j * LANES);
+    for (size_t p = 0; p < depth; p++) {
+        vec row[WIDE];
+        UNROLL for (int j = 0; j < WIDE; j++) row[j] = *(const vec *)(w + p * w_stride + j * LANES);
+        UNROLL for (int i = 0; i < rows; i++) {
+            float factor = x[i * x_stride + p];
+            UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] += factor * row[j];
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
+}
+
+/* A call of `kernel` whose first argument, from 1 to ROWS, is a constant. */
+#define WITH_CONSTANT(rows, kernel, ...)                \
+    switch (rows) {                                     \
+        case 1: kernel(1, __VA_ARGS__); break;          \
+        case 2: kernel(2, __VA_ARGS__); break;          \
+        case 3: kernel(3, __VA_ARGS__); break;          \
+        case 4: kernel(4, __VA_ARGS__); break;          \
+        case 5: kernel(5, __VA_ARGS__); break;          \
+        default: kernel(6, __VA_ARGS__); break;         \
+    }
+
+#endif

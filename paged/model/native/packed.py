@@ -1,0 +1,146 @@
+"""Linear layers whose weights are packed once, in the order in which the processor reads them, and held nowhere else.
+
+A product's numbers do not depend on what else is computed in the same call (products.c). Knows torch's linear layers, and embeddings
+that share a linear layer's weights. Does not know architectures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paged.attention import BuildFailed
+from paged.attention.native.backend import ELEMENTS, HEADERS, SOURCES
+from paged.attention.native.build import library
+
+_HERE = Path(__file__).parent
+_pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+# Rows that the trial of a product has, alone and together: more than a tile's.
+_TRIAL_ROWS = 13
+
+
+class Product(ctypes.Structure):
+    """As products.h's paged_product."""
+
+    _fields_ = (
+        ("packed", _pointer),
+        ("bias", _pointer),
+        ("to", _pointer),
+        ("outs", _int64),
+        ("to_stride", _int64),
+        ("adds", _int32),
+    )
+
+
+@cache
+def model_library() -> Any:
+    """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are."""
+    sources = (_HERE / "products.c", _HERE / "decoder.c", *SOURCES)
+    found = library("model", sources, (_HERE / "products.h", _HERE / "decoder.h", *HEADERS))
+    found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
+    found.paged_columns.restype = _int64
+    found.paged_decoder_room.restype = _int64
+    for dtype in ELEMENTS:
+        _check_invariance(found, dtype)
+    return found
+
+
+def pack(weight: Tensor, columns: int) -> Tensor:
+    """Weights [outs, depth] in panels of `columns` results: float32 [panels, depth, columns], bfloat16 [panels, depth / 2, columns, 2]."""
+    outs, depth = weight.shape
+    panels = -(-outs // columns)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * columns - outs))
+    if weight.dtype == torch.float32:
+        return padded.view(panels, columns, depth).transpose(1, 2).contiguous()
+    return padded.view(panels, columns, depth // 2, 2).transpose(1, 2).contiguous()
+
+
+def multiply(x: Tensor, packed: Tensor, bias: Tensor | None, outs: int, functions: Any = None) -> Tensor:
+    """float32 [rows, outs]: x [rows, depth], of the weights' dtype, times packed weights, plus a bias, float32 [outs]."""
+    x = x.contiguous()
+    to = torch.empty(len(x), outs)
+    product = Product(
+        packed=packed.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        to=to.data_ptr(),
+        outs=outs,
+        to_stride=outs,
+        adds=0,
+    )
+    functions = functions or model_library()
+    rows, depth = x.shape
+    functions.paged_products(x.data_ptr(), depth, rows, depth, ELEMENTS[x.dtype], ctypes.byref(product), 1)
+    return to
+
+
+class PackedLinear(nn.Module):
+    """What nn.Linear computes, from packed weights: for inference alone."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        columns = model_library().paged_columns()
+        self.packed = nn.Parameter(pack(linear.weight.detach(), columns), requires_grad=False)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] → [..., out_features], of the dtype of x."""
+        rows = x.reshape(-1, self.in_features).to(self.packed.dtype)
+        return multiply(rows, self.packed, self.bias, self.out_features).to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """What nn.Embedding gives, from the packed weights of the linear layer that it shares them with."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self.packed, self.width = linear.packed, linear.in_features
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] → [..., width]."""
+        columns = self.packed.shape[2]
+        found = self.packed[ids // columns, :, ids % columns]
+        return found.reshape(*ids.shape, self.width)
+
+
+def pack_linears(module: nn.Module) -> bool:
+    """Pack the linear layers of a decoder on a CPU in place, one by one, so that few weights are held twice at any time; False, and
+    nothing is changed, where that cannot be compiled here. Layers of other dtypes stay."""
+    try:
+        model_library()
+    except BuildFailed:
+        return False
+    # Tied weights: whose rows an embedding looks up.
+    shared = {id(each.weight): path for path, each in module.named_modules() if type(each) is nn.Embedding}
+    for path, linear in list(module.named_modules()):
+        if type(linear) is not nn.Linear or not _can_be_packed(linear):
+            continue
+        packed = PackedLinear(linear)
+        embedding = shared.get(id(linear.weight))
+        module.set_submodule(path, packed)
+        if embedding is not None:
+            module.set_submodule(embedding, PackedEmbedding(packed))
+    return True
+
+
+def _can_be_packed(linear: nn.Linear) -> bool:
+    weight = linear.weight
+    # bfloat16 goes in pairs.
+    is_even = weight.dtype == torch.float32 or linear.in_features % 2 == 0
+    return weight.device.type == "cpu" and weight.dtype in ELEMENTS and is_even
+
+
+def _check_invariance(functions: Any, dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 38, generator=drawn).to(dtype) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS))
+    packed = pack(weight, functions.paged_columns())
+    alone = torch.cat([multiply(x[i : i + 1], packed, None, len(weight), functions) for i in range(len(x))])
+    for rows in range(2, len(x) + 1):
+        together = multiply(x[:rows], packed, None, len(weight), functions)
+        if not torch.equal(together, alone[:rows]):
+            raise BuildFailed(f"products of {rows} rows in {dtype} as this compiler made them give other bits than row by row.")

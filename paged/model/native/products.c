@@ -1,0 +1,121 @@
+/* Matrix products whose every number is summed in one order, whatever else is computed in the same call.
+ *
+ * A result is the sum over its depth, one fused multiplication and addition after the other (in bfloat16: pair after pair), whether its
+ * row comes alone, in a tile of six or in a prompt of thousands, and on however many threads. So a step needs no tiles of a fixed size and no
+ * padding for its answers not to depend on who shares it: that is all that batch-invariance asks of a linear layer, and it costs nothing.
+ * Packing makes a panel's weights lie in the order in which they are read. The blocking is the usual one (Goto and van de Geijn, 2008).
+ */
+#include "products.h"
+
+#include "vector.h"
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+/* So many numbers of the depth stay in a cache while all rows of a chunk pass; even, because of pairs. */
+#define DEPTH 512
+/* Rows that one piece of work has, where there are many: a multiple of ROWS. */
+#define CHUNK 96
+
+/* As `tile`, of bfloat16 in pairs: x as it lies, w as [depth / 2, COLUMNS, 2]. */
+INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride,
+                      int first) {
+    vec sums[ROWS][WIDE];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++)
+            sums[i][j] = first ? (vec){0} : *(const vec *)(to + i * to_stride + j * LANES);
+    for (size_t p = 0; p < depth; p += 2) {
+        uvec pairs[WIDE];
+        UNROLL for (int j = 0; j < WIDE; j++) pairs[j] = *(const uvec *)(w + p * COLUMNS + 2 * j * LANES);
+        UNROLL for (int i = 0; i < rows; i++) {
+            uint32_t factors;
+            memcpy(&factors, x + i * x_stride + p, 4);
+#ifdef __AVX512BF16__
+            __m512bh both = (__m512bh)_mm512_set1_epi32((int)factors);
+            UNROLL for (int j = 0; j < WIDE; j++)
+                sums[i][j] = (vec)_mm512_dpbf16_ps((__m512)sums[i][j], both, (__m512bh)pairs[j]);
+#else
+            float low = as_float((bf16)factors), high = as_float((bf16)(factors >> 16));
+            UNROLL for (int j = 0; j < WIDE; j++) {
+                sums[i][j] += low * (vec)(pairs[j] << 16);
+                sums[i][j] += high * (vec)(pairs[j] & 0xffff0000u);
+            }
+#endif
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
+}
+
+INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
+                      enum element element) {
+    if (element == FLOAT32)
+        WITH_CONSTANT(rows, tile, x, x_stride, w, COLUMNS, depth, to, to_stride, first)
+    else
+        WITH_CONSTANT(rows, pair_tile, x, x_stride, w, depth, to, to_stride, first)
+}
+
+/* Rows first to last - 1 with one panel. */
+INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
+                       size_t panel, enum element element) {
+    const size_t bytes = element == FLOAT32 ? 4 : 2, column = panel * COLUMNS, stride = product->to_stride;
+    const size_t width = product->outs - column < COLUMNS ? product->outs - column : COLUMNS;
+    const char *rows_of_x = x, *packed = (const char *)product->packed + column * depth * bytes;
+    float *to = product->to + column;
+    if (width == COLUMNS)
+        for (size_t p = 0; p < depth; p += DEPTH)
+            for (size_t r = first; r < last; r += ROWS)
+                some_rows(last - r, rows_of_x + (r * x_stride + p) * bytes, x_stride, packed + p * COLUMNS * bytes,
+                          depth - p < DEPTH ? depth - p : DEPTH, to + r * stride, stride, !p && !product->adds, element);
+    else
+        for (size_t r = first; r < last; r += ROWS) {
+            /* The sum of a whole panel has no room in `to`. */
+            float sums[ROWS * COLUMNS];
+            const size_t count = last - r < ROWS ? last - r : ROWS;
+            if (product->adds)
+                for (size_t i = 0; i < count; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
+            some_rows(count, rows_of_x + r * x_stride * bytes, x_stride, packed, depth, sums, COLUMNS, !product->adds, element);
+            for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
+        }
+    if (product->bias)
+        for (size_t r = first; r < last; r++)
+            for (size_t c = 0; c < width; c++) to[r * stride + c] += product->bias[column + c];
+}
+
+static void with_panel_float32(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
+                               size_t panel) {
+    with_panel(x, x_stride, first, last, depth, product, panel, FLOAT32);
+}
+
+static void with_panel_bfloat16(const void *x, size_t x_stride, size_t first, size_t last, size_t depth,
+                                const paged_product *product, size_t panel) {
+    with_panel(x, x_stride, first, last, depth, product, panel, BFLOAT16);
+}
+
+void paged_products(const void *x, int64_t x_stride, int64_t rows, int64_t depth, int32_t element, const paged_product *products,
+                    int64_t count) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += (products[i].outs + COLUMNS - 1) / COLUMNS;
+    const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (int64_t number = 0; number < total; number++)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            int64_t product = 0, panel = number, panels;
+            while (panel >= (panels = (products[product].outs + COLUMNS - 1) / COLUMNS)) {
+                panel -= panels;
+                product++;
+            }
+            const int64_t first = chunk * CHUNK, last = first + CHUNK < rows ? first + CHUNK : rows;
+            (element == FLOAT32 ? with_panel_float32 : with_panel_bfloat16)(x, x_stride, first, last, depth, products + product, panel);
+        }
+}
+
+int64_t paged_columns(void) { return COLUMNS; }
+
+int32_t paged_has_bfloat16(void) {
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
