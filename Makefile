@@ -13,11 +13,13 @@ PYTEST ?=
 EXAMPLES ?= 100000
 # Names of the faults that `make faults` tries, and options; all of them if none is named.
 FAULTS ?=
+# Flags of `make sanitize`, behind the usual ones.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench campaign pressure soak faults mutants signals vllm clean
+.PHONY: help install demo test lint wheel format bench campaign pressure sanitize soak faults mutants signals vllm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -60,6 +62,11 @@ campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (o
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py \
 		tests/model/test_late_batches_change_nothing.py $(PYTEST)
+
+sanitize: $(STAMP) ## run the native code's tests under the address and undefined-behaviour sanitizers
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no -k native \
+		tests/attention/test_backends_agree.py tests/attention/test_invariance.py tests/model/test_matches_transformers.py $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

@@ -130,4 +130,6 @@ def best_backend(shape: LayerShape, *, invariant: bool = False) -> AttentionBack
 
 @cache
 def _say_once(cause: str) -> None:
-    warnings.warn(f'attention runs in torch, which is slower, because "native" cannot be compiled: {cause}', stacklevel=2)
+    warnings.warn(
+        f'attention runs in torch, which is slower, because "native" cannot be compiled: {cause}', stacklevel=2
+    )

@@ -98,6 +98,10 @@ class KVPool:
         key_slots.index_copy_(0, slot_mapping, keys)
         value_slots.index_copy_(0, slot_mapping, values)
 
+    def written(self, slot_mapping: Tensor) -> None:
+        """K and V of all layers go into these distinct slots, int64 [T], by the hand of somebody who knows where the pool lies. Of use to
+        who keeps account of it."""
+
     def poison(self, blocks: Tensor) -> None:
         """Fill device blocks, int64 [n], with NaN: whoever reads one after it was freed shows it."""
         self._device_kv[:, :, blocks] = torch.nan

@@ -86,9 +86,15 @@ def tried(folder: Path) -> Iterator[str]:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, REPOSITORY, cwd=folder)
     (wheel,) = folder.glob("paged-*.whl")
-    at_the_top = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    inside = zipfile.ZipFile(wheel).namelist()
+    at_the_top = {name.partition("/")[0] for name in inside}
     expect({name for name in at_the_top if not name.endswith(".dist-info")}, {"paged"}, "the top level of the wheel")
     yield f"{wheel.name} holds `paged` alone."
+
+    # Compiled where they are used.
+    c_sources = {str(file.relative_to(REPOSITORY)) for file in (REPOSITORY / "paged").glob("*/native/*.[ch]")}
+    expect({name for name in inside if name.endswith((".c", ".h", ".so"))}, c_sources, "the C sources in the wheel")
+    yield f"It holds {len(c_sources)} C sources, and no library."
 
     venv.create(folder / "environment", with_pip=False)
     scripts = folder / "environment" / ("Scripts" if os.name == "nt" else "bin")

@@ -14,8 +14,10 @@
 #include "vector.h"
 
 #define TILE 64
-#define MOST_ROWS 64
+#define MOST_ROWS 96
 #define LOWEST -1e30f
+/* Sequences that are enough for every thread to have some. */
+#define MANY 16
 
 #ifdef __clang__
 #define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -33,14 +35,17 @@
 #define HIGH(a, b) SHUFFLED(a, b, 2, 6, 3, 7)
 #endif
 
-/* Memory of one piece of work. */
+/* Memory of one piece of work: rows of one head of K and V stand together. */
 typedef struct {
     float queries[MOST_ROWS * PAGED_MOST_HEAD_SIZE];
     float totals[MOST_ROWS * PAGED_MOST_HEAD_SIZE];
     float keys[PAGED_MOST_HEAD_SIZE * TILE]; /* turned: [head size, TILE] */
     float values[TILE * PAGED_MOST_HEAD_SIZE];
     float weights[MOST_ROWS * TILE];
-    float highest[MOST_ROWS], weight[MOST_ROWS];
+    vec weight[MOST_ROWS];
+    /* A vector of rows is read from wherever a head's rows begin. */
+    float highest[MOST_ROWS + LANES], now[MOST_ROWS + LANES], kept[MOST_ROWS + LANES];
+    size_t at[2][TILE]; /* where the positions of this tile and of the next one lie, in elements */
 } room;
 
 /* LANES elements of a row from `at` on, 0 behind its end. */
@@ -51,156 +56,268 @@ INLINE vec part_of(const void *row, size_t at, size_t length, enum element eleme
     return *(vec *)part;
 }
 
+/* LANES rows of LANES numbers become columns: a perfect shuffle of the rows, as often as two goes into LANES. */
+INLINE void turn(vec *lines) {
+    vec mixed[LANES];
+    UNROLL for (int round = 1; round < LANES; round *= 2) {
+        UNROLL for (int i = 0; i < LANES / 2; i++) {
+            mixed[2 * i] = LOW(lines[i], lines[i + LANES / 2]);
+            mixed[2 * i + 1] = HIGH(lines[i], lines[i + LANES / 2]);
+        }
+        UNROLL for (int i = 0; i < LANES; i++) lines[i] = mixed[i];
+    }
+}
+
+/* The rows of a tile, and those of the one that comes after it. They are fetched a line at a time while this one is computed: they lie too
+ * far apart for the processor to guess, and fetched all at once they would be waited for. */
+typedef struct {
+    const char *now[TILE], *next[TILE];
+} tile_rows;
+
 /* K of `count` rows as [depth, TILE], where depth is the head size up to a multiple of LANES; 0 behind the rows. */
-INLINE void turn_keys(const char *const *rows, size_t count, size_t head_size, size_t depth, float *to, enum element element) {
+INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, size_t depth, float *to, enum element element) {
+    const char *const *rows = keys->now;
+    const size_t bytes = element == FLOAT32 ? 4 : 2;
     for (size_t first = 0; first < TILE; first += LANES)
         for (size_t d = 0; d < depth; d += LANES) {
-            vec lines[LANES], mixed[LANES];
-            UNROLL for (int i = 0; i < LANES; i++)
-                lines[i] = first + i < count ? part_of(rows[first + i], d, head_size, element) : (vec){0};
-            /* A perfect shuffle of rows, as often as two goes into LANES: then rows are columns. */
-            for (int round = 1; round < LANES; round *= 2) {
-                UNROLL for (int i = 0; i < LANES / 2; i++) {
-                    mixed[2 * i] = LOW(lines[i], lines[i + LANES / 2]);
-                    mixed[2 * i + 1] = HIGH(lines[i], lines[i + LANES / 2]);
-                }
-                UNROLL for (int i = 0; i < LANES; i++) lines[i] = mixed[i];
-            }
+            vec lines[LANES];
+            if (d * bytes % 64 == 0)
+                UNROLL for (int i = 0; i < LANES; i++) __builtin_prefetch(keys->next[first + i] + d * bytes, 0, 3);
+            if (first + LANES <= count && d + LANES <= head_size)
+                UNROLL for (int i = 0; i < LANES; i++) lines[i] = load(rows[first + i], d, element);
+            else
+                for (int i = 0; i < LANES; i++)
+                    lines[i] = first + i < count ? part_of(rows[first + i], d, head_size, element) : (vec){0};
+            turn(lines);
             UNROLL for (int i = 0; i < LANES; i++) *(vec *)(to + (d + i) * TILE + first) = lines[i];
         }
 }
 
-/* to[rows, columns] (+)= x · w, in tiles. `columns` is a multiple of LANES. */
+/* to[rows, columns] = x · w, on top of `kept` [rows] times what is there, if that is given. `columns` is a multiple of LANES. */
 INLINE void product(size_t rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth, float *to,
-                    size_t to_stride, size_t columns, int first) {
+                    size_t to_stride, size_t columns, const float *kept) {
     for (size_t c = 0; c + COLUMNS <= columns; c += COLUMNS)
         for (size_t r = 0; r < rows; r += ROWS) {
             size_t left = rows - r;
-            WITH_CONSTANT(left, tile, x + r * x_stride, x_stride, w + c, w_stride, depth, to + r * to_stride + c, to_stride, first)
+            WITH_CONSTANT(left, tile, x + r * x_stride, x_stride, w + c, w_stride, depth, to + r * to_stride + c, to_stride, !kept,
+                          kept ? kept + r : NULL)
         }
     /* What is left of an odd width, a vector at a time: the same sums in the same order. */
     for (size_t c = columns / COLUMNS * COLUMNS; c < columns; c += LANES)
         for (size_t r = 0; r < rows; r++) {
-            vec sum = first ? (vec){0} : *(const vec *)(to + r * to_stride + c);
+            vec sum = {0};
+            if (kept) sum = *(const vec *)(to + r * to_stride + c) * kept[r];
             for (size_t p = 0; p < depth; p++) sum += x[r * x_stride + p] * *(const vec *)(w + p * w_stride + c);
             *(vec *)(to + r * to_stride + c) = sum;
         }
 }
 
-/* Scores of a row in a tile become weights; says by how much what was summed before shrinks. Seen are positions low to high - 1 of the tile. */
-INLINE float weigh(float *scores, float low, float high, float *highest, float *weight, float soft_cap) {
-    vec most = spread(LOWEST), sum = {0};
-    for (int j = 0; j < TILE; j += LANES) {
-        vec place = rising() + (float)j, score = *(vec *)(scores + j);
-        if (soft_cap != 0) {
-            /* tanh x = 1 - 2 / (e^2x + 1) */
-            vec grown = exp_of(score * (2.0f / soft_cap));
-            score = (1.0f - 2.0f / (grown + 1.0f)) * soft_cap;
+/* As `tile`, of rows that lie anywhere, from `column` on: no row of them is read twice. */
+INLINE void scattered_tile(const int rows, const float *x, const tile_rows *w, size_t column, size_t depth, float *to,
+                           size_t to_stride, const float *kept, enum element element) {
+    vec sums[ROWS][WIDE];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] = *(const vec *)(to + i * to_stride + column + j * LANES) * kept[i];
+    for (size_t p = 0; p < depth; p++) {
+        vec row[WIDE];
+        UNROLL for (int j = 0; j < WIDE; j++) {
+            const size_t line = (column + j * LANES) * (element == FLOAT32 ? 4 : 2);
+            if (line % 64 == 0) __builtin_prefetch(w->next[p] + line, 0, 3);
+            row[j] = load(w->now[p], column + j * LANES, element);
         }
-        score = chosen((ivec)(place < high) & (ivec)(place >= low), score, spread(-__builtin_inff()));
-        most = larger(most, score);
-        *(vec *)(scores + j) = score;
+        UNROLL for (int i = 0; i < rows; i++) {
+            float factor = x[i * TILE + p];
+            UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] += factor * row[j];
+        }
     }
-    float before = *highest, now = most_of(most);
-    /* Where a score is NaN its weight is, too, and so is the result. */
-    now = now > before ? now : before;
-    for (int j = 0; j < TILE; j += LANES) {
-        vec part = exp_of(*(vec *)(scores + j) - now);
-        sum += part;
-        *(vec *)(scores + j) = part;
-    }
-    float shrink = exp_of(spread(before - now))[0];
-    *highest = now;
-    *weight = *weight * shrink + sum_of(sum);
-    return shrink;
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + column + j * LANES) = sums[i][j];
 }
 
-/* Rows `first` to `last` - 1 of sequence i for one head of K and V; a row is a token of the sequence in this step and a head of the group. */
-INLINE void attend(const paged_attention_call *call, size_t i, size_t kv_head, size_t first, size_t last, room *room,
-                   enum element pool_element) {
-    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES;
+/* A row's scores in a tile, capped; what the row does not see, which is all but positions low to high - 1 of the tile, gets no weight. */
+INLINE void mask(float *scores, float low, float high, float soft_cap) {
+    UNROLL for (int j = 0; j < TILE; j += LANES) {
+        vec score = *(vec *)(scores + j), place = rising() + (float)j;
+        if (soft_cap != 0) /* tanh x = 1 - 2 / (e^2x + 1) */
+            score = (1.0f - 2.0f / (exp_of(score * (2.0f / soft_cap)) + 1.0f)) * soft_cap;
+        *(vec *)(scores + j) = chosen((ivec)(place < high) & (ivec)(place >= low), score, spread(-__builtin_inff()));
+    }
+}
+
+INLINE float highest_of(const float *scores) {
+    vec most = *(const vec *)scores;
+    UNROLL for (int j = LANES; j < TILE; j += LANES) most = larger(most, *(const vec *)(scores + j));
+    return most_of(most);
+}
+
+/* Scores of a row in a tile become weights; says their sum, in LANES parts. */
+INLINE vec weigh(float *scores, float highest) {
+    vec sum = {0};
+    UNROLL for (int j = 0; j < TILE; j += LANES) {
+        vec part = exp_below(*(vec *)(scores + j) - highest);
+        *(vec *)(scores + j) = part;
+        sum += part;
+    }
+    return sum;
+}
+
+/* Where K and V of positions first to last - 1 of a sequence lie, from its block table. */
+INLINE void find(const paged_attention_call *call, const int32_t *table, size_t first, size_t last, size_t *at) {
+    const size_t row = call->kv_heads * call->head_size, block_size = call->block_size;
+    size_t column = first / block_size, offset = first % block_size;
+    for (size_t j = 0; j < last - first; j++) {
+        at[j] = ((size_t)table[column] * block_size + offset) * row;
+        if (++offset == block_size) {
+            offset = 0;
+            column++;
+        }
+    }
+}
+
+/* A tile of positions, of which a row sees some, for the `rows` rows of one head of K and V that begin at `own`. `keys` and `values` are of
+ * `count` positions. */
+INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
+                     const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
+                     enum element element) {
+    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, window = call->window;
+    const size_t group = call->heads / call->kv_heads;
+    float *weights = room->weights + own * TILE, *totals = room->totals + own * depth, *kept = room->kept + own;
+    turn_keys(keys, count, size, depth, room->keys, element);
+    product(rows, room->queries + own * depth, depth, room->keys, TILE, depth, weights, TILE, TILE, NULL);
+    if (!is_whole || call->soft_cap != 0)
+        for (size_t r = 0; r < rows; r++) {
+            size_t seen = before + (first + r) / group + 1;
+            float high = seen < c ? 0 : (float)(seen - c), low = window && seen > window + c ? (float)(seen - window - c) : 0;
+            mask(weights + r * TILE, low, high, call->soft_cap);
+        }
+    for (size_t r = 0; r < rows; r++) room->now[own + r] = highest_of(weights + r * TILE);
+    for (size_t r = 0; r < rows; r += LANES) {
+        /* Where a score is NaN its weight is, too, and so is the result. What is computed of the next head's rows is thrown away. */
+        vec highest = *(vec *)(room->highest + own + r), now = larger(*(vec *)(room->now + own + r), highest);
+        *(vec *)(kept + r) = exp_below(highest - now);
+        *(vec *)(room->now + own + r) = now;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        room->highest[own + r] = room->now[own + r];
+        room->weight[own + r] = room->weight[own + r] * kept[r] + weigh(weights + r * TILE, room->highest[own + r]);
+    }
+    if (rows <= 2 * ROWS && size % COLUMNS == 0) {
+        for (size_t r = 0; r < rows; r += ROWS)
+            for (size_t d = 0; d < size; d += COLUMNS)
+                WITH_CONSTANT(rows - r, scattered_tile, weights + r * TILE, values, d, count, totals + r * depth, depth, kept + r, element)
+        return;
+    }
+    for (size_t j = 0; j < count; j++) __builtin_prefetch(values->next[j], 0, 3);
+    for (size_t j = 0; j < count; j++)
+        for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->values + j * depth + d) = part_of(values->now[j], d, size, element);
+    product(rows, weights, TILE, room->values, depth, count, totals, depth, depth, kept);
+}
+
+/* Rows `first` to `last` - 1 of sequence i for heads from `head` to `behind` - 1 of K and V; a row is a token of the sequence in this step and
+ * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
+INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
+                   enum element element) {
+    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, bytes = element == FLOAT32 ? 4 : 2;
     const size_t group = call->heads / call->kv_heads, rows = last - first;
     const size_t start = call->query_start[i], before = call->seq_lens[i] - (call->query_start[i + 1] - start);
-    const size_t bytes = pool_element == FLOAT32 ? 4 : 2;
     const int32_t *table = call->tables + i * call->table_stride;
     const size_t end = before + (last - 1) / group + 1, window = call->window;
     const size_t earliest = before + first / group + 1;
     const size_t begin = window && earliest > window ? earliest - window : 0;
 
-    for (size_t r = 0; r < rows; r++) {
-        size_t token = start + (first + r) / group, head = kv_head * group + (first + r) % group;
-        const size_t at = token * call->query_stride + head * size;
-        for (size_t d = 0; d < depth; d++)
-            room->queries[r * depth + d] = d < size ? load_one(call->queries, at + d, call->query_element) * call->scale : 0;
-        room->highest[r] = call->sinks ? call->sinks[head] : LOWEST;
-        room->weight[r] = call->sinks ? 1 : 0;
+    for (size_t r = 0; r < rows * (behind - head); r++) {
+        size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
+        const size_t at = token * call->query_stride + its * size;
+        const char *query = (const char *)call->queries + at * (call->query_element == FLOAT32 ? 4 : 2);
+        for (size_t d = 0; d < depth; d += LANES)
+            *(vec *)(room->queries + r * depth + d) = call->scale * part_of(query, d, size, call->query_element);
+        room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;
+        room->weight[r] = (vec){0};
+        room->weight[r][0] = call->sinks ? 1 : 0;
     }
-    memset(room->totals, 0, rows * depth * sizeof(float));
-    for (size_t c = begin / TILE * TILE; c < end; c += TILE) {
-        /* From the first position that any row sees: behind it none is skipped, and before it nothing is read. */
-        const size_t from = begin > c ? begin - c : 0, count = end - c < TILE ? end - c : TILE;
-        const char *keys[TILE], *values[TILE];
-        for (size_t j = from; j < count; j++) {
-            size_t slot = (size_t)table[(c + j) / call->block_size] * call->block_size + (c + j) % call->block_size;
-            size_t at = (slot * call->kv_heads + kv_head) * size * bytes;
-            keys[j] = (const char *)call->keys + at;
-            values[j] = (const char *)call->values + at;
+    memset(room->totals, 0, rows * (behind - head) * depth * sizeof(float));
+    /* From the first position that any row sees: behind it none is skipped, and before it nothing is read. */
+    size_t from = begin, upto = begin / TILE * TILE + TILE < end ? begin / TILE * TILE + TILE : end;
+    find(call, table, from, upto, room->at[0]);
+    for (int side = 0; from < end; side = !side) {
+        const size_t c = from / TILE * TILE, count = upto - c, skipped = from - c;
+        const size_t next = upto, behind_next = next + TILE < end ? next + TILE : end;
+        if (next < end) find(call, table, next, behind_next, room->at[!side]);
+        /* Whether every row sees the whole tile: from where the last one's window begins to where the first one's ends. */
+        const int is_whole = c + TILE <= earliest && (!window || end <= window + c);
+        for (size_t h = head; h < behind; h++) {
+            static const float nothing[PAGED_MOST_HEAD_SIZE];
+            tile_rows keys, values;
+            const int is_last = h + 1 == behind;
+            const size_t *its = room->at[is_last ? !side : side];
+            const size_t known = is_last ? behind_next - next : upto - from, other = (is_last ? head : h + 1) * size;
+            for (size_t j = 0; j < TILE; j++) {
+                const int is_read = j >= skipped && j < count;
+                const size_t at = is_read ? (room->at[side][j - skipped] + h * size) * bytes : 0;
+                keys.now[j] = is_read ? (const char *)call->keys + at : (const char *)nothing;
+                values.now[j] = is_read ? (const char *)call->values + at : (const char *)nothing;
+                const size_t then = j < known ? (its[j] + other) * bytes : 0;
+                keys.next[j] = (const char *)call->keys + then;
+                values.next[j] = (const char *)call->values + then;
+            }
+            add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, element);
         }
-        static const float nothing[PAGED_MOST_HEAD_SIZE];
-        for (size_t j = 0; j < from; j++) keys[j] = values[j] = (const char *)nothing;
-        turn_keys(keys, count, size, depth, room->keys, pool_element);
-        for (size_t j = 0; j < count; j++)
-            for (size_t d = 0; d < depth; d += LANES)
-                *(vec *)(room->values + j * depth + d) = part_of(values[j], d, size, pool_element);
-        product(rows, room->queries, depth, room->keys, TILE, depth, room->weights, TILE, TILE, 1);
-        for (size_t r = 0; r < rows; r++) {
-            size_t seen = before + (first + r) / group + 1;
-            float high = seen < c ? 0 : (float)(seen - c), low = window && seen > window + c ? (float)(seen - window - c) : 0;
-            float shrink = weigh(room->weights + r * TILE, low, high, room->highest + r, room->weight + r, call->soft_cap);
-            if (shrink != 1)
-                for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->totals + r * depth + d) *= shrink;
-        }
-        product(rows, room->weights, TILE, room->values, depth, count, room->totals, depth, depth, 0);
+        from = next;
+        upto = behind_next;
     }
-    for (size_t r = 0; r < rows; r++) {
-        size_t token = start + (first + r) / group, head = kv_head * group + (first + r) % group;
-        const size_t at = token * call->out_stride + head * size;
-        for (size_t d = 0; d < size; d++)
-            store_one(call->out, at + d, room->totals[r * depth + d] / room->weight[r], call->out_element);
+    for (size_t r = 0; r < rows * (behind - head); r++) {
+        size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
+        const size_t at = token * call->out_stride + its * size;
+        const float factor = 1.0f / sum_of(room->weight[r]);
+        size_t d = 0;
+        for (; d + LANES <= size; d += LANES)
+            store(call->out, at + d, *(vec *)(room->totals + r * depth + d) * factor, call->out_element);
+        for (; d < size; d++) store_one(call->out, at + d, room->totals[r * depth + d] * factor, call->out_element);
     }
 }
 
-static void attend_float32(const paged_attention_call *call, size_t i, size_t kv_head, size_t first, size_t last, room *room) {
-    attend(call, i, kv_head, first, last, room, FLOAT32);
+static void attend_float32(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last,
+                           room *room) {
+    attend(call, i, head, behind, first, last, room, FLOAT32);
 }
 
-static void attend_bfloat16(const paged_attention_call *call, size_t i, size_t kv_head, size_t first, size_t last, room *room) {
-    attend(call, i, kv_head, first, last, room, BFLOAT16);
+static void attend_bfloat16(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last,
+                            room *room) {
+    attend(call, i, head, behind, first, last, room, BFLOAT16);
+}
+
+/* Heads of K and V that one piece of work has of a sequence with so many rows a head: all, where the sequences are enough for every
+ * thread and the rows fit, else one. */
+static size_t heads_together(const paged_attention_call *call, size_t rows) {
+    return call->n >= MANY && rows * call->kv_heads <= MOST_ROWS ? call->kv_heads : 1;
+}
+
+static size_t rows_of(const paged_attention_call *call, size_t i) {
+    return (call->query_start[i + 1] - call->query_start[i]) * (call->heads / call->kv_heads);
+}
+
+static size_t pieces_of(const paged_attention_call *call, size_t i) {
+    const size_t rows = rows_of(call, i);
+    return (rows + MOST_ROWS - 1) / MOST_ROWS * (call->kv_heads / heads_together(call, rows));
 }
 
 void paged_attention(const paged_attention_call *call) {
-    const size_t group = call->heads / call->kv_heads;
-    /* A piece of work is found by its number: how many there are before each sequence. */
     size_t total = 0;
-    for (int64_t i = 0; i < call->n; i++)
-        total += ((call->query_start[i + 1] - call->query_start[i]) * group + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t i = 0; i < call->n; i++) total += pieces_of(call, i);
 #pragma omp parallel
     {
         room room;
-        /* Where the piece that was done last belongs: pieces come in rising order. */
+        /* The sequence of the piece that was done last: pieces come in rising order. */
         size_t i = 0, pieces_before = 0;
 #pragma omp for schedule(dynamic)
-        for (size_t piece = 0; piece < total * call->kv_heads; piece++) {
-            /* The latest first: they see the most, and what is left over at the end is small. */
-            size_t number = piece / call->kv_heads, rows, pieces;
-            for (;; i++, pieces_before += pieces) {
-                rows = (call->query_start[i + 1] - call->query_start[i]) * group;
-                pieces = (rows + MOST_ROWS - 1) / MOST_ROWS;
-                if (number < pieces_before + pieces) break;
-            }
-            size_t part = pieces - 1 - (number - pieces_before), first = part * MOST_ROWS;
-            size_t last = first + MOST_ROWS < rows ? first + MOST_ROWS : rows;
-            (call->pool_element == FLOAT32 ? attend_float32 : attend_bfloat16)(call, i, piece % call->kv_heads, first, last, &room);
+        for (size_t piece = 0; piece < total; piece++) {
+            while (piece >= pieces_before + pieces_of(call, i)) pieces_before += pieces_of(call, i++);
+            const size_t rows = rows_of(call, i), together = heads_together(call, rows), parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+            const size_t number = piece - pieces_before, head = number % (call->kv_heads / together) * together;
+            /* The latest rows first: they see the most, and what is left over at the end is small. */
+            const size_t first = (parts - 1 - number / (call->kv_heads / together)) * MOST_ROWS;
+            const size_t last = first + MOST_ROWS < rows ? first + MOST_ROWS : rows;
+            (call->pool_element == FLOAT32 ? attend_float32 : attend_bfloat16)(call, i, head, head + together, first, last, &room);
         }
     }
 }

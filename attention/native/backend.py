@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,10 @@ class Call(ctypes.Structure):
     """As attention.h's paged_attention_call."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("queries", "out", "keys", "values", "tables", "query_start", "seq_lens", "sinks")),
+        *(
+            (name, _pointer)
+            for name in ("queries", "out", "keys", "values", "tables", "query_start", "seq_lens", "sinks")
+        ),
         *((name, _int64) for name in ("query_stride", "out_stride", "table_stride", "block_size")),
         *((name, _int64) for name in ("n", "heads", "kv_heads", "head_size", "window")),
         ("scale", ctypes.c_float),
@@ -153,7 +157,7 @@ def _refusal(shape: LayerShape) -> tuple[str, str] | None:
 
 
 @cache
-def _compiled() -> ctypes._CFuncPtr:
+def _compiled() -> Any:
     try:
         function = library("attention", SOURCES, HEADERS).paged_attention
     except BuildFailed as error:

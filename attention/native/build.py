@@ -1,8 +1,9 @@
 """A shared library from C sources, compiled at first use by the machine's own compiler and kept for the next process.
 
 A library is found by everything that it came from: the sources, the flags, the compiler's version, the processor's instructions and the
-OpenMP library in use, which is torch's own, so that there is one pool of threads and torch's settings hold. One that is kept and cannot
-be loaded is made again. Knows files and processes. Does not know what the sources compute.
+OpenMP library in use, which is torch's own, so that there is one pool of threads and torch's settings hold. Its name ends with a digest
+of its contents: one that is damaged, or cannot be loaded, is made again. Knows files and processes. Does not know what the sources
+compute.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,41 +22,41 @@ from pathlib import Path
 
 from paged.attention.errors import BuildFailed
 
-# Where libraries are kept, and the compiler, for who wants others.
-CACHE_VARIABLE, COMPILER_VARIABLE = "PAGED_CACHE", "CC"
+# Where libraries are kept, the compiler, and flags beside ours, for who wants others.
+CACHE_VARIABLE, COMPILER_VARIABLE, FLAGS_VARIABLE = "PAGED_CACHE", "CC", "PAGED_CFLAGS"
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 # Seconds: what takes longer hangs.
 _PATIENCE = 120
 _LONGEST_MESSAGE = 400
+# Characters of a digest in a name.
+_DIGITS = 20
 
 
 @cache
 def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()) -> ctypes.CDLL:
     """The library of these sources. Raises BuildFailed: no compiler, one that fails, a folder that cannot be written."""
-    compiler = find_compiler()
-    openmp = _openmp()
-    flags = [*_FLAGS, *(["-fopenmp"] if openmp else []), *sorted({f"-I{each.parent}" for each in headers})]
+    compiler, openmp = find_compiler(), _openmp()
+    flags = [*_FLAGS, *(["-fopenmp"] if openmp else []), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
     digest = hashlib.sha256()
     for path in (*sources, *headers):
         digest.update(path.read_bytes())
-    # Not the folders of an installation: two of them share what is the same.
-    digest.update("\0".join([*_FLAGS, str(openmp), _version(compiler), processor()]).encode())
-    kept = cache_folder() / f"{name}-{digest.hexdigest()[:20]}.so"
-    if kept.exists():
-        try:
-            return ctypes.CDLL(str(kept))
-        except OSError:
-            # Truncated, or of a system that this one is not: it is made again in its place.
-            pass
+    # Names without folders: two installations share what is the same.
+    digest.update("\0".join([*flags, Path(openmp or "").name, _version(compiler), processor()]).encode())
+    folder, stem = cache_folder(), f"{name}-{digest.hexdigest()[:_DIGITS]}"
+    found = _loaded(folder, stem)
+    if found is not None:
+        return found
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=f".{name}-") as folder:
-            made = Path(folder) / kept.name
-            _compile(compiler, flags, sources, openmp, made)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as workshop:
+            folders = sorted({f"-I{each.parent}" for each in headers})
+            made = _compiled([*compiler, *flags], [*folders], sources, openmp, Path(workshop))
+            kept = folder / f"{stem}-{_digest_of(made)}.so"
+            # In one go: another process that does the same finds all of it, or nothing.
             made.replace(kept)
     except OSError as error:
-        raise BuildFailed(f"{kept.parent}: {error.strerror or error}; name another folder by {CACHE_VARIABLE}.") from error
+        raise BuildFailed(f"{folder}: {error.strerror or error}; name another folder by {CACHE_VARIABLE}.") from error
     try:
         return ctypes.CDLL(str(kept))
     except OSError as error:
@@ -62,22 +64,28 @@ def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: $PAGED_CACHE, or `paged` in the user's folder for caches."""
+    """Where libraries are kept: $PAGED_CACHE, or `paged` in the user's folder for caches. Raises BuildFailed where there is no such user."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paged"
+        return Path(named).absolute()
+    caches = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(caches or Path.home() / ".cache").absolute() / "paged"
+    except RuntimeError as error:
+        raise BuildFailed(f"{error} Name a folder by {CACHE_VARIABLE}.") from error
 
 
-def find_compiler() -> str:
-    """The path of $CC, or of the first of cc, gcc and clang that is there. Raises BuildFailed."""
-    named = os.environ.get(COMPILER_VARIABLE)
-    for name in (named,) if named else _COMPILERS:
+def find_compiler() -> list[str]:
+    """What runs $CC, with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
+    named = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
+    for name, *arguments in [named] if named else [[each] for each in _COMPILERS]:
         found = shutil.which(name)
         if found:
-            return found
+            return [os.path.abspath(found), *arguments]
     raise BuildFailed(
-        f"{COMPILER_VARIABLE} names {named!r}, and there is no such compiler." if named else "there is no C compiler (cc, gcc or clang)."
+        f"{COMPILER_VARIABLE} names {named[0]!r}, and there is no such compiler."
+        if named
+        else f"there is no C compiler ({', '.join(_COMPILERS[:-1])} or {_COMPILERS[-1]})."
     )
 
 
@@ -97,8 +105,8 @@ def has_instructions(*names: str) -> bool:
     return set(names) <= set(processor().split())
 
 
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"]).stdout
+def _version(compiler: Sequence[str]) -> str:
+    return _run([*compiler, "--version"]).stdout
 
 
 def _openmp() -> str | None:
@@ -108,21 +116,42 @@ def _openmp() -> str | None:
     except OSError:
         return None
     files = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line or "libomp" in line or "libiomp" in line]
-    return files[0] if files else None
+    # Other packages may have brought theirs.
+    return next((each for each in files if "/torch" in each), files[0] if files else None)
 
 
-def _compile(compiler: str, flags: Sequence[str], sources: Sequence[Path], openmp: str | None, to: Path) -> None:
-    objects = []
+def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
+    """The library that is kept under this name, if it is whole: to load one that was cut short ends the process."""
+    for kept in sorted(folder.glob(f"{stem}-*.so")):
+        try:
+            if kept.stem == f"{stem}-{_digest_of(kept)}":
+                return ctypes.CDLL(str(kept))
+        except OSError:
+            # Nobody may read it, or it needs a library that is gone.
+            continue
+    return None
+
+
+def _digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
+
+
+def _compiled(
+    compiler: Sequence[str], folders: Sequence[str], sources: Sequence[Path], openmp: str | None, to: Path
+) -> Path:
+    """The library, in the folder `to`, where the compiler runs: what it complains of has the same name every time."""
     for source in sources:
-        made = to.with_name(f"{source.stem}.o")
-        _run([compiler, *flags, "-c", str(source), "-o", str(made)])
-        objects.append(str(made))
-    _run([compiler, "-shared", *objects, *([openmp] if openmp else []), "-lm", "-o", str(to)])
+        _run([*compiler, *folders, "-c", str(source)], to)
+    objects = [f"{source.stem}.o" for source in sources]
+    _run([*compiler, "-shared", *objects, *([openmp] if openmp else []), "-lm", "-o", "library.so"], to)
+    return to / "library.so"
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{command[0]} did not run: {error}") from error
     if done.returncode:

@@ -1,6 +1,6 @@
 /* Vectors of float32 as wide as the machine's, and what attention and products share: loads of both element types, exp, a tile of a
- * product. Written in the vector extensions of GCC and Clang, so that one text serves every instruction set; only the product of
- * bfloat16 pairs has an instruction of its own where there is one. Knows nothing of blocks, layers or models.
+ * product. Written in the vector extensions of GCC and Clang, so that one text serves every instruction set; where a compiler
+ * does not see that there is an instruction for something, it is named beside. Knows nothing of blocks, layers or models.
  *
  * Every sum here is taken in an order that depends on nothing but the length of what is summed: not on how many rows are computed
  * beside it, and not on the thread that does it.
@@ -8,6 +8,9 @@
 #ifndef PAGED_VECTOR_H
 #define PAGED_VECTOR_H
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -42,34 +45,42 @@ enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
 INLINE vec spread(float x) { return (vec){0} + x; }
 
-INLINE vec rising(void) {
-    vec found;
-    for (int i = 0; i < LANES; i++) found[i] = (float)i;
-    return found;
-}
+/* From memory: compilers build such a vector lane by lane. */
+static const int32_t lane_numbers[32] __attribute__((unused)) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+                                                                 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-INLINE vec larger(vec a, vec b) {
-    ivec is = a > b;
-    return (vec)(((ivec)a & is) | ((ivec)b & ~is));
-}
+INLINE vec rising(void) { return __builtin_convertvector(*(const ivec *)lane_numbers, vec); }
 
 INLINE vec chosen(ivec is, vec yes, vec no) { return (vec)(((ivec)yes & is) | ((ivec)no & ~is)); }
 
-/* The same tree of additions always. */
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX512F__
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return chosen((ivec)(a > b), a, b);
+#endif
+}
+
+/* Lanes that stand half a vector, a quarter, … apart meet: one tree always. */
+INLINE vec turned(vec v, int by) {
+#ifdef __clang__
+    vec found;
+    UNROLL for (int i = 0; i < LANES; i++) found[i] = v[(i + by) % LANES];
+    return found;
+#else
+    /* Of lane numbers, a shuffle reads what is left after division by LANES. */
+    return __builtin_shuffle(v, *(const ivec *)(lane_numbers + by));
+#endif
+}
+
 INLINE float sum_of(vec v) {
-    float part[LANES];
-    *(vec *)part = v;
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) part[i] += part[i + half];
-    return part[0];
+    UNROLL for (int by = LANES / 2; by; by /= 2) v += turned(v, by);
+    return v[0];
 }
 
 INLINE float most_of(vec v) {
-    float part[LANES];
-    *(vec *)part = v;
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
-    return part[0];
+    UNROLL for (int by = LANES / 2; by; by /= 2) v = larger(v, turned(v, by));
+    return v[0];
 }
 
 INLINE float as_float(bf16 x) {
@@ -115,9 +126,9 @@ INLINE void store_one(void *to, size_t at, float x, enum element element) {
         ((bf16 *)to)[at] = as_bf16(x);
 }
 
-/* e to the x, within two units in the last place from -87 up to 88, and exactly 0 below -87.
+/* e to the x for x up to 88, within two units in the last place down to -87, and exactly 0 below. NaN stays NaN.
  * x = n ln 2 + r; a polynomial for r (the coefficients are Cephes'), and n into the exponent. */
-INLINE vec exp_of(vec x) {
+INLINE vec exp_below(vec x) {
     vec n = x * 1.44269504f;
     n = (n + 12582912.0f) - 12582912.0f;
     vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -128,21 +139,24 @@ INLINE vec exp_of(vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    ivec is_normal = (ivec)(x > -87.0f) | (ivec)(x != x);
     uvec exponent = (uvec)(__builtin_convertvector(n, ivec) + 127) << 23;
-    vec found = p * (vec)(exponent & (uvec)(x > -87.0f));
-    found = chosen((ivec)(x > 88.0f), spread(__builtin_inff()), found);
-    return chosen(is_normal, found, (vec){0});
+    return (vec)((ivec)(p * (vec)exponent) & ~(ivec)(x < -87.0f));
 }
 
-/* to[rows, COLUMNS] = x[rows, depth] · w[depth, COLUMNS], on top of what is there unless this is the `first` part of the sum. Each
- * number is the sum over depth in order, by fused additions, whatever `rows` is. `rows` has to be a constant where this is inlined. */
+/* e to the x; what is above e to the 88 becomes that. */
+INLINE vec exp_of(vec x) { return exp_below(chosen((ivec)(x > 88.0f), spread(88.0f), x)); }
+
+/* to[rows, COLUMNS] = x[rows, depth] · w[depth, COLUMNS], on top of what is there, `kept` [rows] times, unless this is the `first` part
+ * of the sum; `kept` may be NULL. Each number is the sum over depth in order, by fused additions, whatever `rows` is. `rows` has to
+ * be a constant where this is inlined. */
 INLINE void tile(const int rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth,
-                 float *to, size_t to_stride, int first) {
+                 float *to, size_t to_stride, int first, const float *kept) {
     vec sums[ROWS][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < WIDE; j++)
+        UNROLL for (int j = 0; j < WIDE; j++) {
             sums[i][j] = first ? (vec){0} : *(const vec *)(to + i * to_stride + j * LANES);
+            if (kept) sums[i][j] *= kept[i];
+        }
     for (size_t p = 0; p < depth; p++) {
         vec row[WIDE];
         UNROLL for (int j = 0; j < WIDE; j++) row[j] = *(const vec *)(w + p * w_stride + j * LANES);

@@ -84,7 +84,7 @@ NumDrafts = Annotated[int | None, typer.Option(min=1, help="Drafts of a sequence
 DraftModel = Annotated[Path | None, typer.Option(help="A smaller checkpoint of the same tokens, for --speculate draft.", show_default="the one that ships", rich_help_panel=_MODEL)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
-Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
+Backend = Annotated[str, typer.Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
 Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes: faster, but words may differ with what else is running.", rich_help_panel=_MODEL)]

@@ -33,7 +33,7 @@ _SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the profile is written.")]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
 Shape = Annotated[str | None, typer.Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=_MODEL)]
-Backend = Annotated[str, typer.Option(help="How attention is computed: reference, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
+Backend = Annotated[str, typer.Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
 Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=_MODEL)]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from paged.attention import LayerOptions
 from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
-from paged.model.native.packed import pack_linears
 from paged.model.hook import ATTENTION, register, under_way
+from paged.model.native.packed import pack_linears
 
 # Characters of a library's message that are quoted.
 _LONGEST_CAUSE = 300

@@ -249,10 +249,15 @@ def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)
     forwards, backwards = _trial(model, chosen, slice(None)), _trial(model, chosen, slice(None, None, -1))
-    tile = TILE if torch.equal(forwards, backwards.flip(0)) else 1
+    # An expert gets as many rows as chose it, so that the shape of its products depends on the other tokens of a tile.
+    tile = TILE if torch.equal(forwards, backwards.flip(0)) and not _has_experts(model) else 1
     # An answer must not depend on who else uses the machine.
     adapts = on_cpu and not is_small(model) and _agrees_on_one_thread(model, chosen, forwards)
     return Runner(model, pool, chosen, tile, adapts=adapts)
+
+
+def _has_experts(model: LoadedModel) -> bool:
+    return any(type(each).__name__.endswith("Experts") for each in model.module.modules())
 
 
 def is_small(model: LoadedModel) -> bool:

@@ -40,8 +40,12 @@ class ShadowedPool(KVPool):
         """As it is; a slot that no token of the batch was to go to holds nothing that anybody may read."""
         super().write_kv(layer, slot_mapping, keys, values)
         if layer == 0:
-            slots = slot_mapping.cpu().numpy()
-            self.violations += self.shadow.write(slots, self._planned[slots])
+            self.written(slot_mapping)
+
+    def written(self, slot_mapping: Tensor) -> None:
+        """As it is; see write_kv."""
+        slots = slot_mapping.cpu().numpy()
+        self.violations += self.shadow.write(slots, self._planned[slots])
 
     def poison(self, blocks: Tensor) -> None:
         """As it is."""

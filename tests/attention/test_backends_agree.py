@@ -37,7 +37,6 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2 * 2**-
 OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
-
 @dataclass(frozen=True)
 class Case:
     """A step: for each sequence, tokens before it and parents of its own tokens (None: the token before, no branches)."""

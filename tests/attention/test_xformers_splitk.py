@@ -89,9 +89,7 @@ def test_a_soft_cap_is_refused():
 
 
 def test_attention_sinks_are_refused():
-    with pytest.raises(
-        UnsupportedByBackend, match='attention sinks; the backends "torch_gather" and "reference" can'
-    ):
+    with pytest.raises(UnsupportedByBackend, match='attention sinks; the backends "torch_gather" and "reference" can'):
         Backend.check(shape_with(has_sinks=True))
 
 

@@ -203,7 +203,7 @@ def _draw_world(chance: random.Random) -> World:
             max_tokens_per_step=chance.choice([7, 16, 40, 100]),
             max_sequences=chance.choice([3, 6, 8]),
             max_chunk=chance.choice([None, 64, chance.randint(1, 64)]),
-            backend=chance.choice(["reference", "torch_gather"]),
+            backend=chance.choice(["reference", "torch_gather", "native"]),
         ),
         tuple(requests),
     )

@@ -73,6 +73,11 @@ def test_a_soft_cap_shows(loaded):
     assert not loaded("llama").has_soft_cap
 
 
+def test_attention_sinks_show(loaded):
+    assert loaded("gpt_oss").has_sinks
+    assert not loaded("llama").has_sinks
+
+
 def test_a_folder_may_be_named_by_a_string(folder):
     assert load_model(str(folder)).path == folder
 

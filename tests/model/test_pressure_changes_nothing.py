@@ -21,6 +21,7 @@ MODELS = {
     "llama, odd": ("llama", {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("gemma2", {}),
     "gpt2": ("gpt2", {}),
+    "gpt_oss": ("gpt_oss", {}),
     "llama, odd heads": (
         "llama",
         {"hidden_size": 42, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 77},
@@ -89,6 +90,6 @@ def test_most_worlds_press(loaded, draw_world):
 def test_the_sequences_of_a_group_are_told_apart(loaded):
     request = Request(id="group", prompt=list(range(3, 12)), max_tokens=5, num_sequences=3)
     answers = PressureRun(loaded("llama"), EngineWorld(num_blocks=16, block_size=4)).run([request])
-    alone = run_alone(loaded("llama"), [request], "torch_gather")
+    alone = run_alone(loaded("llama"), [request], "native")
     assert answers.violations == [] and differences(answers, alone) == []
     assert [(who, len(tokens)) for who, tokens in answers.tokens.items()] == [(("group", i), 5) for i in range(3)]

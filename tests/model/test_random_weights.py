@@ -16,13 +16,13 @@ from paged.model.random_weights import random_model
 
 SHAPE = ModelShape(
     name="small",
-    hidden=48,
+    hidden=64,
     layers=2,
     heads=4,
     kv_heads=2,
-    head_dim=16,
-    intermediate=80,
-    vocab=97,
+    head_dim=32,
+    intermediate=192,
+    vocab=128,
     max_length=128,
     tied_embeddings=True,
 )
@@ -32,8 +32,8 @@ def test_the_model_has_the_shape_and_as_many_parameters():
     for tied in (True, False):
         shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
         model = random_model(shape)
-        assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 16)
-        assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (97, 128, ())
+        assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 32)
+        assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (128, 128, ())
         assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
         assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
 

@@ -27,7 +27,7 @@ ROOMY = EngineWorld(num_blocks=64, block_size=4, prefix_caching=False, max_token
 # Logits are of size 10 at most, and float32 has 7 digits.
 CLOSE = 5e-5
 
-each_backend = pytest.mark.parametrize("backend", ["reference", "torch_gather"])
+each_backend = pytest.mark.parametrize("backend", ["reference", "native", "torch_gather"])
 each_mode = pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
 
 
@@ -63,10 +63,21 @@ def whole_prompt(prompt, first_block=0):
     return step
 
 
+FUSED = ["llama", "qwen2", "qwen3", "mistral"]
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_tile_is_32_places(loaded, architecture):
     model = loaded(architecture)
-    assert runner_for(model, pool_for(model)).tile == 32
+    assert runner_for(model, pool_for(model), backend="torch_gather").tile == 32
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_llamas_family_needs_no_tiles(loaded, architecture):
+    model = loaded(architecture)
+    runner = runner_for(model, pool_for(model))
+    assert runner.backend.name == "native"
+    assert (runner.tile, runner.tiling is None) == ((None, True) if architecture in FUSED else (32, False))
 
 
 def test_packed_there_are_no_tiles(loaded):
@@ -76,7 +87,7 @@ def test_packed_there_are_no_tiles(loaded):
 
 def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded, monkeypatch):
     model, seen = loaded("llama"), []
-    runner = runner_for(model, pool_for(model))
+    runner = runner_for(model, pool_for(model), backend="torch_gather")
     attend = runner.backend.attend
 
     def noted(*arguments):
@@ -128,12 +139,12 @@ def place_matters(loaded):
 
 
 def test_where_places_do_not_agree_each_token_goes_by_itself(place_matters):
-    assert runner_for(place_matters, pool_for(place_matters)).tile == 1
+    assert runner_for(place_matters, pool_for(place_matters), backend="torch_gather").tile == 1
 
 
 def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
     requests = requests_of(3, 9)
-    together = PressureRun(place_matters, replace(ROOMY, max_chunk=2)).run(requests)
+    together = PressureRun(place_matters, replace(ROOMY, max_chunk=2, backend="torch_gather")).run(requests)
     assert differences(together, run_alone(place_matters, requests, "torch_gather")) == []
 
 
@@ -226,6 +237,6 @@ def test_logits_of_16_bit_weights_are_float32(checkpoint):
 def test_an_unknown_backend_is_refused(loaded):
     model = loaded("llama")
     with pytest.raises(
-        UnknownBackend, match="unknown attention backend 'fast'; known ones are reference, torch_gather"
+        UnknownBackend, match="unknown attention backend 'fast'; known ones are reference, native, torch_gather"
     ):
         runner_for(model, pool_for(model), backend="fast")

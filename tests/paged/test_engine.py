@@ -272,7 +272,7 @@ def test_a_byte_budget_says_how_much_would_do(model):
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(model):
-    with pytest.raises(UnknownBackend, match="reference, torch_gather, xformers_splitk"):
+    with pytest.raises(UnknownBackend, match="reference, native, torch_gather, xformers_splitk"):
         Engine(model, backend="flash")
 
 

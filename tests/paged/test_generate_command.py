@@ -88,7 +88,7 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
         (["--prompt", "a", "--temperature", "1", "--top-p", "0"], "top_p has to be"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens has to be"),
         (["--prompt", "a", "--model", "nowhere"], "nowhere: no such folder"),
-        (["--prompt", "a", "--backend", "flash"], "known ones are reference, torch_gather, xformers_splitk"),
+        (["--prompt", "a", "--backend", "flash"], "known ones are reference, native, torch_gather, xformers_splitk"),
         (["--prompt", "a", "--dtype", "int8"], "known ones are auto, float32, bfloat16, float16"),
         (["--prompt", "a", "--policy", "best"], "paged"),
         (["--file", "nowhere.txt"], "nowhere.txt"),

@@ -44,7 +44,10 @@ class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
         *((name, _pointer) for name in ("embedding", "head", "norm", "rotary")),
-        *((name, _int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary")),
+        *(
+            (name, _int64)
+            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary")
+        ),
         ("epsilon", _float),
         ("scale", _float),
         ("element", _int32),
@@ -54,7 +57,10 @@ class _Decoder(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("token_ids", "positions", "slot_mapping", "wanted", "pool", "work", "states", "logits")),
+        *(
+            (name, _pointer)
+            for name in ("token_ids", "positions", "slot_mapping", "wanted", "pool", "work", "states", "logits")
+        ),
         *((name, _int64) for name in ("tokens", "num_wanted", "slots")),
         ("attention", Call),
     )
@@ -116,6 +122,7 @@ class FusedDecoder:
             num_wanted=len(wanted),
             slots=(pool.num_blocks + 1) * pool.block_size,
         )
+        pool.written(torch.from_numpy(slots))
         plan = plan_of(step)
         plan.write(call.attention)
         self._functions.paged_decoder_forward(ctypes.byref(decoder), ctypes.byref(call))
@@ -123,7 +130,15 @@ class FusedDecoder:
 
     def _layer(self, layer: Any, config: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        linears = (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            mlp.gate_proj,
+            mlp.up_proj,
+            mlp.down_proj,
+        )
         norms = {
             "attention_norm": layer.input_layernorm,
             "mlp_norm": layer.post_attention_layernorm,
@@ -169,8 +184,7 @@ class FusedDecoder:
 
 def fused_decoder(module: Any) -> FusedDecoder | None:
     """The module as one call; None where it is not of the family, or not all of its linear layers are packed."""
-    config = module.config
-    if type(module).__name__ not in _FAMILY or config.hidden_act != "silu":
+    if type(module).__name__ not in _FAMILY or module.config.hidden_act != "silu":
         return None
     body = module.model
     if body.rotary_emb.rope_type not in _ROTARY or body.layers[0].self_attn.head_dim % 2:

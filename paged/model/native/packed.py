@@ -91,7 +91,9 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features], of the dtype of x."""
         rows = x.reshape(-1, self.in_features).to(self.packed.dtype)
-        return multiply(rows, self.packed, self.bias, self.out_features).to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return (
+            multiply(rows, self.packed, self.bias, self.out_features).to(x.dtype).view(*x.shape[:-1], self.out_features)
+        )
 
 
 class PackedEmbedding(nn.Module):
@@ -137,10 +139,14 @@ def _can_be_packed(linear: nn.Linear) -> bool:
 
 def _check_invariance(functions: Any, dtype: torch.dtype) -> None:
     drawn = torch.Generator().manual_seed(0)
-    weight, x = (torch.randn(rows, 38, generator=drawn).to(dtype) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS))
+    weight, x = (
+        torch.randn(rows, 38, generator=drawn).to(dtype) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS)
+    )
     packed = pack(weight, functions.paged_columns())
     alone = torch.cat([multiply(x[i : i + 1], packed, None, len(weight), functions) for i in range(len(x))])
     for rows in range(2, len(x) + 1):
         together = multiply(x[:rows], packed, None, len(weight), functions)
         if not torch.equal(together, alone[:rows]):
-            raise BuildFailed(f"products of {rows} rows in {dtype} as this compiler made them give other bits than row by row.")
+            raise BuildFailed(
+                f"products of {rows} rows in {dtype} as this compiler made them give other bits than row by row."
+            )

@@ -8,9 +8,6 @@
 #include "products.h"
 
 #include "vector.h"
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
 
 /* So many numbers of the depth stay in a cache while all rows of a chunk pass; even, because of pairs. */
 #define DEPTH 512
@@ -50,7 +47,7 @@ INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16
 INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
                       enum element element) {
     if (element == FLOAT32)
-        WITH_CONSTANT(rows, tile, x, x_stride, w, COLUMNS, depth, to, to_stride, first)
+        WITH_CONSTANT(rows, tile, x, x_stride, w, COLUMNS, depth, to, to_stride, first, NULL)
     else
         WITH_CONSTANT(rows, pair_tile, x, x_stride, w, depth, to, to_stride, first)
 }

@@ -1,0 +1,262 @@
+"""The library of the backend `native`: made once, kept, made again where it is damaged; and what is said where it cannot be made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from paged.attention import (
+    BuildFailed,
+    LayerShape,
+    UnsupportedByBackend,
+    backend as registry,
+    best_backend,
+    get_backend,
+)
+from paged.attention.native import backend as native, build
+
+# They are replaced, or remember what they said, in some of the tests.
+REMEMBER = (build.library, build.processor, native._compiled, registry._say_once)
+
+
+def forget():
+    for each in REMEMBER:
+        each.cache_clear()
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """The folder for libraries: it is not there yet, and nothing is loaded."""
+    folder = tmp_path / "a" / "cache"
+    monkeypatch.setenv("PAGED_CACHE", str(folder))
+    for name in ("CC", "PAGED_CFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    forget()
+    yield folder
+    forget()
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A file in C that is compiled in no time."""
+    file = tmp_path / "tiny.c"
+    file.write_text("#ifndef ANSWER\n#define ANSWER 42\n#endif\nint answer(void) { return ANSWER; }\n")
+    return file
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """compiler(lines): $CC is a script of these lines."""
+
+    def use(*lines):
+        script = tmp_path / "compiler"
+        script.write_text("\n".join(["#!/bin/sh", *lines]))
+        script.chmod(0o755)
+        monkeypatch.setenv("CC", str(script))
+        return script
+
+    return use
+
+
+def answer_of(source):
+    """What the library says, loaded as by a new process."""
+    build.library.cache_clear()
+    return build.library("tiny", (source,)).answer()
+
+
+def shape_with(**changes):
+    shape = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "block_size": 16}
+    return LayerShape(**{**shape, "dtype": torch.float32, "device": torch.device("cpu"), **changes})
+
+
+def test_a_library_is_made_once(cache, source, compiler):
+    calls = source.with_name("calls")
+    compiler(f'echo "$1" >> {calls}', 'exec cc "$@"')
+    assert [answer_of(source), answer_of(source)] == [42, 42]
+    # Compiled and linked; and whoever comes later asks for the version alone.
+    assert len(calls.read_text().split()) == 4
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_compiler_may_have_arguments(cache, source, monkeypatch):
+    monkeypatch.setenv("CC", "cc -DANSWER=6")
+    assert answer_of(source) == 6
+
+
+def test_a_folder_may_be_named_from_where_the_process_is(cache, source, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    monkeypatch.setenv("PAGED_CACHE", ".")
+    assert answer_of(source) == 42
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PATH", "", r"there is no C compiler \(cc, gcc or clang\)."),
+        ("CC", "no-such-compiler -g", "CC names 'no-such-compiler', and there is no such compiler."),
+    ],
+)
+def test_without_a_compiler_the_backend_says_so(cache, monkeypatch, name, value, words):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do anything here; {words}$') as raised:
+        get_backend("native")
+    assert isinstance(raised.value.__cause__, BuildFailed)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_without_a_compiler_torch_is_chosen_and_that_is_said_once(cache, monkeypatch, invariant):
+    monkeypatch.setenv("PATH", "")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        chosen = [best_backend(shape_with(), invariant=invariant) for _ in range(3)]
+    assert {(each.name, each.is_invariant) for each in chosen} == {("torch_gather", invariant)}
+    (one,) = said
+    assert 'because "native" cannot be compiled: there is no C compiler (cc, gcc or clang).' in str(one.message)
+
+
+def test_what_the_compiler_complains_of_is_said(cache, source, compiler):
+    compiler('test "$1" = --version && exit 0', "echo no room >&2", "echo for it >&2", "exit 1")
+    with pytest.raises(BuildFailed, match="/compiler failed: no room for it$"):
+        answer_of(source)
+    with pytest.raises(UnsupportedByBackend, match="/compiler failed: no room for it$"):
+        get_backend("native")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_compiler_that_fails_without_a_word_is_told_by_its_status(cache, source, compiler):
+    compiler("exit 3")
+    with pytest.raises(BuildFailed, match="/compiler failed: exit status 3$"):
+        answer_of(source)
+
+
+def test_a_compiler_that_hangs_is_not_waited_for(cache, source, compiler, monkeypatch):
+    monkeypatch.setattr(build, "_PATIENCE", 0.1)
+    compiler("exec sleep 60")
+    with pytest.raises(BuildFailed, match="/compiler did not run: .* timed out after 0.1 seconds$"):
+        answer_of(source)
+
+
+def test_what_is_wrong_in_a_source_is_said(cache, source):
+    source.write_text("int answer(void) { return forty_two; }\n")
+    with pytest.raises(BuildFailed, match="failed: .*tiny.c.*forty_two"):
+        answer_of(source)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_what_would_do(cache, source):
+    cache.parent.mkdir()
+    cache.write_text("a file")
+    with pytest.raises(BuildFailed, match=f"^{cache}: File exists; name another folder by PAGED_CACHE.$"):
+        answer_of(source)
+
+
+def test_a_user_without_a_home_is_told_what_would_do(cache, source, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("PAGED_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(BuildFailed, match="^Could not determine home directory. Name a folder by PAGED_CACHE.$"):
+        answer_of(source)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda whole: b"",
+        lambda whole: b"no library at all",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:-1],
+        lambda whole: whole[:5000] + bytes(100) + whole[5100:],
+    ],
+    ids=["empty", "text", "cut in half", "cut by a byte", "zeros within"],
+)
+def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
+    assert answer_of(source) == 42
+    (kept,) = cache.iterdir()
+    whole = kept.read_bytes()
+    # Not in its place: this process has it loaded.
+    kept.unlink()
+    kept.write_bytes(harm(whole))
+    assert answer_of(source) == 42
+    assert [(file, file.read_bytes()) for file in cache.iterdir()] == [(kept, whole)]
+
+
+def another_processor(monkeypatch, source):
+    monkeypatch.setattr(build, "processor", lambda: "another")
+
+
+def other_flags(monkeypatch, source):
+    monkeypatch.setenv("PAGED_CFLAGS", "-g -DTHIS='1 + 1'")
+
+
+def another_source(monkeypatch, source):
+    source.write_text(f"{source.read_text()}/* */\n")
+
+
+def another_compiler(monkeypatch, source):
+    script = source.with_name("compiler")
+    script.write_text('#!/bin/sh\ntest "$1" = --version && echo 1.0 && exit 0\nexec cc "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+
+
+@pytest.mark.parametrize("change", [another_processor, other_flags, another_source, another_compiler])
+def test_what_a_library_came_from_is_in_its_name(cache, source, monkeypatch, change):
+    answer_of(source)
+    change(monkeypatch, source)
+    answer_of(source)
+    first, second = cache.iterdir()
+    assert first.name.split("-")[1] != second.name.split("-")[1]
+
+
+def test_flags_of_the_user_come_last(cache, source, monkeypatch):
+    monkeypatch.setenv("PAGED_CFLAGS", "-DANSWER=7 -UNOTHING")
+    assert answer_of(source) == 7
+
+
+def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler, repository):
+    # Each takes longer than the other takes to begin.
+    compiler('test "$1" = --version || sleep 0.5', 'exec cc "$@"')
+    program = (
+        "import sys; from pathlib import Path; from paged.attention.native.build import library\n"
+        "print(library('tiny', (Path(sys.argv[1]),)).answer())"
+    )
+    command, env = [sys.executable, "-c", program, str(source)], {**os.environ, "PYTHONPATH": str(repository)}
+    both = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    assert [each.communicate(timeout=60) for each in both] == [("42\n", "")] * 2
+    assert len(list(cache.iterdir())) == 1
+    assert answer_of(source) == 42
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 257}, "heads of 257; it does heads of up to 256.$"),
+        ({"dtype": torch.float16}, "torch.float16; it reads float32 and bfloat16.$"),
+        ({"dtype": torch.float64}, "torch.float64; it reads float32 and bfloat16.$"),
+        ({"device": torch.device("cuda")}, "device 'cuda'; it runs on a CPU.$"),
+    ],
+)
+def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
+    backend = get_backend("native")
+    backend.check(shape_with(head_dim=256, dtype=torch.bfloat16, has_soft_cap=True, has_sinks=True))
+    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}'):
+        backend.check(shape_with(**changes))
+
+
+def test_it_is_chosen_by_itself_on_a_cpu_where_it_can_do_the_layers():
+    assert best_backend(shape_with()).name == "native"
+    assert best_backend(shape_with(head_dim=257)).name == "torch_gather"
+    assert best_backend(shape_with(dtype=torch.float64), invariant=True).name == "torch_gather"
