@@ -130,10 +130,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 torch.manual_seed(0)
                 model = AutoModelForCausalLM.from_config(config).float()
                 with torch.no_grad():
-                    for name, weights in model.named_parameters():
+                    for path, weights in model.named_parameters():
                         if weights.dim() >= 2:
                             weights.normal_(0, 0.3)
-                        elif name.endswith(".sinks"):
+                        elif path.endswith(".sinks"):
                             weights.normal_(0, 2)
                 model.save_pretrained(folder)
             made[name] = folder

@@ -1,0 +1,141 @@
+"""A decoder of Llama's family in one call gives the logits and hidden states that transformers' own modules give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from paged.attention import StepTokens
+from paged.model.capacity import pool_for
+from paged.model.loading import load_model
+from paged.model.native.fused import fused_decoder
+
+MODELS = {
+    "llama": ("llama", {}),
+    "llama, odd sizes": (
+        "llama",
+        {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18},
+    ),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, llama3 positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "llama, linear positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+}
+LENGTH = 61
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint):
+    """theirs(architecture, **changes): token ids, and what transformers' module says after each of them."""
+
+    @torch.inference_mode()
+    def say(architecture, **changes):
+        module = AutoModelForCausalLM.from_pretrained(
+            checkpoint(architecture, **changes), attn_implementation="eager"
+        ).eval()
+        ids = torch.randint(3, 97, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+        out = module(ids, output_hidden_states=True)
+        return ids[0].numpy().astype(np.int32), out.logits[0], out.hidden_states[-1][0]
+
+    return say
+
+
+def step_of(first, last, block_size=4):
+    """Tokens first to last - 1 of one sequence whose blocks lie backwards."""
+    positions = np.arange(first, last)
+    table = np.arange(-(-LENGTH // block_size), dtype=np.int32)[::-1].copy()
+    slots = table[positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return StepTokens(positions, slots, np.array([0, last - first]), np.array([last]), table[None], block_size)
+
+
+def said(fused, model, ids, cuts, wanted=None):
+    """Hidden states and logits of all tokens, or of those wanted of each part, the prompt being cut there."""
+    pool = pool_for(model, num_blocks=-(-LENGTH // 4), block_size=4)
+    pool.poison(torch.arange(pool.num_blocks))
+    parts = []
+    for first, last in zip([0, *cuts], [*cuts, LENGTH], strict=True):
+        chosen = np.arange(last - first) if wanted is None else wanted
+        parts.append(fused.forward(step_of(first, last), pool, ids[first:last], chosen))
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_states_and_logits_are_transformers(loaded, theirs, name):
+    architecture, changes = MODELS[name]
+    model = loaded(architecture, **changes)
+    fused = fused_decoder(model.module)
+    assert fused is not None
+    ids, logits, states = theirs(architecture, **changes)
+    found_states, found_logits = said(fused, model, ids, [])
+    torch.testing.assert_close(found_states, states, rtol=1e-4, atol=5e-5)
+    torch.testing.assert_close(found_logits, logits, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_how_a_prompt_is_cut_changes_no_bit(loaded, theirs, name):
+    architecture, changes = MODELS[name]
+    model = loaded(architecture, **changes)
+    fused, (ids, _, _) = fused_decoder(model.module), theirs(architecture, **changes)
+    whole = said(fused, model, ids, [])
+    for cuts in ([1], [7, 8, 30], list(range(1, LENGTH))):
+        for found, expected in zip(said(fused, model, ids, cuts), whole, strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_only_what_is_wanted_is_told(loaded, theirs):
+    model = loaded("llama")
+    fused, (ids, _, _) = fused_decoder(model.module), theirs("llama")
+    whole, some = said(fused, model, ids, []), said(fused, model, ids, [], np.array([0, 17, LENGTH - 1]))
+    for found, expected in zip(some, whole, strict=True):
+        assert torch.equal(found, expected[[0, 17, LENGTH - 1]])
+    nothing = said(fused, model, ids, [], np.empty(0, np.int64))
+    assert [len(each) for each in nothing] == [0, 0]
+
+
+def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is(checkpoint, theirs):
+    folder = checkpoint("llama")
+    ids, truth, _ = theirs("llama")
+    model = load_model(folder, dtype="bfloat16")
+    _, found = said(fused_decoder(model.module), model, ids, [])
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    with torch.inference_mode():
+        other = module(torch.from_numpy(ids)[None].long()).logits[0].float()
+    assert (found - truth).square().mean() <= 1.2 * (other - truth).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("gpt2", {}),
+        ("gemma2", {}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+    ],
+    ids=["gpt2", "gemma2", "another activation", "positions that depend on the length"],
+)
+def test_what_it_does_not_know_it_leaves_alone(loaded, architecture, changes):
+    assert fused_decoder(loaded(architecture, **changes).module) is None

@@ -1,0 +1,107 @@
+"""Packed linear layers give what torch's give, in one order of additions whatever else is computed beside."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from torch import nn
+
+from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library, multiply, pack, pack_linears
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Around a tile of 6 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.
+ROWS = st.integers(1, 14) | st.sampled_from([64, 95, 96, 97, 200])
+OUTS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 128, 200])
+DEPTHS = st.integers(1, 20).map(lambda half: 2 * half) | st.sampled_from([510, 512, 514, 1030])
+
+
+def drawn(rows, depth, outs, dtype, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(rows, depth, generator=random), torch.randn(outs, depth, generator=random)
+    return x.to(dtype), weight.to(dtype), torch.randn(outs, generator=random)
+
+
+def packed(weight):
+    return pack(weight, model_library().paged_columns())
+
+
+@settings(max_examples=100, derandomize=True)
+@given(ROWS, DEPTHS, OUTS, st.sampled_from(DTYPES), st.booleans())
+def test_a_product_is_a_product(rows, depth, outs, dtype, has_bias):
+    x, weight, bias = drawn(rows, depth, outs, dtype)
+    found = multiply(x, packed(weight), bias if has_bias else None, outs)
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    assert found.shape == (rows, outs) and found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * depth)
+
+
+@settings(max_examples=60, derandomize=True)
+@given(ROWS, DEPTHS, OUTS, st.sampled_from(DTYPES), st.data())
+def test_a_rows_result_does_not_depend_on_the_others(rows, depth, outs, dtype, data):
+    x, weight, bias = drawn(rows, depth, outs, dtype)
+    weights = packed(weight)
+    together = multiply(x, weights, bias, outs)
+    first = data.draw(st.integers(0, rows - 1))
+    last = data.draw(st.integers(first + 1, rows))
+    assert torch.equal(multiply(x[first:last], weights, bias, outs), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_nothing(dtype):
+    x, weight, bias = drawn(200, 1030, 300, dtype)
+    weights, before = packed(weight), torch.get_num_threads()
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(multiply(x, weights, bias, 300))
+    torch.set_num_threads(before)
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+def test_nan_stays_with_the_row_that_has_it():
+    x, weight, _ = drawn(8, 40, 70, torch.float32)
+    x[3, 7] = torch.nan
+    found = multiply(x, packed(weight), None, 70)
+    assert found.isnan().all(1).tolist() == [row == 3 for row in range(8)]
+
+
+class Tied(nn.Module):
+    """An embedding, a layer, and a head that shares the embedding's weights."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.embedding = nn.Embedding(97, 34, dtype=dtype)
+        self.layers = nn.ModuleList([nn.Linear(34, 34, dtype=dtype)])
+        self.head = nn.Linear(34, 97, bias=False, dtype=dtype)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.layers[0](self.embedding(ids)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_a_modules_weights_are_held_once(dtype):
+    torch.manual_seed(0)
+    module, ids = Tied(dtype), torch.tensor([[0, 5, 96], [64, 63, 1]])
+    expected, rows = module(ids), module.embedding(ids)
+    assert pack_linears(module)
+    assert isinstance(module.embedding, PackedEmbedding) and isinstance(module.head, PackedLinear)
+    assert module.embedding.packed is module.head.packed
+    assert torch.equal(module.embedding(ids), rows)
+    torch.testing.assert_close(module(ids), expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    columns = model_library().paged_columns()
+    panels = -(-97 // columns) + -(-34 // columns)
+    assert sum(each.numel() for each in module.parameters()) == panels * columns * 34 + 34
+
+
+@pytest.mark.parametrize("linear", [nn.Linear(4, 5, dtype=torch.float16), nn.Linear(3, 5, dtype=torch.bfloat16)])
+def test_what_the_library_does_not_read_stays_as_it_is(linear):
+    module = nn.Sequential(linear)
+    assert pack_linears(module)
+    assert module[0] is linear
