@@ -40,10 +40,11 @@ def saved(tmp_path):
     return save
 
 
-def test_a_profile_is_written_told_and_simulated_by(paged, tmp_path):
+@pytest.mark.parametrize(("backend", "tiling"), [("native", None), ("torch_gather", Tiling(places=32, piece=64))])
+def test_a_profile_is_written_told_and_simulated_by(paged, tmp_path, backend, tiling):
     pytest.importorskip("torch")
     path = tmp_path / "here.json"
-    status, out, err = paged("profile", *SMALL, "--out", path)
+    status, out, err = paged("profile", *SMALL, "--backend", backend, "--out", path)
     assert (status, err) == (0, "")
     head, *lines = out.splitlines()
     assert head.split()[:3] == ["steps", "fitted", "held"]
@@ -51,7 +52,7 @@ def test_a_profile_is_written_told_and_simulated_by(paged, tmp_path):
     assert any(line.startswith("a ") and line.endswith(" µs") for line in lines)
     assert f"written to: {path}" in lines
     found = Profile.load(path)
-    assert (found.tiling, found.model.name) == (Tiling(places=32, piece=64), "embedded")
+    assert (found.tiling, found.model.name) == (tiling, "embedded")
     assert found.held_out.steps == sum(error.steps for error in found.by_kind.values())
     assert "batch-invariant" in found.about
     assert found.seconds_per_moved_token > 0
