@@ -65,8 +65,9 @@ pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minu
 
 sanitize: $(STAMP) ## run the native code's tests under the address and undefined-behaviour sanitizers
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no -k native \
-		tests/attention/test_backends_agree.py tests/attention/test_invariance.py tests/model/test_matches_transformers.py $(PYTEST)
+		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no \
+		-k 'native or test_packed or test_fused' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
+		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_fused.py $(PYTEST)
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

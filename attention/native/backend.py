@@ -77,7 +77,7 @@ class Backend:
 
     def __init__(self, is_invariant: bool) -> None:
         del is_invariant  # It always is.
-        self._attention = _compiled()
+        self._attention = attention_function()
 
     def check(self, shape: LayerShape) -> None:
         """On a CPU, in float32 or bfloat16, heads of up to 256."""
@@ -157,7 +157,8 @@ def _refusal(shape: LayerShape) -> tuple[str, str] | None:
 
 
 @cache
-def _compiled() -> Any:
+def attention_function() -> Any:
+    """attention.c's paged_attention. Raises UnsupportedByBackend where it cannot be compiled."""
     try:
         function = library("attention", SOURCES, HEADERS).paged_attention
     except BuildFailed as error:

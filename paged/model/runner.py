@@ -112,17 +112,18 @@ class Runner:
     def logits(self, batch: Batch) -> Tensor:
         """float32 [k, vocabulary]: the forward pass of a batch whose moves have run. Logits after the last token of each row that
         samples, and after each of the num_drafts tokens before it."""
-        return self.forward(self._step_of(batch), batch.token_ids, _sampled_after(batch))
+        return self.forward(self.step_of(batch), batch.token_ids, _sampled_after(batch))
 
     def read(self, batch: Batch, others: NDArray[np.bool_], stateful: NDArray[np.bool_]) -> Read:
         """As `logits`; and the same after `others`, and the hidden states of those that are `stateful`, both bool [T], tokens of the batch."""
         is_sampled = _sampled_after(batch)
         is_wanted = is_sampled | others
-        logits, states = self._run(self._step_of(batch), batch.token_ids, is_wanted, stateful)
+        logits, states = self._run(self.step_of(batch), batch.token_ids, is_wanted, stateful)
         ours, theirs = torch.from_numpy(is_sampled[is_wanted]), torch.from_numpy(others[is_wanted])
         return Read(logits[ours], logits[theirs], states)
 
-    def _step_of(self, batch: Batch) -> StepTokens:
+    def step_of(self, batch: Batch) -> StepTokens:
+        """What the batch's forward pass attends to."""
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
         return StepTokens(
             batch.positions,
@@ -149,7 +150,7 @@ class Runner:
         if not step.num_tokens:
             # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
             return torch.empty(0, self.model.vocabulary_size), torch.empty(0, 0)
-        with self._threads():
+        with self.threads():
             if self._fused is not None:
                 wanted = (is_sampled | stateful).nonzero()[0]
                 states, logits = self._fused.forward(step, self.pool, token_ids, wanted)
@@ -168,8 +169,8 @@ class Runner:
                 of_states.append(its[1])
             return torch.cat(parts), torch.cat([each for each in of_states if len(each)] or of_states[:1])
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """How many threads a pass has."""
+    def threads(self) -> AbstractContextManager[None]:
+        """Within it torch has as many threads as a pass has now."""
         count = 1 if self._is_small else free_cores().count() if self._adapts else None
         # Where there is one thread somebody else may have lowered the number, and raise it while this pass runs: so it has to say its own.
         return nullcontext() if count is None or count >= torch.get_num_threads() > 1 else THREADS.at_most(count)

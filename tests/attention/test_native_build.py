@@ -25,7 +25,7 @@ from paged.attention import (
 from paged.attention.native import backend as native, build
 
 # They are replaced, or remember what they said, in some of the tests.
-REMEMBER = (build.library, build.processor, native._compiled, registry._say_once)
+REMEMBER = (build.library, build.processor, native.attention_function, registry._say_once)
 
 
 def forget():

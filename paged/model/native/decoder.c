@@ -166,7 +166,7 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
         attention.keys = (const char *)step->pool + number * 2 * step->slots * kv * bytes;
         attention.values = (const char *)attention.keys + step->slots * kv * bytes;
         attention.window = layer->window;
-        paged_attention(&attention);
+        model->attend(&attention);
         const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1};
         paged_products(at.attended, q, rows, q, model->element, &o, 1);
         norms(model, at.hidden, layer->mlp_norm, rows, at.normed);

@@ -25,6 +25,7 @@ typedef struct {
     const void *head;      /* packed */
     const float *norm;     /* [hidden] */
     const float *rotary;   /* [positions, head size]: cosines of half a head, then sines */
+    void (*attend)(const paged_attention_call *); /* paged_attention, which is in a library of its own */
     int64_t num_layers, hidden, intermediate, heads, kv_heads, head_size, vocabulary;
     float epsilon, scale;
     int32_t element, has_packed_embedding; /* enum element; whether `embedding` is packed */

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paged.attention import KVPool, StepTokens
-from paged.attention.native.backend import ELEMENTS, Call, plan_of
+from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -43,7 +43,7 @@ class _Layer(ctypes.Structure):
 class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
-        *((name, _pointer) for name in ("embedding", "head", "norm", "rotary")),
+        *((name, _pointer) for name in ("embedding", "head", "norm", "rotary", "attend")),
         *(
             (name, _int64)
             for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary")
@@ -85,6 +85,7 @@ class FusedDecoder:
             embedding=self._address(body.embed_tokens.packed if is_packed else body.embed_tokens.weight),
             head=self._address(head.packed),
             norm=self._floats(body.norm.weight),
+            attend=ctypes.cast(attention_function(), _pointer),
             num_layers=len(body.layers),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,

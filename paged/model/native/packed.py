@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.attention import BuildFailed
-from paged.attention.native.backend import ELEMENTS, HEADERS, SOURCES
+from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
 
 _HERE = Path(__file__).parent
@@ -40,8 +40,9 @@ class Product(ctypes.Structure):
 @cache
 def model_library() -> Any:
     """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are."""
-    sources = (_HERE / "products.c", _HERE / "decoder.c", *SOURCES)
-    found = library("model", sources, (_HERE / "products.h", _HERE / "decoder.h", *HEADERS))
+    found = library(
+        "model", (_HERE / "products.c", _HERE / "decoder.c"), (_HERE / "products.h", _HERE / "decoder.h", *HEADERS)
+    )
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
     found.paged_decoder_room.restype = _int64
