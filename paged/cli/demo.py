@@ -153,16 +153,17 @@ def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
     if json:
         print_json({**msgspec.to_builtins(result), **more})
         return
-    print_summary(result)
     if more:
+        # What was measured comes before what was simulated.
         compared = f"{result.finished:,} answers under pressure and with ample memory"
         figures(
-            "the model",
+            "the model, here",
             [
-                ("tokens/s", f"{more['tokens_per_s']:,.0f}, {more['model_s']:.1f} s in the model"),
+                ("real throughput", f"{more['tokens_per_s']:,.0f} output tokens/s, in {more['model_s']:.1f} s of computing"),
                 ("different answers", f"{more['different_outputs']:,} of {compared}"),
             ],
         )
+    print_summary(result)
 
 
 def _play(simulation: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
