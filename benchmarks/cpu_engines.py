@@ -62,9 +62,9 @@ def vllm(
     command = [str(python), str(peers / "peer_vllm.py"), str(model), *names, "--dtype", dtype, "--repeat", str(repeat)]
     command += ["--limit", str(limit), "--quiet", "0"]
     if share < 1:
-        # In blocks of 16, as ours.
+        # In its smallest blocks; ours has 16.
         (name,) = names
-        command += ["--block-size", "32", "--kv-blocks", str(_blocks(peers, model, name, share, limit, 32))]
+        command += ["--block-size", "32", "--kv-blocks", str(blocks_for(peers, model, name, share, limit, 32))]
     return [[each["workload"], each["output_tokens"] / run] for each in _lines(command) for run in each["runs"]]
 
 
@@ -74,7 +74,7 @@ def transformers(peers: Path, model: Path, dtype: str, names: list[str], repeat:
     return [[each["workload"], each["output_tokens"] / run] for each in _lines(command) for run in each["runs"]]
 
 
-def _blocks(peers: Path, model: Path, name: str, share: float, limit: int, size: int) -> int:
+def blocks_for(peers: Path, model: Path, name: str, share: float, limit: int, size: int) -> int:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import peer_common\n"
         "wanted = peer_common.get_requests(sys.argv[3], sys.argv[2], int(sys.argv[4]))\n"
