@@ -26,12 +26,15 @@ from paged.attention.step_tokens import StepTokens
 _HERE = Path(__file__).parent
 SOURCES = (_HERE / "attention.c",)
 HEADERS = (_HERE / "attention.h", _HERE / "vector.h")
+# As `library` takes it: its name, sources and headers.
+ATTENTION_LIBRARY = ("attention", SOURCES, HEADERS)
 # As in vector.h, enum element.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 # As in attention.h.
 MOST_HEAD_SIZE = 256
 
 _NAME = "native"
+_OTHERS = 'the backends "torch_gather" and "reference" can.'
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -148,11 +151,11 @@ def plan_of(step: StepTokens) -> Plan:
 def _refusal(shape: LayerShape) -> tuple[str, str] | None:
     """What it cannot do of a shape, and what would do."""
     if shape.device.type != "cpu":
-        return f"device {str(shape.device)!r}", "it runs on a CPU."
+        return f"device {str(shape.device)!r}", f"it runs on a CPU; {_OTHERS}"
     if shape.dtype not in ELEMENTS:
-        return f"{shape.dtype}", "it reads float32 and bfloat16."
+        return f"{shape.dtype}", f"it reads float32 and bfloat16; {_OTHERS}"
     if shape.head_dim > MOST_HEAD_SIZE:
-        return f"heads of {shape.head_dim}", f"it does heads of up to {MOST_HEAD_SIZE}."
+        return f"heads of {shape.head_dim}", f"it does heads of up to {MOST_HEAD_SIZE}; {_OTHERS}"
     return None
 
 
@@ -160,7 +163,7 @@ def _refusal(shape: LayerShape) -> tuple[str, str] | None:
 def attention_function() -> Any:
     """attention.c's paged_attention. Raises UnsupportedByBackend where it cannot be compiled."""
     try:
-        function = library("attention", SOURCES, HEADERS).paged_attention
+        function = library(*ATTENTION_LIBRARY).paged_attention
     except BuildFailed as error:
         raise UnsupportedByBackend(_NAME, "anything here", str(error)) from error
     function.argtypes, function.restype = [ctypes.POINTER(Call)], None

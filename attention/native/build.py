@@ -19,13 +19,14 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from paged.attention.errors import BuildFailed
 
 # Where libraries are kept, the compiler, and flags beside ours, for who wants others.
 CACHE_VARIABLE, COMPILER_VARIABLE, FLAGS_VARIABLE = "PAGED_CACHE", "CC", "PAGED_CFLAGS"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 # Seconds: what takes longer hangs.
 _PATIENCE = 120
 _LONGEST_MESSAGE = 400
@@ -33,26 +34,28 @@ _LONGEST_MESSAGE = 400
 _DIGITS = 20
 
 
+class Recipe(NamedTuple):
+    """What a library is made by, and under which name it is kept."""
+
+    compiler: list[str]
+    flags: list[str]
+    openmp: str | None
+    stem: str
+
+
 @cache
 def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()) -> ctypes.CDLL:
     """The library of these sources. Raises BuildFailed: no compiler, one that fails, a folder that cannot be written."""
-    compiler, openmp = find_compiler(), _openmp()
-    flags = [*_FLAGS, *(["-fopenmp"] if openmp else []), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
-    digest = hashlib.sha256()
-    for path in (*sources, *headers):
-        digest.update(path.read_bytes())
-    # Names without folders: two installations share what is the same.
-    digest.update("\0".join([*flags, Path(openmp or "").name, _version(compiler), processor()]).encode())
-    folder, stem = cache_folder(), f"{name}-{digest.hexdigest()[:_DIGITS]}"
-    found = _loaded(folder, stem)
+    recipe, folder = _recipe(name, sources, headers), cache_folder()
+    found = _loaded(folder, recipe.stem)
     if found is not None:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as workshop:
             folders = sorted({f"-I{each.parent}" for each in headers})
-            made = _compiled([*compiler, *flags], [*folders], sources, openmp, Path(workshop))
-            kept = folder / f"{stem}-{_digest_of(made)}.so"
+            made = _compiled([*recipe.compiler, *recipe.flags], folders, sources, recipe.openmp, Path(workshop))
+            kept = folder / f"{recipe.stem}-{_digest_of(made)}.so"
             # In one go: another process that does the same finds all of it, or nothing.
             made.replace(kept)
     except OSError as error:
@@ -61,6 +64,23 @@ def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
         return ctypes.CDLL(str(kept))
     except OSError as error:
         raise BuildFailed(f"{kept} was compiled and cannot be loaded: {error}") from error
+
+
+def is_kept(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()) -> bool:
+    """Whether `library` would find it, and compile nothing. Raises BuildFailed where there is no compiler, whose version is in its name."""
+    stem = _recipe(name, sources, headers).stem
+    return any(map(_is_whole, cache_folder().glob(f"{stem}-*.so")))
+
+
+def _recipe(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Recipe:
+    compiler, openmp = find_compiler(), _openmp()
+    flags = [*_FLAGS, *(["-fopenmp"] if openmp else []), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+    digest = hashlib.sha256()
+    for path in (*sources, *headers):
+        digest.update(path.read_bytes())
+    # Names without folders: two installations share what is the same.
+    digest.update("\0".join([*flags, Path(openmp).name, compiler_version(compiler), processor()]).encode())
+    return Recipe(compiler, flags, openmp, f"{name}-{digest.hexdigest()[:_DIGITS]}")
 
 
 def cache_folder() -> Path:
@@ -105,26 +125,29 @@ def has_instructions(*names: str) -> bool:
     return set(names) <= set(processor().split())
 
 
-def _version(compiler: Sequence[str]) -> str:
+def compiler_version(compiler: Sequence[str]) -> str:
+    """What it says of itself, several lines. Raises BuildFailed where it does not run."""
     return _run([*compiler, "--version"]).stdout
 
 
-def _openmp() -> str | None:
-    """The file of the OpenMP library that torch has loaded; None where there is none that GCC's calls fit."""
+def _openmp() -> str:
+    """The file of the OpenMP library that torch has loaded. Raises BuildFailed where there is none: on one thread torch would be faster."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
+        lines = []
     files = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line or "libomp" in line or "libiomp" in line]
+    if not files:
+        raise BuildFailed("torch has loaded no OpenMP library (libgomp) that compiled code could share its threads by.")
     # Other packages may have brought theirs.
-    return next((each for each in files if "/torch" in each), files[0] if files else None)
+    return next((each for each in files if "/torch" in each), files[0])
 
 
 def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
     """The library that is kept under this name, if it is whole: to load one that was cut short ends the process."""
     for kept in sorted(folder.glob(f"{stem}-*.so")):
         try:
-            if kept.stem == f"{stem}-{_digest_of(kept)}":
+            if _is_whole(kept):
                 return ctypes.CDLL(str(kept))
         except OSError:
             # Nobody may read it, or it needs a library that is gone.
@@ -132,18 +155,20 @@ def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
     return None
 
 
+def _is_whole(kept: Path) -> bool:
+    return kept.stem.endswith(f"-{_digest_of(kept)}")
+
+
 def _digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
 
 
-def _compiled(
-    compiler: Sequence[str], folders: Sequence[str], sources: Sequence[Path], openmp: str | None, to: Path
-) -> Path:
+def _compiled(compiler: Sequence[str], folders: Sequence[str], sources: Sequence[Path], openmp: str, to: Path) -> Path:
     """The library, in the folder `to`, where the compiler runs: what it complains of has the same name every time."""
     for source in sources:
         _run([*compiler, *folders, "-c", str(source)], to)
     objects = [f"{source.stem}.o" for source in sources]
-    _run([*compiler, "-shared", *objects, *([openmp] if openmp else []), "-lm", "-o", "library.so"], to)
+    _run([*compiler, "-shared", *objects, openmp, "-lm", "-o", "library.so"], to)
     return to / "library.so"
 
 

@@ -224,11 +224,17 @@ def test_flags_of_the_user_come_last(cache, source, monkeypatch):
     assert answer_of(source) == 7
 
 
+def test_without_threads_to_share_nothing_is_built(cache, source, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
+    with pytest.raises(BuildFailed, match="no OpenMP library"):
+        build.library("tiny", (source,))
+
+
 def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler, repository):
     # Each takes longer than the other takes to begin.
     compiler('test "$1" = --version || sleep 0.5', 'exec cc "$@"')
     program = (
-        "import sys; from pathlib import Path; from paged.attention.native.build import library\n"
+        "import sys, torch; from pathlib import Path; from paged.attention.native.build import library\n"
         "print(library('tiny', (Path(sys.argv[1]),)).answer())"
     )
     command, env = [sys.executable, "-c", program, str(source)], {**os.environ, "PYTHONPATH": str(repository)}
@@ -243,16 +249,16 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head_dim": 257}, "heads of 257; it does heads of up to 256.$"),
-        ({"dtype": torch.float16}, "torch.float16; it reads float32 and bfloat16.$"),
-        ({"dtype": torch.float64}, "torch.float64; it reads float32 and bfloat16.$"),
-        ({"device": torch.device("cuda")}, "device 'cuda'; it runs on a CPU.$"),
+        ({"head_dim": 257}, "heads of 257; it does heads of up to 256; "),
+        ({"dtype": torch.float16}, "torch.float16; it reads float32 and bfloat16; "),
+        ({"dtype": torch.float64}, "torch.float64; it reads float32 and bfloat16; "),
+        ({"device": torch.device("cuda")}, "device 'cuda'; it runs on a CPU; "),
     ],
 )
 def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
     backend = get_backend("native")
     backend.check(shape_with(head_dim=256, dtype=torch.bfloat16, has_soft_cap=True, has_sinks=True))
-    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}'):
+    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}the backends "torch_gather" and "reference" can.$'):
         backend.check(shape_with(**changes))
 
 

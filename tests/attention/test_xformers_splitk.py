@@ -66,7 +66,7 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
         ({"block_size": 48}, "blocks of 48 tokens; it takes 16, 32 or 64; the backends"),
         (
             {"device": CPU},
-            r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\)",
+            r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); the backends \"native\",",
         ),
     ],
 )
