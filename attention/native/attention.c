@@ -93,45 +93,49 @@ INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, siz
         }
 }
 
+/* `kernel`, for the rows that are left from r on, at column c: over the widest tiles that fit, until `columns`, a multiple of LANES, are done. */
+#define OVER_COLUMNS(columns, left, kernel, ...)                                                        \
+    for (size_t c = 0; c < (columns);) {                                                                \
+        if ((columns) - c >= COLUMNS) {                                                                 \
+            WITH_CONSTANT(left, kernel, WIDE, __VA_ARGS__)                                              \
+            c += COLUMNS;                                                                               \
+        } else if ((columns) - c >= 2 * LANES) {                                                        \
+            WITH_CONSTANT(left, kernel, 2, __VA_ARGS__)                                                 \
+            c += 2 * LANES;                                                                             \
+        } else {                                                                                        \
+            WITH_CONSTANT(left, kernel, 1, __VA_ARGS__)                                                 \
+            c += LANES;                                                                                 \
+        }                                                                                               \
+    }
+
 /* to[rows, columns] = x · w, on top of `kept` [rows] times what is there, if that is given. `columns` is a multiple of LANES. */
 INLINE void product(size_t rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth, float *to,
                     size_t to_stride, size_t columns, const float *kept) {
-    for (size_t c = 0; c + COLUMNS <= columns; c += COLUMNS)
-        for (size_t r = 0; r < rows; r += ROWS) {
-            size_t left = rows - r;
-            WITH_CONSTANT(left, tile, x + r * x_stride, x_stride, w + c, w_stride, depth, to + r * to_stride + c, to_stride, !kept,
-                          kept ? kept + r : NULL)
-        }
-    /* What is left of an odd width, a vector at a time: the same sums in the same order. */
-    for (size_t c = columns / COLUMNS * COLUMNS; c < columns; c += LANES)
-        for (size_t r = 0; r < rows; r++) {
-            vec sum = {0};
-            if (kept) sum = *(const vec *)(to + r * to_stride + c) * kept[r];
-            for (size_t p = 0; p < depth; p++) sum += x[r * x_stride + p] * *(const vec *)(w + p * w_stride + c);
-            *(vec *)(to + r * to_stride + c) = sum;
-        }
+    for (size_t r = 0; r < rows; r += ROWS)
+        OVER_COLUMNS(columns, rows - r, tile, x + r * x_stride, x_stride, w + c, w_stride, depth, to + r * to_stride + c, to_stride, !kept,
+                     kept ? kept + r : NULL)
 }
 
 /* As `tile`, of rows that lie anywhere, from `column` on: no row of them is read twice. */
-INLINE void scattered_tile(const int rows, const float *x, const tile_rows *w, size_t column, size_t depth, float *to,
+INLINE void scattered_tile(const int rows, const int wide, const float *x, const tile_rows *w, size_t column, size_t depth, float *to,
                            size_t to_stride, const float *kept, enum element element) {
     vec sums[ROWS][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] = *(const vec *)(to + i * to_stride + column + j * LANES) * kept[i];
+        UNROLL for (int j = 0; j < wide; j++) sums[i][j] = *(const vec *)(to + i * to_stride + column + j * LANES) * kept[i];
     for (size_t p = 0; p < depth; p++) {
         vec row[WIDE];
-        UNROLL for (int j = 0; j < WIDE; j++) {
+        UNROLL for (int j = 0; j < wide; j++) {
             const size_t line = (column + j * LANES) * (element == FLOAT32 ? 4 : 2);
             if (line % 64 == 0) __builtin_prefetch(w->next[p] + line, 0, 3);
             row[j] = load(w->now[p], column + j * LANES, element);
         }
         UNROLL for (int i = 0; i < rows; i++) {
             float factor = x[i * TILE + p];
-            UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] += factor * row[j];
+            UNROLL for (int j = 0; j < wide; j++) sums[i][j] += factor * row[j];
         }
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + column + j * LANES) = sums[i][j];
+        UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + i * to_stride + column + j * LANES) = sums[i][j];
 }
 
 /* A row's scores in a tile, capped; what the row does not see, which is all but positions low to high - 1 of the tile, gets no weight. */
@@ -201,10 +205,9 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
         room->highest[own + r] = room->now[own + r];
         room->weight[own + r] = room->weight[own + r] * kept[r] + weigh(weights + r * TILE, room->highest[own + r]);
     }
-    if (rows <= 2 * ROWS && size % COLUMNS == 0) {
+    if (rows <= 2 * ROWS && size == depth) {
         for (size_t r = 0; r < rows; r += ROWS)
-            for (size_t d = 0; d < size; d += COLUMNS)
-                WITH_CONSTANT(rows - r, scattered_tile, weights + r * TILE, values, d, count, totals + r * depth, depth, kept + r, element)
+            OVER_COLUMNS(size, rows - r, scattered_tile, weights + r * TILE, values, c, count, totals + r * depth, depth, kept + r, element)
         return;
     }
     for (size_t j = 0; j < count; j++) __builtin_prefetch(values->next[j], 0, 3);

@@ -146,27 +146,27 @@ INLINE vec exp_below(vec x) {
 /* e to the x; what is above e to the 88 becomes that. */
 INLINE vec exp_of(vec x) { return exp_below(chosen((ivec)(x > 88.0f), spread(88.0f), x)); }
 
-/* to[rows, COLUMNS] = x[rows, depth] · w[depth, COLUMNS], on top of what is there, `kept` [rows] times, unless this is the `first` part
- * of the sum; `kept` may be NULL. Each number is the sum over depth in order, by fused additions, whatever `rows` is. `rows` has to
- * be a constant where this is inlined. */
-INLINE void tile(const int rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth,
+/* to[rows, wide vectors] = x[rows, depth] · w[depth, wide vectors], on top of what is there, `kept` [rows] times, unless this is the `first`
+ * part of the sum; `kept` may be NULL. Each number is the sum over depth in order, by fused additions, whatever `rows` and `wide` are, which
+ * have to be constants where this is inlined, up to ROWS and WIDE. */
+INLINE void tile(const int rows, const int wide, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth,
                  float *to, size_t to_stride, int first, const float *kept) {
     vec sums[ROWS][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < WIDE; j++) {
+        UNROLL for (int j = 0; j < wide; j++) {
             sums[i][j] = first ? (vec){0} : *(const vec *)(to + i * to_stride + j * LANES);
             if (kept) sums[i][j] *= kept[i];
         }
     for (size_t p = 0; p < depth; p++) {
         vec row[WIDE];
-        UNROLL for (int j = 0; j < WIDE; j++) row[j] = *(const vec *)(w + p * w_stride + j * LANES);
+        UNROLL for (int j = 0; j < wide; j++) row[j] = *(const vec *)(w + p * w_stride + j * LANES);
         UNROLL for (int i = 0; i < rows; i++) {
             float factor = x[i * x_stride + p];
-            UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] += factor * row[j];
+            UNROLL for (int j = 0; j < wide; j++) sums[i][j] += factor * row[j];
         }
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
+        UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
 }
 
 /* A call of `kernel` whose first argument, from 1 to ROWS, is a constant. */

@@ -47,7 +47,7 @@ INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16
 INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
                       enum element element) {
     if (element == FLOAT32)
-        WITH_CONSTANT(rows, tile, x, x_stride, w, COLUMNS, depth, to, to_stride, first, NULL)
+        WITH_CONSTANT(rows, tile, WIDE, x, x_stride, w, COLUMNS, depth, to, to_stride, first, NULL)
     else
         WITH_CONSTANT(rows, pair_tile, x, x_stride, w, depth, to, to_stride, first)
 }
