@@ -19,7 +19,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench campaign pressure sanitize soak faults mutants signals vllm clean
+.PHONY: help install demo test lint wheel format bench campaign pressure sanitize processors soak faults mutants signals vllm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +68,15 @@ sanitize: $(STAMP) ## run the native code's tests under the address and undefine
 		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no \
 		-k 'native or test_packed or test_fused' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
 		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_fused.py $(PYTEST)
+
+# Flags that take instructions away, one set a line of `make processors`: AVX2, AVX2 without fused additions, SSE, AVX-512 without bfloat16.
+PROCESSORS := -mno-avx512f -mno-avx512f,-mno-fma -mno-avx -mno-avx512bf16
+
+processors: $(STAMP) ## run the native code's tests as processors with fewer instructions would (x86-64, a minute)
+	@for flags in $(PROCESSORS); do echo "without: $$flags"; \
+		PAGED_CFLAGS="$$(echo $$flags | tr , ' ')" PAGED_CACHE=build/processors $(BIN)/python -m pytest -q \
+		-k 'native or test_packed or test_fused' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
+		tests/model/test_packed.py tests/model/test_fused.py $(PYTEST) || exit 1; done
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

@@ -130,8 +130,8 @@ INLINE void scattered_tile(const int rows, const int wide, const float *x, const
             row[j] = load(w->now[p], column + j * LANES, element);
         }
         UNROLL for (int i = 0; i < rows; i++) {
-            float factor = x[i * TILE + p];
-            UNROLL for (int j = 0; j < wide; j++) sums[i][j] += factor * row[j];
+            const vec factor = spread(x[i * TILE + p]);
+            UNROLL for (int j = 0; j < wide; j++) sums[i][j] = fused(factor, row[j], sums[i][j]);
         }
     }
     UNROLL for (int i = 0; i < rows; i++)

@@ -26,7 +26,7 @@ from paged.attention.errors import BuildFailed
 # Where libraries are kept, the compiler, and flags beside ours, for who wants others.
 CACHE_VARIABLE, COMPILER_VARIABLE, FLAGS_VARIABLE = "PAGED_CACHE", "CC", "PAGED_CFLAGS"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
 # Seconds: what takes longer hangs.
 _PATIENCE = 120
 _LONGEST_MESSAGE = 400
@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
 
     compiler: list[str]
     flags: list[str]
-    openmp: str | None
+    openmp: str
     stem: str
 
 
@@ -74,7 +74,7 @@ def is_kept(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
 
 def _recipe(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Recipe:
     compiler, openmp = find_compiler(), _openmp()
-    flags = [*_FLAGS, *(["-fopenmp"] if openmp else []), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+    flags = [*_FLAGS, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
     digest = hashlib.sha256()
     for path in (*sources, *headers):
         digest.update(path.read_bytes())

@@ -8,8 +8,10 @@
 #ifndef PAGED_VECTOR_H
 #define PAGED_VECTOR_H
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +46,20 @@ typedef uint16_t bf16;
 enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
 INLINE vec spread(float x) { return (vec){0} + x; }
+
+/* a * b + c, rounded once where the processor can. Named, because compilers fuse in one place and not in another: GCC for some processors
+ * not where additions follow one another, so that a sum would depend on what is computed beside it. Nothing else is fused. */
+INLINE vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8 && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif LANES == 4 && defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 /* From memory: compilers build such a vector lane by lane. */
 static const int32_t lane_numbers[32] __attribute__((unused)) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
@@ -129,16 +145,15 @@ INLINE void store_one(void *to, size_t at, float x, enum element element) {
 /* e to the x for x up to 88, within two units in the last place down to -87, and exactly 0 below. NaN stays NaN.
  * x = n ln 2 + r; a polynomial for r (the coefficients are Cephes'), and n into the exponent. */
 INLINE vec exp_below(vec x) {
-    vec n = x * 1.44269504f;
-    n = (n + 12582912.0f) - 12582912.0f;
-    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    vec r = fused(n, spread(2.12194440e-4f), fused(n, spread(-0.693359375f), x));
     vec p = spread(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    p = fused(p, r, spread(1.3981999507e-3f));
+    p = fused(p, r, spread(8.3334519073e-3f));
+    p = fused(p, r, spread(4.1665795894e-2f));
+    p = fused(p, r, spread(1.6666665459e-1f));
+    p = fused(p, r, spread(5.0000001201e-1f));
+    p = fused(p, r * r, r) + 1.0f;
     uvec exponent = (uvec)(__builtin_convertvector(n, ivec) + 127) << 23;
     return (vec)((ivec)(p * (vec)exponent) & ~(ivec)(x < -87.0f));
 }
@@ -161,8 +176,8 @@ INLINE void tile(const int rows, const int wide, const float *x, size_t x_stride
         vec row[WIDE];
         UNROLL for (int j = 0; j < wide; j++) row[j] = *(const vec *)(w + p * w_stride + j * LANES);
         UNROLL for (int i = 0; i < rows; i++) {
-            float factor = x[i * x_stride + p];
-            UNROLL for (int j = 0; j < wide; j++) sums[i][j] += factor * row[j];
+            const vec factor = spread(x[i * x_stride + p]);
+            UNROLL for (int j = 0; j < wide; j++) sums[i][j] = fused(factor, row[j], sums[i][j]);
         }
     }
     UNROLL for (int i = 0; i < rows; i++)

@@ -21,7 +21,7 @@
 INLINE float squares_of(const float *x, size_t length) {
     vec sum = {0};
     size_t i = 0;
-    for (; i + LANES <= length; i += LANES) sum += *(const vec *)(x + i) * *(const vec *)(x + i);
+    for (; i + LANES <= length; i += LANES) sum = fused(*(const vec *)(x + i), *(const vec *)(x + i), sum);
     float total = sum_of(sum);
     for (; i < length; i++) total += x[i] * x[i];
     return total;

@@ -19,6 +19,12 @@ from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
 
 _HERE = Path(__file__).parent
+# As `library` takes it: its name, sources and headers.
+MODEL_LIBRARY = (
+    "model",
+    (_HERE / "products.c", _HERE / "decoder.c"),
+    (_HERE / "products.h", _HERE / "decoder.h", *HEADERS),
+)
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than a tile's.
 _TRIAL_ROWS = 13
@@ -40,9 +46,7 @@ class Product(ctypes.Structure):
 @cache
 def model_library() -> Any:
     """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are."""
-    found = library(
-        "model", (_HERE / "products.c", _HERE / "decoder.c"), (_HERE / "products.h", _HERE / "decoder.h", *HEADERS)
-    )
+    found = library(*MODEL_LIBRARY)
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
     found.paged_decoder_room.restype = _int64

@@ -32,10 +32,10 @@ INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16
             UNROLL for (int j = 0; j < WIDE; j++)
                 sums[i][j] = (vec)_mm512_dpbf16_ps((__m512)sums[i][j], both, (__m512bh)pairs[j]);
 #else
-            float low = as_float((bf16)factors), high = as_float((bf16)(factors >> 16));
+            const vec low = spread(as_float((bf16)factors)), high = spread(as_float((bf16)(factors >> 16)));
             UNROLL for (int j = 0; j < WIDE; j++) {
-                sums[i][j] += low * (vec)(pairs[j] << 16);
-                sums[i][j] += high * (vec)(pairs[j] & 0xffff0000u);
+                sums[i][j] = fused(low, (vec)(pairs[j] << 16), sums[i][j]);
+                sums[i][j] = fused(high, (vec)(pairs[j] & 0xffff0000u), sums[i][j]);
             }
 #endif
         }
