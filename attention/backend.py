@@ -17,6 +17,7 @@ from torch import Tensor
 from paged.attention.errors import BuildFailed, UnknownBackend, UnsupportedByBackend
 from paged.attention.kv_pool import KVPool
 from paged.attention.step_tokens import StepTokens
+from paged.errors import PagedWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +132,7 @@ def best_backend(shape: LayerShape, *, invariant: bool = False) -> AttentionBack
 @cache
 def _say_once(cause: str) -> None:
     warnings.warn(
-        f'attention runs in torch, which is slower, because "native" cannot be compiled: {cause}', stacklevel=2
+        f'attention runs in torch, which is slower, because "native" cannot be compiled: {cause}',
+        PagedWarning,
+        stacklevel=2,
     )

@@ -18,7 +18,10 @@ the keys is Flash-Decoding (Dao et al., 2023).
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -42,6 +45,7 @@ _FIRST_WITHOUT_BLOCK_POINTERS = (3, 9)
 # Queries in a row. The operator takes 16 at most; shorter rows are for drafts, which are a few tokens on a long context.
 _ROW_LENGTHS = np.array([1, 2, 4, 8, 16])
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
+_OTHERS_ON_CPU = 'the backends "native", "torch_gather" and "reference" can.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class Backend:
             raise _unsupported("an invariant mode: it splits a context by how much else there is", _OTHERS)
         try:
             triton = import_module("triton")
-            self._fmha = import_module("xformers.ops.fmha")
+            with _only_errors("xformers"):
+                self._fmha = import_module("xformers.ops.fmha")
         except ImportError as error:
             raise _unsupported(f"anything here ({error})", "pip install 'paged[gpu]'") from error
         if tuple(map(int, triton.__version__.split(".")[:2])) >= _FIRST_WITHOUT_BLOCK_POINTERS:
@@ -181,12 +186,25 @@ class Backend:
         return mask
 
 
+@contextmanager
+def _only_errors(name: str) -> Iterator[None]:
+    """The logger of this name says errors alone: that xformers' operators in C++ do not fit this torch matters to nobody here."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _check_device(device: torch.device) -> None:
-    is_interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    is_cpu = device.type == "cpu"
+    is_interpreted = is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
     if torch.version.hip is not None or not (device.type == "cuda" or is_interpreted):
         raise _unsupported(
             f"device {device}{' of ROCm' if torch.version.hip is not None else ''}",
-            f"it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1); {_OTHERS}",
+            f"it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1); {_OTHERS_ON_CPU if is_cpu else _OTHERS}",
         )
     if device.type == "cuda" and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability(device)

@@ -6,7 +6,7 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
     BlockManager and Scheduler      the memory layer a serving engine embeds
     Request, Batch, Output          what goes in, what one step runs, what comes out
     LLM and Engine                  a model on top of them; these need the `engine` extra
-    PagedError                      the root of every typed error here
+    PagedError, PagedWarning        the roots of every typed error and warning here
 """
 
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UnknownRow,
     )
     from paged.engine import Engine
+    from paged.errors import PagedWarning
     from paged.llm import LLM
     from paged.model.chat import InvalidChat
     from paged.model.errors import (
@@ -155,6 +156,7 @@ __all__ = [
     "Output",
     "Outputs",
     "PagedError",
+    "PagedWarning",
     "Pin",
     "Policy",
     "ProcessorFailed",
@@ -249,6 +251,7 @@ _PUBLIC_NAMES = {
     ),
     # Of these some need the `engine` extra.
     "paged.async_engine": ("AsyncEngine", "DeadlineExceeded", "EngineClosed"),
+    "paged.errors": ("PagedWarning",),
     "paged.model.chat": ("InvalidChat",),
     "paged.engine": ("Engine",),
     "paged.llm": ("LLM",),

@@ -26,6 +26,7 @@ from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.drafts import Speculate, check_length, checked_drafts, draft_for
+from paged.model.dtypes import warn_if_slow
 from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
@@ -98,7 +99,8 @@ class Engine:
     next step returns what this one brought.
 
     Raises InvalidConfig, InvalidSampling (the seed), ModelError, BudgetTooSmall, UnknownPolicy, and attention's
-    UnknownBackend or UnsupportedByBackend.
+    UnknownBackend or UnsupportedByBackend. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
+    be compiled.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class Engine:
         for pool in pools:
             manager.must_fit(pool)
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
+        warn_if_slow(self.model)
         self.scheduler = Scheduler(
             manager,
             policy=policy,

@@ -1,4 +1,4 @@
-"""The root of every error that paged raises on purpose. Knows nothing of what raises it, and imports nothing of ours."""
+"""The roots of every error and every warning of paged. Knows nothing of what raises them, and imports nothing of ours."""
 
 from typing import Any
 
@@ -22,3 +22,7 @@ def _rebuilt(kind: type[PagedError], arguments: tuple[object, ...]) -> PagedErro
         # An OSError with an `__init__` of its own leaves them to it.
         error.args = arguments
     return error
+
+
+class PagedWarning(UserWarning):
+    """What works, and is slower than it could be: said once a process, by the command line in a line."""

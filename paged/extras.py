@@ -7,12 +7,14 @@ and what runs a model need more. Knows which extra brings what.
 from importlib import import_module
 from types import ModuleType
 
-_EXTRAS = {
+EXTRAS = {
     "torch": "engine",
     "transformers": "engine",
     "tokenizers": "engine",
     "safetensors": "engine",
     "tqdm": "engine",
+    "xformers": "gpu",
+    "triton": "gpu",
     "llguidance": "grammar",
     "plotly": "report",
     "typer": "cli",
@@ -31,7 +33,7 @@ def import_with_extra(module: str, wanted: str) -> ModuleType:
         return import_module(module)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        extra = _EXTRAS.get(library)
+        extra = EXTRAS.get(library)
         if extra is None:
             raise
         raise MissingExtra(

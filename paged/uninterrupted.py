@@ -64,9 +64,9 @@ def handled_by(handler: Any, *, in_place_of: Callable[[Any], bool]) -> Iterator[
         yield
         return
     before = {number: found for number in ENDING if in_place_of(found := signals.getsignal(number))}
-    for number in before:
-        signals.signal(number, handler)
     try:
+        for number in before:
+            signals.signal(number, handler)
         yield
     finally:
         for number, found in before.items():

@@ -88,6 +88,8 @@ COMMANDS = {
         in_terminal=True,
     ),
     "bench": Command(("bench", "scheduler", "--rows", "64,256", "--steps", "4000")),
+    "bench attention": Command(("bench", "attention", "--rounds", "3"), in_terminal=True),
+    "bench engine": Command(("bench", "engine", "--runs", "8"), in_terminal=True),
 }
 
 

@@ -1,5 +1,10 @@
-"""Benchmarks of the memory layer and the scheduler alone, without a model. Knows clocks and how to load a scheduler evenly."""
+"""Benchmarks of the scheduler, of attention and of the engine on this machine.
+
+What needs torch is in modules of its own: `limits`, `floor`, `attention`, `engine`, `step`.
+"""
 
 from paged.bench.decode import DecodeStep, decode_step
+from paged.bench.measured import Measured
+from paged.bench.workloads import WORKLOADS, workload
 
-__all__ = ["DecodeStep", "decode_step"]
+__all__ = ["WORKLOADS", "DecodeStep", "Measured", "decode_step", "workload"]

@@ -10,16 +10,21 @@ import sys
 from paged.cli import signals
 from paged.extras import MissingExtra, import_with_extra
 
-__all__ = ["main"]
+__all__ = ["SET_FOR_ITSELF", "main"]
+
+SET_FOR_ITSELF: dict[str, str] = {}
+"""Variables of the environment that the command line has set."""
+# Threads of torch that wait look so many times for work, and sleep then: usually they look for milliseconds, during which others have no core.
+# A hundredth of that costs nothing on an idle machine. Only libraries that are not loaded yet read it.
+_SPINS = {"GOMP_SPINCOUNT": "2000"}
 
 
 def main() -> None:
     """The entry point of the `paged` script. Exits with its status."""
     signals.end_at_once()
-    # Threads of torch that wait look so many times for work, and sleep then: usually they look for milliseconds, during which others have no core.
-    # A hundredth of that costs nothing on an idle machine. Only libraries that are not loaded yet read it.
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
+        SET_FOR_ITSELF.update(_SPINS)
+        os.environ.update(_SPINS)
     _have_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

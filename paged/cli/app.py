@@ -1,17 +1,19 @@
 """The `paged` command: its subcommands, and what becomes of an error.
 
-Whatever a user can get wrong ends in one line on standard error and exit status 2. Knows which errors those are. Anything else is a
-bug of ours and keeps its traceback.
+Whatever a user can get wrong ends in one line on standard error and exit status 2; what works, and is slower than it could be, is a line there.
+Knows which errors and warnings those are. Anything else is a bug of ours and keeps its traceback.
 """
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
-from paged import MissingExtra, PagedError, __version__
+from paged import MissingExtra, PagedError, PagedWarning, __version__
 from paged.cli import signals
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
@@ -19,11 +21,12 @@ from paged.cli.chat import chat
 from paged.cli.check import check_app
 from paged.cli.commands import Command, Group
 from paged.cli.demo import demo
+from paged.cli.doctor import doctor
 from paged.cli.generate import generate
 from paged.cli.plan import plan
 from paged.cli.policies import policies
 from paged.cli.profile import profile
-from paged.cli.show import printed
+from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
 
 WRONG_INPUT = 2
@@ -43,6 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=Command)(demo)
+app.command(cls=Command)(doctor)
 app.command(cls=Command)(generate)
 app.command(cls=Command)(chat)
 app.command(cls=Command)(simulate)
@@ -74,12 +78,30 @@ def _paged(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status."""
     try:
-        status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
-        sys.stdout.flush()
+        with _warnings_in_a_line():
+            status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
+            sys.stdout.flush()
     except BaseException as problem:
         return signals.status() if signals.is_interrupt(problem) else _status_of(problem)
     # Typer makes a status of a KeyboardInterrupt, one for all.
     return signals.status() if status == INTERRUPTED else status if isinstance(status, int) else 0
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Our own warnings are said as errors are; others as Python does it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PagedWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, PagedWarning):
+                say(str(message))
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _status_of(problem: BaseException) -> int:
@@ -108,6 +130,5 @@ def _forget_output() -> None:
 
 
 def _refused(message: str) -> int:
-    one_line = " ".join(message.split())
-    print(f"paged: {one_line}", file=sys.stderr)
+    say(message)
     return WRONG_INPUT

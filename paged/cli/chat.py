@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged import InvalidRequest, SamplingParams
-from paged.cli.show import console, counted, printed
+from paged import SamplingParams
+from paged.cli.show import console, counted, printed, say
 from paged.cli.signals import at_once
 
 if TYPE_CHECKING:
     from paged.results import Completion, EngineOutput
+
+FAILED = 1
 
 # fmt: off
 System = Annotated[str | None, typer.Option(help="What the assistant is told first.")]
@@ -39,7 +41,7 @@ def chat(
     """Talk to a model. What was said before is not computed again: its blocks are found.
 
     A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small and has read Python's
-    documentation: it continues, and does not converse.
+    documentation: it continues, and does not converse. Status 1 where there is no answer, because a request failed.
 
     Example: `echo "What is a list?" | paged chat`
     """
@@ -60,7 +62,8 @@ def chat(
         (answer,) = llm.chat(messages, params, on_output=write, use_tqdm=False)
         printed("")
         if answer.error is not None:
-            raise InvalidRequest(f"no answer: {answer.error}")
+            say(f"no answer: {answer.error}")
+            raise typer.Exit(FAILED)
         printed(_shared(answer, block_size))
         messages.append({"role": "assistant", "content": answer.text})
 

@@ -159,7 +159,10 @@ def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
         figures(
             "the model, here",
             [
-                ("real throughput", f"{more['tokens_per_s']:,.0f} output tokens/s, in {more['model_s']:.1f} s of computing"),
+                (
+                    "real throughput",
+                    f"{more['tokens_per_s']:,.0f} output tokens/s, in {more['model_s']:.1f} s of computing",
+                ),
                 ("different answers", f"{more['different_outputs']:,} of {compared}"),
             ],
         )

@@ -23,7 +23,7 @@ from paged import (
     StructuredOutputsParams,
 )
 from paged.cli.options import Json
-from paged.cli.show import console, print_json, printed, progress_bar, table
+from paged.cli.show import console, counted, print_json, printed, progress_bar, say, table
 from paged.cli.signals import at_once
 
 if TYPE_CHECKING:
@@ -245,9 +245,9 @@ def generate(
             lambda found: print_json(_document(llm.engine, found, fast)) if json else _write(found),
         )
     failed = [completion for completion in answered if completion.error is not None]
-    for completion in failed:
-        print(f"paged: {completion.id} failed: {completion.error}", file=sys.stderr)
     if failed:
+        why = f"{failed[0].id} with {failed[0].error}"
+        say(f"{len(failed):,} of {counted(len(answered), 'request')} failed; {why}")
         raise typer.Exit(SOME_FAILED)
 
 
@@ -390,7 +390,7 @@ def _answered(
             answered: list[Completion] = llm.generate(prompts, params, on_completion=note, use_tqdm=False)
     except KeyboardInterrupt:
         show(found)
-        print(f"paged: interrupted; {len(found)} of {len(prompts)} prompts had been answered", file=sys.stderr)
+        say(f"interrupted; {len(found)} of {len(prompts)} prompts had been answered")
         raise
     show(found)
     return answered

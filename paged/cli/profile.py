@@ -11,32 +11,23 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from paged import InvalidConfig
+from paged.cli.models import MODEL, Backend, Dtype, Fast, Shape, check_one, loaded_model, model_name
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
-from paged.cli.signals import at_once
-from paged.extras import import_with_extra
-from paged.hardware import Profile, model_named
+from paged.hardware import Profile
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
 
-_MODEL, _DESIGN, _TIMING = "The model", "Which steps", "How they are timed"
+_DESIGN, _TIMING = "Which steps", "How they are timed"
 _MOST_CONTEXT = 512
-EMBEDDED = "embedded"
-"""What the model that ships is called in its profile."""
-_SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged capacity` such as smollm-135m, or a JSON file (docs/hardware.md)."
 
 # fmt: off
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the profile is written.")]
-Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
-Shape = Annotated[str | None, typer.Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=_MODEL)]
-Backend = Annotated[str, typer.Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
-Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
-Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=_MODEL)]
+Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=MODEL)]
+Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=MODEL)]
 MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)]
 MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Tokens in a step, at most.", rich_help_panel=_DESIGN)]
@@ -70,19 +61,18 @@ def profile(
 
     Example: `paged profile --shape smollm-135m --max-context 160 --out smollm.json`
     """
-    if model is not None and shape is not None:
-        raise InvalidConfig("--model and --shape both say which model; give one")
+    check_one(model, shape)
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
     design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
-    loaded = _loaded(model, shape, dtype, device, threads)
+    loaded = loaded_model(model, shape, dtype=dtype, device=device, threads=threads, wanted="profiling")
     if max_context is None:
         room = _context_for(loaded, max_tokens_per_step, block_size)
         design = _design(max_sequences, room, max_tokens_per_step, block_size)
     engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast)
     times = StepTimes(engine, design)
     _time(times, rounds)
-    name = shape or (EMBEDDED if model is None else model.name)
+    name = model_name(model, shape)
     found = times.profile(_about(engine, fast), name=name)
     found.save(out)
     if json:
@@ -110,22 +100,6 @@ def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) 
     """What there is room for beside a whole step's chunk, at least what a design takes."""
     room = _MOST_CONTEXT if model.max_length is None else model.max_length - max_tokens_per_step - 1
     return max(min(_MOST_CONTEXT, room), 4 * block_size)
-
-
-def _loaded(model: Path | None, shape: str | None, dtype: str, device: str, threads: int | None) -> LoadedModel:
-    # Said before torch is imported, which takes a while.
-    wanted = None if shape is None else model_named(shape)
-    with at_once():
-        torch = import_with_extra("torch", "profiling")
-        from paged.checkpoint import checkpoint_path
-        from paged.model.loading import load_model
-        from paged.model.random_weights import random_model
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if wanted is not None:
-            return random_model(wanted, dtype=dtype, device=device)
-        return load_model(model or checkpoint_path(), dtype=dtype, device=device)
 
 
 def _about(engine: Any, fast: bool) -> str:

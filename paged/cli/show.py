@@ -29,6 +29,11 @@ def printed(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def say(text: str) -> None:
+    """What is not a result, in one line on standard error."""
+    print(f"paged: {' '.join(text.split())}", file=sys.stderr)
+
+
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
     printed(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -19,6 +19,7 @@ from paged.uninterrupted import ENDING, handled_by
 
 GRACE_S = 0.6
 """Between a signal and the end of the process, whatever it does."""
+_TIDYING_S = 0.1
 
 
 class Ended(KeyboardInterrupt):
@@ -104,11 +105,23 @@ def _end_late(came: int) -> None:
 
 
 def _end_here(number: int) -> NoReturn:
-    """End the process, whose live view may not have put the terminal right. A terminal that takes nothing is not waited for."""
-    shows = Thread(target=_show_cursor, daemon=True)
-    shows.start()
-    shows.join(0.05)
+    """End the process, whose live view may not have put the terminal right, and whose pool of processes may have names of semaphores with the system.
+    A terminal that takes nothing is not waited for."""
+    threads = [Thread(target=each, daemon=True) for each in (_show_cursor, _take_names_away)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + _TIDYING_S
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
     os._exit(128 + number)
+
+
+def _take_names_away() -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        # What multiprocessing itself does at the end of a process, but for waiting.
+        with suppress(Exception):
+            util._run_finalizers(0)  # type: ignore[attr-defined]
 
 
 def _show_cursor() -> None:

@@ -89,6 +89,12 @@ class Roofline(Placement, frozen=True, kw_only=True):
         """Bytes that a step carries between memory and arithmetic, on one device."""
         return sum(part.bytes for part in self.parts(work))
 
+    def kept_bytes(self, work: StepWork) -> Any:
+        """Of `bytes_read`, weights, K and V alone: activations and logits may stay in a cache."""
+        _, _, traffic = self._dense
+        _, _, logits = self._head
+        return self.bytes_read(work) - traffic * work.computed_tokens - logits * work.sampled_rows
+
     def parts(self, work: StepWork) -> tuple[Part, ...]:
         """The step on one device by kind of layer: dense layers, routed experts where there are any, attention, output projection."""
         tokens = work.computed_tokens

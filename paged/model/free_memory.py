@@ -6,10 +6,12 @@ Knows what the operating system and torch say. Does not know what a block is for
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from paged.block_manager import InvalidConfig
+
+if TYPE_CHECKING:
+    import torch
 
 _MEMORY = Path("/proc/meminfo")
 # A container's limit, what it uses, and the statistics that say what of it can be had again, of the two kinds of control groups.
@@ -23,15 +25,22 @@ _LIMITS = (
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that can be had on a device; None where nobody says."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
+    return free_bytes_of_host() if device.type == "cpu" else None
+
+
+def free_bytes_of_host() -> int | None:
+    """Bytes that can be had of this machine's memory; None where nobody says."""
     found = [each for each in (_of_machine(), *(_of_group(*files) for files in _LIMITS)) if each is not None]
     return min(found, default=None)
 
 
 def check_fits(num_blocks: int, host_blocks: int, block_bytes: int, device: torch.device) -> None:
     """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free."""
+    import torch
+
     host = torch.device("cpu")
     on_device, on_host = free_bytes(device), free_bytes(host)
     wishes = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]

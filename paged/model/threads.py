@@ -19,8 +19,6 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-import torch
-
 # So old may a reading be, in seconds; and so long has a window to be: the counters are in hundredths of a second.
 _STALE = 0.5
 # A core that others use to this share is not free.
@@ -102,6 +100,9 @@ class Threads:
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
         """Somebody is inside who wants so many at most."""
+        # What counts cores does without it.
+        import torch
+
         with self._lock:
             if not self._inside:
                 self._before = torch.get_num_threads()

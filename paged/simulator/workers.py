@@ -8,7 +8,7 @@ Knows processes. Does not know what they compute.
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -50,19 +50,24 @@ class _Workers(SpawnContext):
                 worker.kill()
 
 
+class _Pool(ProcessPoolExecutor):
+    def submit(self, *args: Any, **options: Any) -> Future[Any]:  # type: ignore[override]
+        """As of the pool. It starts workers and, once, its own thread: one that has been made and not started could not be waited for."""
+        with held_back():
+            return super().submit(*args, **options)
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """So many processes, until the block's end: nobody waits for what they still compute."""
     workers = _Workers()
     theirs, ours = workers.Pipe(duplex=False)
-    pool: ProcessPoolExecutor | None = None
-    try:
-        # Whole or not at all: what a pool that was half made holds would be nobody's.
-        with held_back():
-            pool = ProcessPoolExecutor(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
-        yield pool
-    finally:
-        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's, too.
+    pool: _Pool | None = None
+    has_ended = False
+
+    def end() -> None:
+        nonlocal has_ended
+        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's.
         with held_back():
             workers.kill()
             if pool is not None:
@@ -70,6 +75,20 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
                 pool.shutdown(cancel_futures=True)
             ours.close()
             theirs.close()
+            has_ended = True
+
+    try:
+        try:
+            # Whole or not at all: what a pool that was half made holds would be nobody's, too.
+            with held_back():
+                pool = _Pool(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
+            yield pool
+        finally:
+            end()
+    finally:
+        # A signal may have come when the end had begun, and before signals were held back.
+        if not has_ended:
+            end()
 
 
 def _end_of_results(pool: ProcessPoolExecutor) -> None:

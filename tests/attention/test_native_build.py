@@ -258,7 +258,10 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
 def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
     backend = get_backend("native")
     backend.check(shape_with(head_dim=256, dtype=torch.bfloat16, has_soft_cap=True, has_sinks=True))
-    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}the backends "torch_gather" and "reference" can.$'):
+    with pytest.raises(
+        UnsupportedByBackend,
+        match=f'^backend "native" cannot do {message}the backends "torch_gather" and "reference" can.$',
+    ):
         backend.check(shape_with(**changes))
 
 

@@ -47,7 +47,18 @@ def test_without_a_command_the_help_is_shown(paged):
 
 @pytest.mark.parametrize(
     "command",
-    [["simulate"], ["demo"], ["generate"], ["bench", "scheduler"], ["capacity"], ["policies"], ["plan"], ["profile"]],
+    [
+        ["simulate"],
+        ["demo"],
+        ["doctor"],
+        ["generate"],
+        ["chat"],
+        ["bench", "scheduler"],
+        ["capacity"],
+        ["policies"],
+        ["plan"],
+        ["profile"],
+    ],
 )
 def test_every_command_explains_itself_with_an_example(paged, command):
     status, out, err = paged(*command, "--help")

@@ -1,14 +1,20 @@
 """`paged generate`: where prompts come from, how answers look, and what wrong input gets."""
 
+import io
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged.checkpoint import checkpoint_path
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from paged.checkpoint import checkpoint_path  # noqa: E402
+from paged.model import dtypes  # noqa: E402
 
 PROMPT = "The with statement is used to"
 
@@ -130,3 +136,97 @@ def test_every_wish_has_an_option(paged, tmp_path):
     )
     assert first["outputs"][0]["text"].startswith(PROMPT) and len(first["prompt_logprobs"]) > 4
     assert second["outputs"][0]["text"] in ("no", "")
+
+
+@pytest.fixture
+def broken_weights(tmp_path):
+    """The model that ships with one number of its weights not a number, and a template for chats."""
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint_path(), folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+NAN = "BadLogits: row 0: a logit is NaN; a token is chosen from finite logits, at least one of them, and -inf."
+
+
+def test_answers_that_failed_are_status_1_and_one_line_that_says_how_many_and_why(paged, broken_weights):
+    asked = ("generate", "--model", broken_weights, "--prompt", PROMPT)
+    assert paged(*asked) == (1, f"{PROMPT}\n", f"paged: 1 of 1 request failed; request-0 with {NAN}\n")
+    status, out, err = paged(*asked, "--prompt", "Return", "--json")
+    assert [each["outputs"][0]["finish_reason"] for each in json.loads(out)["completions"]] == ["error", "error"]
+    assert (status, err) == (1, f"paged: 2 of 2 requests failed; request-0 with {NAN}\n")
+
+
+def test_a_chat_without_an_answer_ends_with_status_1_and_says_why(paged, broken_weights, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\nAnd a set?\n"))
+    assert paged("chat", "--model", broken_weights) == (1, "\n", f"paged: no answer: {NAN}\n")
+
+
+def virtual_memory():
+    """The most that this process ever had, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmPeak:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process has")
+@pytest.mark.parametrize("option", ["--blocks", "--host-blocks"])
+@pytest.mark.parametrize("count", [99_999_999, 2_000_000_000])
+def test_more_blocks_than_memory_holds_are_one_line_that_says_how_many_would_fit(paged, option, count):
+    paged("generate", "--prompt", PROMPT, "--max-tokens", 1)
+    before = virtual_memory()
+    status, out, err = paged("generate", "--prompt", PROMPT, option, count)
+    assert (status, out) == (2, "")
+    name = {"--blocks": "num_blocks", "--host-blocks": "host_blocks"}[option]
+    # 32 KiB each, and far more than a machine has.
+    assert re.fullmatch(
+        rf"paged: {name} {count:,} take {count / 2**15:,.1f} GiB; [\d,.]+ GiB are free on cpu, which hold [\d,]+\.\n",
+        err,
+    )
+    # The weights are loaded again; not even the books of so many blocks are made.
+    assert virtual_memory() - before < 200 * 2**10
+
+
+def test_a_dtype_that_is_slow_here_is_said_once(paged, monkeypatch):
+    monkeypatch.setattr(dtypes, "has_instructions", lambda *names: False)
+    dtypes._say_once.cache_clear()
+    asked = ("generate", "--prompt", PROMPT, "--max-tokens", 4, "--dtype")
+    # What a processor does not have the native code does in another way, in half the bytes.
+    assert paged(*asked, "bfloat16")[2] == ""
+    status, out, err = paged(*asked, "float16")
+    assert (status, err) == (0, "paged: dtype float16 is slow on this processor; float32 and bfloat16 are faster.\n")
+    assert out.startswith(PROMPT)
+    assert paged(*asked, "float16")[2] == ""
+
+
+def test_where_attention_cannot_be_compiled_a_line_says_so_once(run_python, tmp_path, repository):
+    asked = ("-m", "paged", "generate", "--prompt", PROMPT, "--prompt", "Return", "--max-tokens", "4", "--json")
+    env = {"CC": "/nonexistent", "PAGED_CACHE": str(tmp_path), "PYTHONPATH": str(repository)}
+    done = run_python(*asked, env=env)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["backend"] == "torch_gather"
+    assert done.stderr == (
+        'paged: attention runs in torch, which is slower, because "native" cannot be compiled: '
+        "CC names '/nonexistent', and there is no such compiler.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["native", "--dtype", "float16"],
+            'reads float32 and bfloat16; the backends "torch_gather" and "reference" can',
+        ),
+        (["xformers_splitk"], 'an invariant mode: .*; the backends "torch_gather" and "reference" can'),
+    ],
+)
+def test_a_backend_that_cannot_do_it_names_those_that_can_in_one_line(paged, options, words):
+    status, out, err = paged("generate", "--prompt", PROMPT, "--backend", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(words, err)

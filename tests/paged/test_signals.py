@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
 
 import pytest
 
+from paged import uninterrupted
 from paged.cli import signals
 from paged.simulator import workers
 from paged.simulator.workers import _Worker, processes
@@ -147,13 +149,13 @@ def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
 def test_an_interrupt_while_the_pool_is_made_leaves_none(monkeypatch):
     made = []
 
-    class Interrupted(workers.ProcessPoolExecutor):
+    class Interrupted(workers._Pool):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             made.append(weakref.ref(self._call_queue))
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", Interrupted)
+    monkeypatch.setattr(workers, "_Pool", Interrupted)
 
     def study():
         with processes(1):
@@ -164,6 +166,82 @@ def test_an_interrupt_while_the_pool_is_made_leaves_none(monkeypatch):
     assert caught.tb is not None
     assert len(made) == 1
     assert made[0]() is None, "what the pool keeps holds its semaphores"
+
+
+def test_an_interrupt_while_the_pools_own_thread_starts_comes_when_it_has_started(monkeypatch):
+    kept, start = [], threading.Thread.start
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        start(self)
+
+    def study():
+        with processes(1) as pool:
+            kept.append(weakref.ref(pool._call_queue))
+            pool.submit(int)
+
+    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", interrupted)
+    # A pool that cannot wait for a thread which never started ends half.
+    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
+        study()
+    assert caught.tb is not None
+    assert kept[0]() is None, "what the pool keeps holds its semaphores"
+
+
+OURS = {module.__file__ for module in (workers, uninterrupted)}
+
+
+def interrupted_at(number, study):
+    """Whether the study, with Ctrl-C before line `number` that runs of it in modules of ours, was long enough for that."""
+    seen = 0
+
+    def trace(frame, event, _argument):
+        nonlocal seen
+        if frame.f_code.co_filename not in OURS:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        study()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return seen >= number
+
+
+def test_an_interrupt_before_any_line_leaves_no_pool(monkeypatch):
+    pools = []
+
+    class Pool(workers._Pool):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            pools.append("made")
+
+        def shutdown(self, *arguments, **options):
+            super().shutdown(*arguments, **options)
+            pools.append("shut")
+
+    def study():
+        with processes(1):
+            pass
+
+    monkeypatch.setattr(workers, "_Pool", Pool)
+    number, num_made = 1, 0
+    with tool().heard():
+        while interrupted_at(number, study):
+            assert pools in ([], ["made", "shut"]), f"line {number}"
+            num_made += "made" in pools
+            pools.clear()
+            number += 1
+    assert num_made > 30
 
 
 def test_a_signal_while_a_worker_starts_comes_when_it_has_started(monkeypatch):
@@ -243,6 +321,32 @@ def test_what_does_not_listen_is_ended_with_the_cursor_shown():
     assert time.monotonic() - begun >= signals.GRACE_S
     assert b"\x1b[?25h" in os.read(ours, 100)
     os.close(ours)
+
+
+ENDS_LATE = """
+import os, signal, time
+from paged.cli import signals
+from paged.simulator import workers
+
+def late(pool):
+    time.sleep(60)
+
+if __name__ == "__main__":
+    signals.interrupt()
+    workers._end_of_results = late
+    with workers.processes(1) as pool:
+        pool.submit(int).result()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+"""
+
+
+def test_a_study_that_is_ended_late_leaves_no_semaphores(tmp_path):
+    program = tmp_path / "study.py"
+    program.write_text(ENDS_LATE)
+    # Until the process that looks after semaphores has ended, too, which has the same standard error.
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (143, "")
 
 
 def test_a_command_that_has_ended_waits_for_no_library():

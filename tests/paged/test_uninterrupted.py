@@ -1,11 +1,12 @@
 """Ctrl-C waits for the end of a block, where it can."""
 
+import signal as signals
 from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
 from threading import Thread
 
 import pytest
 
-from paged.uninterrupted import Uninterrupted
+from paged.uninterrupted import ENDING, Uninterrupted, handled_by
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,17 @@ def test_a_thread_that_is_not_the_main_one_sets_no_handler():
     thread.start()
     thread.join()
     assert handlers == [default_int_handler]
+
+
+def test_an_interrupt_while_handlers_are_replaced_puts_back_those_that_were(monkeypatch):
+    before, real = [getsignal(number) for number in ENDING], signals.signal
+
+    def interrupted_at_the_second(number, handler):
+        if number == ENDING[1] and handler is signals.SIG_IGN:
+            raise KeyboardInterrupt
+        return real(number, handler)
+
+    monkeypatch.setattr(signals, "signal", interrupted_at_the_second)
+    with pytest.raises(KeyboardInterrupt), handled_by(signals.SIG_IGN, in_place_of=lambda _: True):
+        raise AssertionError("the block is not entered")
+    assert [getsignal(number) for number in ENDING] == before

@@ -1,0 +1,26 @@
+"""A figure that was measured several times. Knows numbers, and not what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The median, the least and the most, in the unit that the field's name says."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """Of at least one value."""
+        return cls(float(median(values)), float(min(values)), float(max(values)))
+
+    def __format__(self, form: str) -> str:
+        """The median, and the least and the most behind it where they differ as they are written."""
+        middle, least, most = (format(value, form) for value in (self.median, self.least, self.most))
+        return middle if least == most else f"{middle} ({least} to {most})"

@@ -1,0 +1,152 @@
+"""`paged bench attention`: backends side by side, over the same blocks.
+
+Knows options and how figures are shown. Does not know what is timed, or how.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from itertools import groupby, product
+from typing import TYPE_CHECKING, Annotated
+
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from typer import Option
+
+from paged import InvalidConfig
+from paged.cli.options import Json, count, listed
+from paged.cli.show import counted, figures, print_json, progress_bar, short, table
+from paged.cli.signals import at_once
+from paged.extras import import_with_extra
+
+if TYPE_CHECKING:
+    from paged.bench.attention import AttentionTimes, Load
+
+_DTYPES = ("float32", "bfloat16")
+_MOST_NEW = 256
+_STEPS = ("decode", "prefill", "mixed")
+_STEP, _TIMING = "What is computed", "How it is timed"
+
+# fmt: off
+Backends = Annotated[str | None, Option(help="Which, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")]
+Shapes = Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)]
+BlockSizes = Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)]
+Dtype = Annotated[str, Option(help="Of queries, K and V: float32 or bfloat16.", rich_help_panel=_STEP)]
+Sequences = Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)]
+Context = Annotated[int, Option(min=1, help="Tokens of each.", rich_help_panel=_STEP)]
+Prompt = Annotated[int | None, Option(min=1, help="Of these, new ones: of each of 4 sequences in a prefill, of one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)]
+Fast = Annotated[bool, Option("--fast", help="Backends in the mode in which answers may differ with what else is in a step.")]
+Rounds = Annotated[int, Option(min=1, help="How often each is timed.", rich_help_panel=_TIMING)]
+Threads = Annotated[int | None, Option(min=1, help="Threads of torch.", show_default="torch's own choice", rich_help_panel=_TIMING)]
+# fmt: on
+
+
+def attention(
+    backends: Backends = None,
+    shapes: Shapes = "9/3/64,14/2/64,32/8/128",
+    block_sizes: BlockSizes = "16,64",
+    dtype: Dtype = "float32",
+    sequences: Sequences = 64,
+    context: Context = 512,
+    prompt: Prompt = None,
+    fast: Fast = False,
+    rounds: Rounds = 7,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Time one layer's attention by every backend that runs here: a decode, a prefill, and a step that mixes both.
+
+    Blocks lie in random order in a pool larger than a processor's cache. A decode is told in bytes of K and V a second, and their share of
+    what a copy reads and writes here; a prefill in operations a second. Backends take turns; a figure is the median of its rounds.
+
+    Example: `paged bench attention --shapes 9/3/64 --block-sizes 16 --dtype bfloat16`
+    """
+    if dtype not in _DTYPES:
+        raise InvalidConfig(f'--dtype is "{dtype}"; it takes {" or ".join(_DTYPES)}')
+    pairs = [_numbers(part) for part in shapes.split(",")]
+    sizes = listed(block_sizes, "--block-sizes", count)
+    names = None if backends is None else [name.strip() for name in backends.split(",")]
+    with at_once():
+        torch = import_with_extra("torch", "bench")
+        from paged.bench.attention import HeadShape, Load, attention_times, chosen_backends
+        from paged.bench.limits import copy_rate
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    new = min(_MOST_NEW, context) if prompt is None else prompt
+    load = Load(dtype=dtype, sequences=sequences, context=context, prompt=new)
+    kind = getattr(torch, dtype)
+    asked = [(HeadShape(*numbers), size) for numbers, size in product(pairs, sizes)]
+    # What is wrong with any of them is said before one is timed.
+    chosen = [chosen_backends(names, shape, size, kind, invariant=not fast) for shape, size in asked]
+    results: list[AttentionTimes] = []
+    num_ended = 0
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    task = None if bar is None else bar.add_task("rounds", total=rounds * len(asked))
+    try:
+        with bar or nullcontext():
+            rate = copy_rate()
+            for (shape, size), ways in zip(asked, chosen, strict=True):
+                results += attention_times(
+                    *(ways, shape, size, load, kind),
+                    copy_bytes_per_s=rate,
+                    rounds=rounds,
+                    after_round=lambda: None if bar is None or task is None else bar.advance(task),
+                )
+                num_ended += 1
+    except KeyboardInterrupt:
+        if results:
+            _show(results, load, rounds, not fast, json)
+        print(f"paged: interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
+        raise
+    _show(results, load, rounds, not fast, json)
+
+
+def _numbers(part: str) -> tuple[int, int, int]:
+    try:
+        heads, kv_heads, head_size = map(count, part.split("/"))
+    except ValueError:
+        raise InvalidConfig(
+            f'--shapes takes query heads/heads of K and V/size of a head, such as 9/3/64, with commas between; got "{part.strip()}"'
+        ) from None
+    return heads, kv_heads, head_size
+
+
+def _show(results: list[AttentionTimes], load: Load, rounds: int, invariant: bool, json: bool) -> None:
+    if json:
+        print_json(results)
+        return
+    columns = ["heads", "block", "step", "backend", "ms", "range", "rate"]
+    ordered = [
+        (result, step)
+        for _, group in groupby(results, lambda result: (result.shape, result.block_size))
+        for step, result in product(_STEPS, list(group))
+    ]
+    title = "attention of one layer; in a decode also the share of a copy's rate"
+    table(title, columns, [_cells(*each) for each in ordered], right=(1, 4, 5, 6))
+    first = results[0]
+    figures(
+        "what was timed",
+        [
+            (
+                "steps",
+                f"{load.dtype}, {load.sequences:,} sequences of {load.context:,} tokens, {load.prompt:,} of them new in prompts",
+            ),
+            ("mode", "batch-invariant" if invariant else "fast"),
+            ("rounds", f"{rounds}, on {counted(first.threads, 'thread')}; the median, and the least and the most"),
+            ("a copy here", f"{first.copy_bytes_per_s / 1e9:.1f} GB/s, read and written"),
+        ],
+    )
+
+
+def _cells(result: AttentionTimes, step: str) -> list[str]:
+    milliseconds, rate = {
+        "decode": (
+            result.decode_ms,
+            f"{result.decode_bytes_per_s / 1e9:,.1f} GB/s, {result.share_of_copy:.0%}",
+        ),
+        "prefill": (result.prefill_ms, f"{result.prefill_flops_per_s / 1e9:,.0f} GFLOP/s"),
+        "mixed": (result.mixed_ms, ""),
+    }[step]
+    ends = f"{short(milliseconds.least)}–{short(milliseconds.most)}"
+    return [str(result.shape), f"{result.block_size:,}", step, result.backend, short(milliseconds.median), ends, rate]

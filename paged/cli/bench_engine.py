@@ -1,0 +1,171 @@
+"""`paged bench engine`: requests on the engine, and how far it is from what this machine could do.
+
+Knows options and how figures are shown. Does not know what is timed, or how.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from typer import Option
+
+from paged import InvalidConfig
+from paged.bench.measured import Measured
+from paged.bench.workloads import WORKLOADS, workload as made_workload
+from paged.cli import models
+from paged.cli.options import Json
+from paged.cli.show import counted, figures, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from paged.bench.engine import EngineRun, EngineTimes
+
+_REQUESTS, _MEMORY, _TIMING = "The requests", "Memory and steps", "How it is timed"
+_WORKLOAD_HELP = (
+    f"{', '.join(WORKLOADS)}, or a trace as `paged simulate` takes: a file, an excerpt's name, `synthetic:…`. offline: 64 requests of log-normal "
+    "lengths, about 160 tokens in and 96 out; shared_prefix: 64 of 4 families that share 512 tokens each; single: one, 128 in and 128 out."
+)
+
+# fmt: off
+Workload = Annotated[str, Option(metavar="NAME|TRACE", help=_WORKLOAD_HELP, rich_help_panel=_REQUESTS)]
+Limit = Annotated[int | None, Option(min=1, help="Only so many requests.", show_default="all", rich_help_panel=_REQUESTS)]
+Scale = Annotated[float, Option(help="Lengths are divided by it.", rich_help_panel=_REQUESTS)]
+RateScale = Annotated[float | None, Option(help="Requests come when the trace says, so many times as fast.", show_default="all at once", rich_help_panel=_REQUESTS)]
+Blocks = Annotated[int | None, Option(min=1, help="Device blocks.", show_default="by --memory-share", rich_help_panel=_MEMORY)]
+MemoryShare = Annotated[float | None, Option(help="The pool as a share of what requests that run at once want, as if they shared nothing.", show_default="1", rich_help_panel=_MEMORY)]
+BlockSize = Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)]
+MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)]
+MaxTokensPerStep = Annotated[int, Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)]
+Runs = Annotated[int, Option(min=1, help="How often the requests are served, after once that is not counted.", rich_help_panel=_TIMING)]
+# fmt: on
+
+
+def engine(
+    model: models.ModelArgument = None,
+    shape: models.Shape = None,
+    workload: Workload = "offline",
+    limit: Limit = None,
+    scale: Scale = 1.0,
+    rate_scale: RateScale = None,
+    blocks: Blocks = None,
+    memory_share: MemoryShare = None,
+    block_size: BlockSize = 16,
+    max_sequences: MaxSequences = 128,
+    max_tokens_per_step: MaxTokensPerStep = 2048,
+    dtype: models.Dtype = "auto",
+    backend: models.Backend = "auto",
+    fast: models.Fast = False,
+    threads: models.Threads = None,
+    runs: Runs = 3,
+    json: Json = False,
+) -> None:
+    """Serve requests on the engine: output tokens a second, latencies, preemptions, and how many times the floor it takes.
+
+    The floor is the least that the steps could have taken here: in each, weights, K and V at the rate at which memory is read, or its operations at
+    the rate of a large product, whichever takes longer; both rates are measured at the start. Each run begins with a new engine and an empty cache.
+    Lengths are clipped to what the model takes.
+
+    Example: `paged bench engine --workload offline --memory-share 0.35 --runs 5`
+    """
+    models.check_one(model, shape, "MODEL")
+    _check(blocks, memory_share, rate_scale)
+    # What is wrong with the requests is said before a model is loaded.
+    made_workload(workload, limit=limit, scale=scale)
+    loaded = models.loaded_model(model, shape, dtype=dtype, threads=threads, wanted="bench")
+    from paged.bench.engine import EngineBench, Serving, blocks_wanted
+
+    trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)
+    if blocks is None:
+        share = 1.0 if memory_share is None else memory_share
+        blocks = max(1, round(blocks_wanted(trace, block_size, max_sequences) * share))
+    serving = Serving(
+        num_blocks=blocks,
+        block_size=block_size,
+        max_sequences=max_sequences,
+        max_tokens_per_step=max_tokens_per_step,
+        backend=backend,
+        batch_invariant=not fast,
+    )
+    bench = EngineBench(loaded, trace, serving, rate=rate_scale)
+    found: list[EngineRun] = []
+
+    def show() -> None:
+        times = bench.times(found, model=models.model_name(model, shape), workload=workload)
+        print_json(times) if json else _show(times)
+
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    task = None if bar is None else bar.add_task("runs", total=1 + runs)
+    try:
+        with bar or nullcontext():
+            for number in range(1 + runs):
+                run = bench.run()
+                # The first one pays for what is made once.
+                if number:
+                    found.append(run)
+                if bar is not None and task is not None:
+                    bar.advance(task)
+    except KeyboardInterrupt:
+        if found:
+            show()
+        print(f"paged: interrupted; {len(found)} of {counted(runs, 'run')} had ended", file=sys.stderr)
+        raise
+    show()
+
+
+def _check(blocks: int | None, memory_share: float | None, rate_scale: float | None) -> None:
+    if blocks is not None and memory_share is not None:
+        raise InvalidConfig("--blocks and --memory-share both say how large the pool is; give one")
+    for option, value in (("--memory-share", memory_share), ("--rate-scale", rate_scale)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InvalidConfig(f"{option} is {value:g}; it has to be a finite number above 0")
+
+
+def _show(times: EngineTimes) -> None:
+    serving, limits, runs = times.serving, times.limits, times.runs
+    mode = "batch-invariant" if serving.batch_invariant else "fast"
+    on = f"on {counted(limits.threads, 'thread')}"
+    requests = (
+        f"{counted(times.requests, 'request')}, {times.prompt_tokens:,} tokens in and {times.output_tokens:,} out"
+    )
+    floor = [run.floor_s for run in runs if run.floor_s is not None]
+    figures(
+        f"{times.model}: {times.workload}, {counted(len(runs), 'run')}; the median, the least and the most",
+        [
+            ("model", f"{times.model}, {times.parameters:,} parameters, {times.dtype}, {times.backend}, {mode}, {on}"),
+            ("requests", "; ".join([f"{times.workload}: {requests}", *times.applied])),
+            (
+                "pool",
+                f"{counted(serving.num_blocks, 'block')} of {counted(serving.block_size, 'token')}; "
+                f"steps of at most {counted(serving.max_tokens_per_step, 'token')} and {counted(serving.max_sequences, 'sequence')}",
+            ),
+            ("runs", f"{len(runs):,}, of {counted(runs[0].steps, 'step')}"),
+            ("output tokens/s", _over(runs, lambda run: run.tokens_per_s, ",.0f")),
+            ("TTFT p50, ms", _over(runs, lambda run: _ms(run.ttft_s.p50), ",.1f")),
+            ("TTFT p99, ms", _over(runs, lambda run: _ms(run.ttft_s.p99), ",.1f")),
+            ("ITL p50, ms", _over(runs, lambda run: _ms(run.itl_s.p50), ",.2f")),
+            ("ITL p99, ms", _over(runs, lambda run: _ms(run.itl_s.p99), ",.2f")),
+            ("preemptions", _over(runs, lambda run: run.preemptions, ",.0f")),
+            ("recomputed tokens", _over(runs, lambda run: run.recomputed_tokens, ",.0f")),
+            ("computed prompt tokens", _over(runs, lambda run: run.computed_prompt_tokens, ",.0f")),
+            ("times the floor", _over(runs, lambda run: run.times_floor, ",.2f")),
+            (
+                "the floor",
+                (f"{Measured.of(floor):,.3f} s; " if floor else "")
+                + f"memory gives {limits.read_bytes_per_s / 1e9:,.1f} GB/s, products {limits.flops_per_s / 1e9:,.0f} GFLOP/s {on}",
+            ),
+        ],
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _over(runs: Sequence[EngineRun], figure: Callable[[EngineRun], float | None], form: str) -> str:
+    """A figure of all runs; "none" where one has none."""
+    values = [value for value in map(figure, runs) if value is not None]
+    return format(Measured.of(values), form) if len(values) == len(runs) else "none"

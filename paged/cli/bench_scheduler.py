@@ -1,0 +1,86 @@
+"""`paged bench scheduler`: what the scheduler costs on this machine, with no model behind it.
+
+Knows options and how figures are shown. Does not know what is timed, or how.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paged import InvalidConfig
+from paged.bench import DecodeStep, decode_step
+from paged.cli.options import Json
+from paged.cli.show import counted, print_json, table
+
+
+def scheduler(
+    rows: Annotated[
+        str, typer.Option(help="How many sequences decode; several numbers with commas between.")
+    ] = "64,256,1024,4096",
+    context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each.")] = 256,
+    holes: Annotated[
+        int, typer.Option(min=0, help="Free rows among the live ones: so many sequences are aborted before timing.")
+    ] = 0,
+    caching: Annotated[str, typer.Option(help="Prefix caching: on, off or both.")] = "both",
+    steps: Annotated[
+        int | None, typer.Option(min=16, help="Steps to time.", show_default="2^18 / rows, 160 to 2048")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Time one decode step of the scheduler: schedule and update, in CPU time, with no model behind it.
+
+    All sequences decode one token a step. The figure is the median over windows of 16 steps of the mean step, because sequences that started
+    together need a new block once in 16 steps. Making the sampled tokens is the model's part and not timed.
+
+    Example: `paged bench scheduler --rows 1024 --holes 16 --caching on`
+    """
+    asked = [(count, is_on) for count in _numbers(rows) for is_on in _caching(caching)]
+    results: list[DecodeStep] = []
+    try:
+        for count, is_on in asked:
+            results.append(decode_step(count, caching=is_on, context=context, holes=holes, steps=steps))
+    except KeyboardInterrupt:
+        if results:
+            _show(results, context, holes, json)
+        print(f"paged: interrupted; {len(results)} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
+        raise
+    _show(results, context, holes, json)
+
+
+def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:
+    if json:
+        print_json(results)
+    else:
+        title = f"a decode step, µs of CPU time; prompts of {context:,} tokens, {holes} holes"
+        columns = ["rows", "caching", "µs a step", "fastest window", "slowest window", "schedule", "update", "µs a row"]
+        table(title, columns, [_cells(result) for result in results], right=(0, 2, 3, 4, 5, 6, 7))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidConfig(
+            f'--rows is "{text}"; it takes whole numbers with commas between, such as 64,1024'
+        ) from None
+    if min(numbers) < 1:
+        raise InvalidConfig(f"--rows has {min(numbers)}; at least 1 row is needed")
+    return numbers
+
+
+def _caching(text: str) -> list[bool]:
+    choices = {"off": [False], "on": [True], "both": [False, True]}
+    if text not in choices:
+        raise InvalidConfig(f'--caching is "{text}"; it takes on, off or both')
+    return choices[text]
+
+
+def _cells(result: DecodeStep) -> list[str]:
+    micros = [result.us_per_step, result.us_min, result.us_max, result.us_schedule, result.us_update]
+    return [
+        f"{result.rows:,}",
+        "on" if result.caching else "off",
+        *(f"{value:,.1f}" for value in micros),
+        f"{result.us_per_row:.3f}",
+    ]

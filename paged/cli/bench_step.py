@@ -1,0 +1,100 @@
+"""`paged bench step`: where a decode step of the engine goes.
+
+Knows options and how figures are shown. Does not know what is timed, or how.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from paged.bench.measured import Measured
+from paged.cli import models
+from paged.cli.options import Json
+from paged.cli.show import counted, figures, print_json, table
+
+if TYPE_CHECKING:
+    from paged.bench.step import StepParts
+
+# fmt: off
+Rows = Annotated[int, Option(min=1, help="Sequences that decode.")]
+Context = Annotated[int, Option(min=1, help="Prompt tokens of each.")]
+BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
+Steps = Annotated[int, Option(min=1, help="Steps to time.")]
+# fmt: on
+
+
+def step(
+    model: models.ModelArgument = None,
+    shape: models.Shape = None,
+    rows: Rows = 64,
+    context: Context = 256,
+    block_size: BlockSize = 16,
+    dtype: models.Dtype = "auto",
+    backend: models.Backend = "auto",
+    fast: models.Fast = False,
+    threads: models.Threads = None,
+    steps: Steps = 64,
+    json: Json = False,
+) -> None:
+    """Time the parts of a step in which every sequence decodes a token: the host's, and the forward pass.
+
+    The parts are those of the engine's own steps, and medians over them. A model that runs as one call into C is made to run the last step
+    again, with and without attention, and its products alone; the forward pass is divided by what these take of it.
+
+    Example: `paged bench step --rows 64 --context 512`
+    """
+    models.check_one(model, shape, "MODEL")
+    loaded = models.loaded_model(model, shape, dtype=dtype, threads=threads, wanted="bench")
+    from paged.bench.step import step_parts
+
+    found = step_parts(
+        loaded,
+        name=models.model_name(model, shape),
+        rows=rows,
+        context=context,
+        steps=steps,
+        block_size=block_size,
+        backend=backend,
+        batch_invariant=not fast,
+    )
+    if json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: StepParts) -> None:
+    total = found.step_us.median
+    parts: list[tuple[str, Measured | float | None]] = [
+        ("schedule", found.schedule_us),
+        ("inputs", found.inputs_us),
+        ("forward pass", found.forward_us),
+        ("  attention", found.attention_us),
+        ("  products", found.products_us),
+        ("  the rest", found.rest_us),
+        ("sampling", found.sampling_us),
+        ("update", found.update_us),
+        ("outputs", found.outputs_us),
+        ("a step", found.step_us),
+    ]
+    shown = [_cells(name, value, total) for name, value in parts if value is not None]
+    table("a decode step", ["part", "µs", "fastest", "slowest", "of a step"], shown, right=range(1, 5))
+    mode = "batch-invariant" if found.batch_invariant else "fast"
+    pairs = [
+        ("the host's share", f"{found.host_share:.1%}: all but the forward pass"),
+        ("rows", f"{found.rows:,}, prompts of {found.context:,} tokens, {counted(found.steps, 'step')}"),
+        ("model", f"{found.model}, {found.dtype}, {found.backend}, {mode}, on {counted(found.threads, 'thread')}"),
+    ]
+    if found.attention_us is not None:
+        pairs.append(("within the forward pass", "shares of the last step's pass, made again outside any step"))
+    figures("what was timed", pairs)
+
+
+def _cells(name: str, value: Measured | float, total: float) -> list[str]:
+    if isinstance(value, Measured):
+        median, ends = value.median, [f"{value.least:,.1f}", f"{value.most:,.1f}"]
+    else:
+        median, ends = value, ["", ""]
+    return [name, f"{median:,.1f}", *ends, f"{median / total:.1%}"]

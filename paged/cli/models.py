@@ -1,0 +1,63 @@
+"""Which model a command runs: a checkpoint folder, the small one that ships, or random weights in a model's shape.
+
+Knows names and options. Does not know what the model is run for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from paged import InvalidConfig
+from paged.cli.signals import at_once
+from paged.extras import import_with_extra
+from paged.hardware import model_named
+
+if TYPE_CHECKING:
+    from paged.model.loading import LoadedModel
+
+MODEL = "The model"
+EMBEDDED = "embedded"
+"""What the model that ships is called."""
+_SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged capacity` such as smollm-135m, or a JSON file (docs/hardware.md)."
+
+# fmt: off
+ModelArgument = Annotated[Path | None, Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships")]
+Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
+Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
+Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
+Fast = Annotated[bool, Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=MODEL)]
+Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice")]
+# fmt: on
+
+
+def check_one(model: Path | None, shape: str | None, option: str = "--model") -> None:
+    """Raises InvalidConfig where two models are named; `option` is what a folder is named by."""
+    if model is not None and shape is not None:
+        raise InvalidConfig(f"{option} and --shape both say which model; give one")
+
+
+def model_name(model: Path | None, shape: str | None) -> str:
+    """What a result calls it."""
+    return shape or (EMBEDDED if model is None else model.name)
+
+
+def loaded_model(
+    model: Path | None, shape: str | None, *, dtype: str, device: str = "cpu", threads: int | None = None, wanted: str
+) -> LoadedModel:
+    """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
+    # Said before torch is imported, which takes a while.
+    described = None if shape is None else model_named(shape)
+    with at_once():
+        torch = import_with_extra("torch", wanted)
+        from paged.checkpoint import checkpoint_path
+        from paged.model.loading import load_model
+        from paged.model.random_weights import random_model
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if described is not None:
+            return random_model(described, dtype=dtype, device=device)
+        return load_model(model or checkpoint_path(), dtype=dtype, device=device)

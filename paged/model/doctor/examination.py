@@ -1,0 +1,150 @@
+"""One look at this machine and installation: what it gives, what is wrong, and what there is to do.
+
+Knows what should work where. Does not know how it is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib import import_module
+
+from paged import __version__
+from paged.model.doctor.findings import Answer, BackendFound, Engine, Findings, Machine, Problem
+from paged.model.doctor.machine import libraries, machine, unfit_versions
+from paged.model.doctor.words import REPORT, cause, listed
+from paged.model.threads import FreeCores
+
+# Longer than a reading of the cores is old at most.
+_WINDOW_S = 0.6
+# Bytes of memory that a copy is tried in.
+_COPIED = 2**30
+
+
+def examine(*, build: bool = True) -> Findings:
+    """Look, for some seconds. Native code that is not built is built, unless `build` says no: then nothing is tried that needs it. Raises nothing: what
+    goes wrong is found."""
+    free_cores, began = FreeCores(), time.monotonic()
+    installed = libraries()
+    problems = [*_missing(installed), *unfit_versions()]
+    has_torch = not any(installed["engine"][name] is None for name in installed["engine"])
+    if has_torch:
+        try:
+            for name in ("torch", "transformers", "paged.llm"):
+                import_module(name)
+        except Exception as error:
+            has_torch = False
+            what = f"What a model needs is installed, and cannot be loaded: {cause(error)}."
+            problems.append(
+                Problem(what=what, remedy="Install it again: pip install -U 'paged[engine]'.", is_broken=True)
+            )
+    # Others' share of the cores is that of a while in which we compile nothing.
+    time.sleep(max(0.0, began + _WINDOW_S - time.monotonic()))
+    here = machine(free_cores)
+    engine = _engine(here, build, installed, problems) if has_torch else None
+    return Findings(
+        paged=__version__,
+        machine=here,
+        libraries=installed,
+        engine=engine,
+        problems=problems,
+        is_usable=not any(each.is_broken for each in problems),
+    )
+
+
+def _missing(installed: dict[str, dict[str, str | None]]) -> list[Problem]:
+    names = [name for name, version in installed["engine"].items() if version is None]
+    if not names:
+        return []
+    return [
+        Problem(
+            what=f"No model runs here, since {listed(names)} {'is' if len(names) == 1 else 'are'} not installed.",
+            remedy="pip install 'paged[engine]' brings what is missing; the memory layer, the scheduler and the simulator do without.",
+            is_broken=False,
+        )
+    ]
+
+
+def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | None]], problems: list[Problem]) -> Engine:
+    """What needs torch; what is wrong is added to the problems."""
+    import torch
+
+    from paged.bench.limits import copy_rate
+    from paged.model.doctor.backends import backends, cuda_devices
+    from paged.model.doctor.native_code import is_built, native_code
+
+    native, its_problems = native_code(build)
+    devices, their_problems = cuda_devices()
+    problems += [*its_problems, *their_problems]
+    was_tried = is_built(native) or bool(its_problems)
+    found: list[BackendFound] = []
+    for device in ("cpu", "cuda") if devices else ("cpu",):
+        several, its_problems = backends(device, native_is_built=was_tried)
+        found += several
+        problems += its_problems
+    threads = torch.get_num_threads()
+    problems += _could_be_better(here, threads)
+    missing = [name for name, version in installed["gpu"].items() if version is None]
+    if devices and missing:
+        what = f'"xformers_splitk", the fastest on a GPU, needs {listed(missing)}.'
+        problems.append(Problem(what=what, remedy="pip install 'paged[gpu]' brings what is missing.", is_broken=False))
+    load_s, answered = _tested(found, problems) if was_tried else (None, [])
+    has_room = here.free_bytes is None or here.free_bytes > _COPIED
+    return Engine(
+        copy_bytes_per_s=copy_rate() if has_room else None,
+        torch_threads=threads,
+        threads=min(threads, here.free_cores),
+        native=native,
+        devices=devices,
+        backends=found,
+        was_tried=was_tried,
+        load_s=load_s,
+        answers=answered,
+    )
+
+
+def _could_be_better(here: Machine, threads: int) -> Iterator[Problem]:
+    from paged.engine import DEFAULT_KV_BYTES
+
+    wanted, usual = here.environment.get("OMP_NUM_THREADS"), DEFAULT_KV_BYTES / 2**20
+    if wanted is not None and threads < here.cores:
+        what = f"torch has {threads} of {here.cores} cores, by OMP_NUM_THREADS={wanted}."
+        yield Problem(what=what, remedy="Without it a larger model has all that are free.", is_broken=False)
+    if here.free_bytes is not None and here.free_bytes < DEFAULT_KV_BYTES:
+        what = f"{here.free_bytes / 2**20:,.0f} MiB of memory are free, and KV takes up to {usual:,.0f} MiB by default."
+        yield Problem(what=what, remedy="Name fewer blocks: num_blocks, or --blocks.", is_broken=False)
+
+
+def _tested(found: list[BackendFound], problems: list[Problem]) -> tuple[float | None, list[Answer]]:
+    """The seconds until the model that ships was loaded, and what it answers: on the CPU by each backend that works there, and by the fastest on a GPU.
+    What is wrong is added to the problems."""
+    from paged.model.doctor.backends import answer, shipped_model
+
+    try:
+        model, load_s = shipped_model()
+    except Exception as error:
+        problems.append(_failed("The model that ships cannot be loaded", error))
+        return None, []
+    tried = [each for each in found if each.works and (each.device == "cpu" or each.is_chosen)]
+    answered: list[Answer] = []
+    expected: list[int] = []
+    for each in tried:
+        where = f'by the backend "{each.name}" on {each.device}'
+        try:
+            tokens, seconds = answer(model if each.device == "cpu" else None, each)
+        except Exception as error:
+            problems.append(_failed(f"The model that ships does not answer {where}", error))
+            continue
+        expected = expected or tokens
+        agrees = tokens == expected if each.device == "cpu" else None
+        answered.append(
+            Answer(backend=each.name, device=each.device, seconds=seconds, tokens=len(tokens), agrees=agrees)
+        )
+        if agrees is False:
+            what = f'The model that ships answers otherwise {where} than by "{answered[0].backend}".'
+            problems.append(Problem(what=what, remedy=REPORT, is_broken=True))
+    return load_s, answered
+
+
+def _failed(what: str, error: Exception) -> Problem:
+    return Problem(what=f"{what}: {cause(error)}.", remedy=REPORT, is_broken=True)

@@ -1,0 +1,82 @@
+"""This machine and what is installed on it, without loading any of it.
+
+Knows the operating system's files and the records that installers leave. Does not know torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from paged.attention.native import build
+from paged.extras import EXTRAS
+from paged.model.doctor.findings import Machine, Problem
+from paged.model.free_memory import free_bytes_of_host
+from paged.model.threads import FreeCores, usable_cores
+from paged.profiling.machine import processor
+
+_NEEDED = ("numpy", "msgspec")
+_ENVIRONMENT = (
+    build.COMPILER_VARIABLE,
+    build.FLAGS_VARIABLE,
+    build.CACHE_VARIABLE,
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "CUDA_VISIBLE_DEVICES",
+    "TRITON_INTERPRET",
+)
+# The widest first, by the names that Linux gives them.
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE", "asimd": "NEON"}
+
+
+def machine(free_cores: FreeCores) -> Machine:
+    """This one. `free_cores` began to look when the examination did."""
+    return Machine(
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        processor=processor(),
+        instructions=next((name for flag, name in _VECTORS.items() if build.has_instructions(flag)), ""),
+        cores=usable_cores(),
+        free_cores=free_cores.count(),
+        free_bytes=free_bytes_of_host(),
+        environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    )
+
+
+def libraries() -> dict[str, dict[str, str | None]]:
+    """See Findings."""
+    found: dict[str, dict[str, str | None]] = {"": {name: _version(name) for name in _NEEDED}}
+    for name, extra in EXTRAS.items():
+        found.setdefault(extra, {})[name] = _version(name)
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def unfit_versions() -> Iterator[Problem]:
+    """Libraries that are installed in versions which paged was not made for, where its own record and `packaging` are there to tell."""
+    try:
+        from packaging.requirements import Requirement
+
+        wanted = [Requirement(each) for each in requires("paged") or ()]
+    except (ImportError, PackageNotFoundError):
+        return
+    for each in wanted:
+        # Those for tests and for work on paged itself are nobody's else.
+        if each.name not in (*_NEEDED, *EXTRAS):
+            continue
+        found = _version(each.name)
+        if found is not None and not each.specifier.contains(found, prereleases=True):
+            yield Problem(
+                what=f"{each.name} {found} is installed, and paged was made for {each.name}{each.specifier}.",
+                remedy=f"pip install '{each.name}{each.specifier}' brings one.",
+                is_broken=False,
+            )

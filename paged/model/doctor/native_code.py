@@ -1,0 +1,76 @@
+"""The compiler, the libraries that it makes of our C code, and what they came to.
+
+Knows where libraries are kept and how they are had. Does not know what they compute.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paged.attention import BuildFailed
+from paged.attention.native.backend import ATTENTION_LIBRARY
+from paged.attention.native.build import cache_folder, compiler_version, find_compiler, is_kept, library
+from paged.model.doctor.findings import NativeCode, NativeLibrary, Problem, State
+from paged.model.native.packed import MODEL_LIBRARY, model_library
+
+# Results in a panel of products.c: two or four vectors.
+_COLUMNS_OF_AVX512, _COLUMNS_OF_AVX = 64, 16
+
+
+def native_code(build: bool) -> tuple[NativeCode, list[Problem]]:
+    """The native code; what is not built is built if `build` says so."""
+    compiler = version = folder = None
+    problems: list[Problem] = []
+    try:
+        command = find_compiler()
+        compiler = " ".join(command)
+        version = next(iter(compiler_version(command).splitlines()), "")
+        folder = str(cache_folder())
+        libraries = [
+            _had("attention", ATTENTION_LIBRARY, lambda: library(*ATTENTION_LIBRARY), build),
+            _had("model", MODEL_LIBRARY, model_library, build),
+        ]
+    except BuildFailed as error:
+        libraries = [NativeLibrary(name=name, state="failed") for name in ("attention", "model")]
+        remedy = "Until it can be compiled models run in torch, several times slower."
+        if compiler is None:
+            remedy = f"Install gcc or clang, or name a compiler by CC. {remedy}"
+        elif not isinstance(error.__cause__, OSError):
+            remedy = f"CC names another compiler. {remedy}"
+        problems.append(Problem(what=str(error), remedy=remedy, is_broken=True))
+    code = NativeCode(compiler=compiler, compiler_version=version, folder=folder, libraries=libraries)
+    return (_described(code) if is_built(code) else code), problems
+
+
+def is_built(code: NativeCode) -> bool:
+    """Whether all of it can be used without a compiler."""
+    return all(each.state in ("found", "compiled") for each in code.libraries)
+
+
+def _had(name: str, recipe: Any, get: Callable[[], object], build: bool) -> NativeLibrary:
+    kept = is_kept(*recipe)
+    if not (kept or build):
+        return NativeLibrary(name=name, state="not built")
+    began = time.perf_counter()
+    get()
+    state: State = "found" if kept else "compiled"
+    return NativeLibrary(name=name, state=state, seconds=time.perf_counter() - began)
+
+
+def _described(code: NativeCode) -> NativeCode:
+    functions = model_library()
+    if platform.machine() in ("aarch64", "arm64"):
+        vectors = "NEON"
+    else:
+        vectors = {_COLUMNS_OF_AVX512: "AVX-512", _COLUMNS_OF_AVX: "AVX2"}.get(functions.paged_columns(), "SSE")
+    return NativeCode(
+        compiler=code.compiler,
+        compiler_version=code.compiler_version,
+        folder=code.folder,
+        libraries=code.libraries,
+        instructions=vectors,
+        has_bfloat16=bool(functions.paged_has_bfloat16()),
+    )

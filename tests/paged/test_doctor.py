@@ -1,0 +1,280 @@
+"""`paged doctor`: what it finds here, and what it says where something is missing, broken or slow."""
+
+import io
+import json
+import re
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged.attention.native import build  # noqa: E402
+from paged.model.doctor import backends, examine, machine as machines  # noqa: E402
+from paged.model.doctor.machine import machine, unfit_versions  # noqa: E402
+from paged.model.threads import FreeCores  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What an examination finds here."""
+    return examine()
+
+
+def test_here_everything_works(found):
+    assert found.is_usable, found.problems
+    assert found.engine is not None
+    assert found.engine.native.compiler is not None
+    assert [each.state in ("found", "compiled") for each in found.engine.native.libraries] == [True, True]
+    assert found.engine.native.instructions in ("AVX-512", "AVX2", "SSE", "NEON")
+    assert 1 <= found.engine.threads <= found.engine.torch_threads
+    assert 1 <= found.machine.free_cores <= found.machine.cores
+    assert found.libraries[""]["numpy"] is not None
+
+
+def test_every_backend_that_works_gives_the_same_answer(found):
+    on_cpu = [each for each in found.engine.backends if each.device == "cpu"]
+    assert [each.name for each in on_cpu] == ["reference", "native", "torch_gather", "xformers_splitk"]
+    assert [each.name for each in on_cpu if each.is_chosen] == ["native"]
+    answered = [each for each in found.engine.answers if each.device == "cpu"]
+    assert {"reference", "native", "torch_gather"} <= {each.backend for each in answered}
+    assert all(each.agrees and each.tokens == 16 for each in answered)
+
+
+def test_a_backend_that_does_not_work_has_a_reason_in_a_line(found):
+    (split_k,) = (each for each in found.engine.backends if (each.name, each.device) == ("xformers_splitk", "cpu"))
+    assert split_k.works is False
+    assert split_k.reason == (
+        "cannot do device cpu; it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1)"
+    )
+
+
+def test_the_command_prints_a_figure_a_line_and_a_verdict(paged):
+    status, out, err = paged("doctor")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["what", "found"]
+    for name in (
+        "paged",
+        "extra engine",
+        "processor",
+        "native code uses",
+        "cores",
+        "memory",
+        "a large copy",
+        "C compiler",
+        "native code",
+    ):
+        assert any(line.startswith(f"{name}  ") for line in lines), name
+    assert any(line.startswith("native ") and "yes, the default" in line for line in lines)
+    assert lines[-1] == "Everything that should work here works."
+
+
+def test_in_a_terminal_of_80_columns_no_line_of_a_table_is_wider(paged, monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=80, highlight=False)
+    for module in ("paged.cli.doctor", "paged.cli.show"):
+        monkeypatch.setattr(f"{module}.console", lambda: terminal)
+    status, _, err = paged("doctor", "--no-build")
+    assert (status, err) == (0, "")
+    drawn = screen.getvalue()
+    for words in ("this machine and installation", "attention backends", "torch_gather", "memory"):
+        assert words in drawn
+    assert max(map(cell_len, plain(drawn))) <= 80
+
+
+def plain(drawn):
+    """Lines without what moves the cursor or colours; of one that was drawn over again, the last."""
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1] for line in drawn.splitlines()]
+
+
+def test_without_a_compiler_it_says_what_to_do_and_answers_in_torch(run_python, tmp_path, repository):
+    env = {"CC": "/nonexistent", "PAGED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(repository)}
+    done = run_python("-m", "paged", "doctor", "--json", env=env)
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, document["is_usable"]) == (1, "", False)
+    (broken,) = (each for each in document["problems"] if each["is_broken"])
+    assert broken == {
+        "what": "CC names '/nonexistent', and there is no such compiler.",
+        "remedy": "Install gcc or clang, or name a compiler by CC. Until it can be compiled models run in torch, several times slower.",
+        "is_broken": True,
+    }
+    works = {each["name"]: (each["works"], each["reason"]) for each in document["engine"]["backends"]}
+    assert works["native"] == (False, "it cannot be compiled here")
+    assert works["torch_gather"] == (True, "")
+    assert [each["backend"] for each in document["engine"]["answers"]] == ["reference", "torch_gather"]
+    assert all(each["agrees"] for each in document["engine"]["answers"])
+
+
+def test_what_is_not_built_is_built_unless_that_is_declined(run_python, tmp_path, repository):
+    cache = tmp_path / "cache"
+    env = {"PAGED_CACHE": str(cache), "PYTHONPATH": str(repository)}
+
+    def native(*options):
+        done = run_python("-m", "paged", "doctor", "--json", *options, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        engine = json.loads(done.stdout)["engine"]
+        return [each["state"] for each in engine["native"]["libraries"]], len(engine["answers"])
+
+    assert native("--no-build") == (["not built"] * 2, 0)
+    assert not cache.exists()
+    assert native() == (["compiled"] * 2, 3)
+    assert native("--no-build") == (["found"] * 2, 3)
+
+
+WITHOUT = """
+import sys, importlib.metadata as records
+GONE = ("torch", "transformers", "tokenizers", "safetensors", "tqdm", "xformers", "triton")
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in GONE: raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+version = records.version
+def gone(name):
+    if name in GONE: raise records.PackageNotFoundError(name)
+    return version(name)
+records.version = gone
+sys.argv = ["paged", "doctor"]
+from paged.cli import main
+main()
+"""
+
+
+def test_without_torch_it_says_what_brings_it(run_python):
+    done = run_python("-c", WITHOUT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "not installed: torch, transformers, tokenizers, safetensors, tqdm" in done.stdout
+    assert (
+        "hint: No model runs here, since torch, transformers, tokenizers, safetensors and tqdm are not" in done.stdout
+    )
+    assert "pip install 'paged[engine]'" in done.stdout
+    assert "attention backends" not in done.stdout
+
+
+def test_a_torch_that_cannot_be_loaded_is_a_problem(run_python):
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['paged', 'doctor']\nfrom paged.cli import main; main()"
+    )
+    done = run_python("-c", program)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "problem: What a model needs is installed, and cannot be loaded: ModuleNotFoundError: " in done.stdout
+    assert done.stdout.endswith("\n1 problem.\n")
+
+
+def test_a_backend_that_answers_otherwise_is_a_problem(monkeypatch):
+    monkeypatch.setattr(
+        "paged.attention.torch_gather.Backend.attend",
+        lambda self, queries, pool, layer, plan, options: torch.zeros_like(queries),
+    )
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert (
+        broken.what
+        == 'The model that ships answers otherwise by the backend "torch_gather" on cpu than by "reference".'
+    )
+    assert [each.backend for each in found.engine.answers if not each.agrees] == ["torch_gather"]
+
+
+def out_of_order(*_arguments):
+    raise ValueError("no\nsuch thing")
+
+
+def test_a_backend_that_does_not_answer_is_a_problem_and_the_others_are_tried(monkeypatch):
+    monkeypatch.setattr("paged.attention.reference.Backend.attend", out_of_order)
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert broken.what.startswith('The model that ships does not answer by the backend "reference" on cpu: ')
+    assert broken.what.endswith("ValueError: no such thing.")
+    assert [each.backend for each in found.engine.answers] == ["native", "torch_gather"]
+
+
+def test_a_backend_that_fails_where_it_should_refuse_is_a_problem(monkeypatch):
+    monkeypatch.setattr("paged.attention.native.backend.Backend.check", out_of_order)
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert broken.what == 'The backend "native" fails on cpu: ValueError: no such thing.'
+    assert [each.backend for each in found.engine.answers] == ["reference", "torch_gather"]
+
+
+def test_a_model_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(backends, "checkpoint_path", lambda: tmp_path / "gone")
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert broken.what.startswith(f"The model that ships cannot be loaded: CheckpointNotFound: {tmp_path / 'gone'}")
+    assert (found.engine.load_s, found.engine.answers) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("instructions", "vectors"),
+    [(("sse2", "avx", "avx2", "avx512f"), "AVX-512"), (("sse2", "avx2"), "AVX2"), (("asimd",), "NEON"), ((), "")],
+)
+def test_the_widest_vectors_are_named(monkeypatch, instructions, vectors):
+    monkeypatch.setattr(build, "processor", lambda: " ".join(instructions))
+    assert machine(FreeCores(lambda: None, cores=3)).instructions == vectors
+
+
+def test_a_library_that_is_too_old_is_named_with_the_versions_that_fit(monkeypatch):
+    monkeypatch.setattr(
+        machines, "requires", lambda name: ["torch>=2.10; extra == 'engine'", "ruff>=9; extra == 'dev'"]
+    )
+    monkeypatch.setattr(machines, "version", lambda name: "2.4.1")
+    (problem,) = unfit_versions()
+    assert (problem.what, problem.is_broken) == (
+        "torch 2.4.1 is installed, and paged was made for torch>=2.10.",
+        False,
+    )
+    monkeypatch.setattr(machines, "version", lambda name: "2.10.0+cpu")
+    assert list(unfit_versions()) == []
+
+
+def test_without_a_record_of_its_own_no_version_is_judged(monkeypatch):
+    def nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(machines, "requires", nothing)
+    assert list(unfit_versions()) == []
+
+
+def driver(monkeypatch, tmp_path, *, is_there, built_for, devices=0):
+    """A machine with or without NVIDIA's driver, a torch built for some CUDA, and so many devices that it sees."""
+    file = tmp_path / "version"
+    if is_there:
+        file.touch()
+    monkeypatch.setattr(backends, "_DRIVER", file)
+    monkeypatch.setattr(backends, "which", lambda name: None)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    about = SimpleNamespace(name="H200", total_memory=141 * 10**9, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: about)
+    return backends.cuda_devices()
+
+
+def test_devices_are_listed_and_none_is_no_problem(monkeypatch, tmp_path):
+    found, problems = driver(monkeypatch, tmp_path, is_there=True, built_for="13.0", devices=2)
+    assert [(each.name, each.total_bytes, each.capability) for each in found] == [("H200", 141 * 10**9, "9.0")] * 2
+    assert problems == []
+    assert driver(monkeypatch, tmp_path / "other", is_there=False, built_for="13.0") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("built_for", "words", "is_broken"), [(None, "is built without CUDA", False), ("13.0", "finds no device", True)]
+)
+def test_a_driver_whose_device_torch_cannot_use_is_told(monkeypatch, tmp_path, built_for, words, is_broken):
+    found, (problem,) = driver(monkeypatch, tmp_path, is_there=True, built_for=built_for)
+    assert found == []
+    assert words in problem.what
+    assert problem.is_broken is is_broken
+
+
+def test_what_the_command_line_sets_for_itself_is_told_apart(monkeypatch):
+    from paged.cli import SET_FOR_ITSELF, doctor
+
+    monkeypatch.setitem(SET_FOR_ITSELF, "GOMP_SPINCOUNT", "2000")
+    assert doctor._waiting({}) == "as OpenMP has it"
+    assert doctor._waiting({"GOMP_SPINCOUNT": "2000"}).startswith("GOMP_SPINCOUNT=2000, set by this command line")
+    assert doctor._waiting({"OMP_WAIT_POLICY": "PASSIVE", "CC": "clang"}) == "OMP_WAIT_POLICY=PASSIVE"
