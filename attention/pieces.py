@@ -60,26 +60,16 @@ def prepare(step: StepTokens, pool: KVPool) -> Plan:
     plan = Plan(np.zeros((places, width), np.int64), np.full((places, width), -1, np.int64), np.zeros(places, np.int64))
     plan.positions[:count] = step.positions
     if step.ancestors is not None:
-        _add_branches(step, plan)
+        # A token of a branch sees its sequence's history and its ancestors, next to each other wherever their slots are.
+        for token, (slots, context_positions) in enumerate(step.contexts()):
+            plan.slots[token, : len(slots)] = slots
+            plan.context_positions[token, : len(slots)] = context_positions
         return plan
     rising = np.arange(width)
     plan.context_positions[:count] = np.where(rising <= step.positions[:, None], rising, -1)
     by_sequence = step.slots_by_column(width)
     plan.slots[:count, : by_sequence.shape[1]] = by_sequence.repeat(np.diff(step.query_start_loc), axis=0)
     return plan
-
-
-def _add_branches(step: StepTokens, plan: Plan) -> None:
-    """A token of a branch sees its sequence's history and its ancestors, next to each other wherever their slots are."""
-    assert step.ancestors is not None, "there are branches"
-    for i in range(step.num_sequences):
-        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
-        history = step.history(i)
-        for token in range(first, stop):
-            own = first + step.ancestors[token, first:stop].nonzero()[0]
-            length = len(history) + len(own)
-            plan.slots[token, :length] = np.concatenate([history, step.slot_mapping[own]])
-            plan.context_positions[token, :length] = np.concatenate([np.arange(len(history)), step.positions[own]])
 
 
 def _pieces(plan: Plan, window: int | None, pool: KVPool) -> list[Piece]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,19 +38,8 @@ class Backend:
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
         """What each token sees: its sequence's history, and of this step what comes before it, or what its ancestors are."""
-        seen = []
-        for i in range(step.num_sequences):
-            first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
-            history = step.history(i)
-            for token in range(first, stop):
-                if step.ancestors is None:
-                    own = np.arange(first, token + 1)
-                else:
-                    own = first + step.ancestors[token, first:stop].nonzero()[0]
-                slots = np.concatenate([history, step.slot_mapping[own]])
-                positions = np.concatenate([np.arange(len(history)), step.positions[own]])
-                seen.append((int(step.positions[token]), slots, positions))
-        return Plan(seen)
+        positions = step.positions.tolist()
+        return Plan([(position, *seen) for position, seen in zip(positions, step.contexts(), strict=True)])
 
     def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
         """See AttentionBackend."""

@@ -5,6 +5,7 @@ Knows positions, slots and block tables as arrays. Does not know how they were d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,20 @@ class StepTokens:
         blocks = (columns if chosen is None else columns[chosen]).astype(np.int64)
         slots: Ints = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
         return slots.reshape(len(blocks), blocks.shape[1] * self.block_size)[:, :width]
+
+    def contexts(self) -> Iterator[tuple[Ints, Ints]]:
+        """For each token, slots and positions of all that it sees, in order: its sequence's history, and of this step what comes before
+        it and itself, or what its ancestors are."""
+        for i in range(self.num_sequences):
+            first, stop = int(self.query_start_loc[i]), int(self.query_start_loc[i + 1])
+            history = self.history(i)
+            for token in range(first, stop):
+                if self.ancestors is None:
+                    own = np.arange(first, token + 1)
+                else:
+                    own = first + self.ancestors[token, first:stop].nonzero()[0]
+                slots = np.concatenate([history, self.slot_mapping[own]])
+                yield slots, np.concatenate([np.arange(len(history)), self.positions[own]])
 
     def slot_tensor(self, device: torch.device) -> Tensor:
         """The slot mapping as a tensor, int64 [T]."""

@@ -77,7 +77,7 @@ typedef struct {
 /* K of `count` rows as [depth, TILE], where depth is the head size up to a multiple of LANES; 0 behind the rows. */
 INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, size_t depth, float *to, enum element element) {
     const char *const *rows = keys->now;
-    const size_t bytes = element == FLOAT32 ? 4 : 2;
+    const size_t bytes = bytes_of(element);
     for (size_t first = 0; first < TILE; first += LANES)
         for (size_t d = 0; d < depth; d += LANES) {
             vec lines[LANES];
@@ -125,7 +125,7 @@ INLINE void scattered_tile(const int rows, const int wide, const float *x, const
     for (size_t p = 0; p < depth; p++) {
         vec row[WIDE];
         UNROLL for (int j = 0; j < wide; j++) {
-            const size_t line = (column + j * LANES) * (element == FLOAT32 ? 4 : 2);
+            const size_t line = (column + j * LANES) * bytes_of(element);
             if (line % 64 == 0) __builtin_prefetch(w->next[p] + line, 0, 3);
             row[j] = load(w->now[p], column + j * LANES, element);
         }
@@ -220,7 +220,7 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
  * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
 INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
                    enum element element) {
-    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, bytes = element == FLOAT32 ? 4 : 2;
+    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, bytes = bytes_of(element);
     const size_t group = call->heads / call->kv_heads, rows = last - first;
     const size_t start = call->query_start[i], before = call->seq_lens[i] - (call->query_start[i + 1] - start);
     const int32_t *table = call->tables + i * call->table_stride;
@@ -231,7 +231,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
     for (size_t r = 0; r < rows * (behind - head); r++) {
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->query_stride + its * size;
-        const char *query = (const char *)call->queries + at * (call->query_element == FLOAT32 ? 4 : 2);
+        const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
         for (size_t d = 0; d < depth; d += LANES)
             *(vec *)(room->queries + r * depth + d) = call->scale * part_of(query, d, size, call->query_element);
         room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;

@@ -24,10 +24,9 @@ from paged.attention.native.build import library
 from paged.attention.step_tokens import StepTokens
 
 _HERE = Path(__file__).parent
-SOURCES = (_HERE / "attention.c",)
 HEADERS = (_HERE / "attention.h", _HERE / "vector.h")
 # As `library` takes it: its name, sources and headers.
-ATTENTION_LIBRARY = ("attention", SOURCES, HEADERS)
+ATTENTION_LIBRARY = ("attention", (_HERE / "attention.c",), HEADERS)
 # As in vector.h, enum element.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 # As in attention.h.
@@ -134,13 +133,7 @@ def plan_of(step: StepTokens) -> Plan:
             np.ascontiguousarray(step.seq_lens, np.int64),
             step.block_size,
         )
-    seen = []
-    for i in range(step.num_sequences):
-        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
-        history = step.history(i)
-        for token in range(first, stop):
-            own = first + step.ancestors[token, first:stop].nonzero()[0]
-            seen.append(np.concatenate([history, step.slot_mapping[own]]))
+    seen = [slots for slots, _ in step.contexts()]
     lengths = np.array([len(each) for each in seen], np.int64)
     tables = np.zeros((len(seen), int(lengths.max(initial=1))), np.int32)
     for row, slots in enumerate(seen):

@@ -45,6 +45,8 @@ typedef uint16_t bf16;
 
 enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
+INLINE size_t bytes_of(enum element element) { return element == FLOAT32 ? 4 : 2; }
+
 INLINE vec spread(float x) { return (vec){0} + x; }
 
 /* a * b + c, rounded once where the processor can. Named, because compilers fuse in one place and not in another: GCC for some processors

@@ -36,7 +36,7 @@ INLINE void norm(const float *x, const float *weight, size_t length, float epsil
 }
 
 static void norms(const paged_decoder *model, const float *x, const float *weight, size_t rows, void *to) {
-    const size_t hidden = model->hidden, bytes = model->element == FLOAT32 ? 4 : 2;
+    const size_t hidden = model->hidden, bytes = bytes_of(model->element);
 #pragma omp parallel for schedule(static) if (rows >= FEW)
     for (size_t r = 0; r < rows; r++)
         norm(x + r * hidden, weight, hidden, model->epsilon, (char *)to + r * hidden * bytes, model->element);
@@ -52,12 +52,10 @@ INLINE void rotate(float *head, const float *table, size_t size) {
     }
 }
 
-/* Queries and keys are normed and turned; K and V go to their slots. */
-static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, size_t number, float *qkv,
+/* Queries and keys are normed and turned; K and V go to their slots of this layer. */
+static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, char *keys, char *values, float *qkv,
                         size_t stride) {
-    const size_t size = model->head_size, heads = model->heads, kv_heads = model->kv_heads;
-    const size_t row = kv_heads * size, bytes = model->element == FLOAT32 ? 4 : 2;
-    char *keys = (char *)step->pool + number * 2 * step->slots * row * bytes, *values = keys + step->slots * row * bytes;
+    const size_t size = model->head_size, heads = model->heads, kv_heads = model->kv_heads, row = kv_heads * size;
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
     for (int64_t t = 0; t < step->tokens; t++) {
         float *own = qkv + t * stride;
@@ -78,7 +76,7 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
 
 /* silu(gate) * up, rows of [gate, up]. */
 static void gate(const paged_decoder *model, const float *both, size_t rows, void *to) {
-    const size_t width = model->intermediate, bytes = model->element == FLOAT32 ? 4 : 2;
+    const size_t width = model->intermediate, bytes = bytes_of(model->element);
 #pragma omp parallel for schedule(static) if (rows >= FEW)
     for (size_t r = 0; r < rows; r++) {
         const float *x = both + r * 2 * width, *up = x + width;
@@ -119,7 +117,7 @@ typedef struct {
 } places;
 
 static places places_of(const paged_decoder *model, size_t rows, char *work) {
-    const size_t bytes = model->element == FLOAT32 ? 4 : 2;
+    const size_t bytes = bytes_of(model->element);
     const size_t sizes[] = {
         rows * model->hidden * 4,
         rows * (model->heads + 2 * model->kv_heads) * model->head_size * 4,
@@ -161,10 +159,11 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
             {layer->v.packed, layer->v.bias, at.qkv + q + kv, kv, stride, 0},
         };
         paged_products(at.normed, hidden, rows, hidden, model->element, qkv, 3);
-        place_heads(model, layer, step, number, at.qkv, stride);
-        const size_t bytes = model->element == FLOAT32 ? 4 : 2;
-        attention.keys = (const char *)step->pool + number * 2 * step->slots * kv * bytes;
-        attention.values = (const char *)attention.keys + step->slots * kv * bytes;
+        const size_t bytes = step->slots * kv * bytes_of(model->element);
+        char *keys = (char *)step->pool + number * 2 * bytes, *values = keys + bytes;
+        place_heads(model, layer, step, keys, values, at.qkv, stride);
+        attention.keys = keys;
+        attention.values = values;
         attention.window = layer->window;
         model->attend(&attention);
         const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1};

@@ -55,7 +55,7 @@ INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w
 /* Rows first to last - 1 with one panel. */
 INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
                        size_t panel, enum element element) {
-    const size_t bytes = element == FLOAT32 ? 4 : 2, column = panel * COLUMNS, stride = product->to_stride;
+    const size_t bytes = bytes_of(element), column = panel * COLUMNS, stride = product->to_stride;
     const size_t width = product->outs - column < COLUMNS ? product->outs - column : COLUMNS;
     const char *rows_of_x = x, *packed = (const char *)product->packed + column * depth * bytes;
     float *to = product->to + column;
