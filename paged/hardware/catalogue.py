@@ -5,6 +5,7 @@ Knows where the files lie. A new model or device is a new file in `models/` or `
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from paged.hardware.device import Device
@@ -26,15 +27,19 @@ def device_names() -> list[str]:
 
 
 def model_named(name: str) -> ModelShape:
-    """The model of that name, or the one that a file describes when the name ends in .json.
+    """The model of that name or of one that its publisher uses (upper and lower case alike), or the one that a file describes when the
+    name ends in .json.
 
     Raises UnknownModel, BadHardwareFile for a file that does not describe a model, and OSError for one that cannot be read.
     """
     if name.endswith(".json"):
         return read_described(Path(name), ModelShape)
-    if name not in (known := model_names()):
+    if name in (known := model_names()):
+        return read_described(_FOLDER / "models" / f"{name}.json", ModelShape)
+    shape = _by_alias().get(name.lower())
+    if shape is None:
         raise UnknownModel(name, known)
-    return read_described(_FOLDER / "models" / f"{name}.json", ModelShape)
+    return shape
 
 
 def device_named(name: str) -> Device:
@@ -47,6 +52,11 @@ def device_named(name: str) -> Device:
     if name not in (known := device_names()):
         raise UnknownDevice(name, known)
     return read_described(_FOLDER / "devices" / f"{name}.json", Device)
+
+
+@cache
+def _by_alias() -> dict[str, ModelShape]:
+    return {alias.lower(): shape for shape in map(model_named, model_names()) for alias in shape.aliases}
 
 
 def _names(kind: str) -> list[str]:

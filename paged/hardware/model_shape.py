@@ -65,9 +65,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tied_embeddings       the output projection is the embedding
     gated_mlp             three matrices (gate, up, down) instead of two
     bias                  which linear layers have one; with "all" the norms have one, too
+    qk_norm               queries and keys of a head are normed
     learned_positions     rows of a table of position embeddings
     experts, latent       None: one MLP a layer; K and V of `kv_heads` heads are kept
     published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
+    aliases               names that publishers and runs use, as on Hugging Face
     source                where the figures come from
     """
 
@@ -83,10 +85,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tied_embeddings: bool = False
     gated_mlp: bool = True
     bias: Literal["none", "qkv", "all"] = "none"
+    qk_norm: bool = False
     learned_positions: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
     published_parameters: int = 0
+    aliases: tuple[str, ...] = ()
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -139,7 +143,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def layer_parameters(self) -> int:
         """Parameters of all layers but the routed experts: what every token goes through between embedding and output."""
-        norms = 2 * self._norm() * self.layers
+        norms = (2 * self._norm() + 2 * self.head_dim * self.qk_norm) * self.layers
         attention = self._attention() * self.layers
         plain = self._mlp(self.intermediate) * (self.layers - self.moe_layers)
         if self.experts is None:

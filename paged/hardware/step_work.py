@@ -56,6 +56,12 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     attended_pairs   sum over computed tokens of the positions that each attends to, itself included
     moved_tokens     tokens whose KV crosses the link to the host, in either direction
 
+of these, of the rows that compute one token and sample after it, which kernels treat differently from the rest of a prompt:
+
+    decode_rows      how many
+    decode_context   sum over them of their context's length
+    longest_decode   the longest of these contexts
+
     and for an engine that computes in tiles (`Tiling`); 0 where nobody counted them:
 
     tiles            forward passes
@@ -68,6 +74,9 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     context_tokens: Amount = 0.0
     attended_pairs: Amount = 0.0
     moved_tokens: Amount = 0.0
+    decode_rows: Amount = 0.0
+    decode_context: Amount = 0.0
+    longest_decode: Amount = 0.0
     tiles: Amount = 0.0
     sampling_tiles: Amount = 0.0
     tile_context: Amount = 0.0
@@ -78,12 +87,16 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ) -> StepWork:
         """The work of one step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
         computed, context = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
+        decoding = context[computed == 1]
         return cls(
             computed_tokens=float(computed.sum()),
             sampled_rows=sampled_rows,
             context_tokens=float(context.sum()),
             attended_pairs=float((computed * (2 * context - computed + 1)).sum() / 2),
             moved_tokens=moved_tokens,
+            decode_rows=float(len(decoding)),
+            decode_context=float(decoding.sum()),
+            longest_decode=float(decoding.max(initial=0)),
         )
 
     @classmethod

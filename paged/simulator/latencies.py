@@ -63,6 +63,14 @@ class Latencies:
         """When the latest token of all came out; 0 before the first."""
         return float(np.nanmax(self._last)) if np.isfinite(self._last).any() else 0.0
 
+    def first_of_each(self) -> NDArray[np.float64]:
+        """When each request's first token came out, float64 [requests]; NaN where there was none."""
+        return self._first
+
+    def last_of_each(self) -> NDArray[np.float64]:
+        """When each request's latest token came out, float64 [requests]; NaN where there was none."""
+        return self._last
+
     def ttft_of_each(self) -> NDArray[np.float64]:
         """Time to first token by request, float64 [requests]; NaN where there was none."""
         return self._first - self._arrival

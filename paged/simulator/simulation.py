@@ -58,11 +58,13 @@ class Simulation:
         clients: int | None = None,
         fast_forward: bool = True,
         price_per_hour: float | None = None,
+        runs_ahead: bool = False,
         prompt_of: Callable[[int], NDArray[np.int32]] | None = None,
         answer: Answer | None = None,
     ) -> None:
         """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
-        are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect. `prompt_of` gives a
+        are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
+        `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
         request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
         stand-in's. Raises InvalidConfig for fewer than one client or a price that is none.
         """
@@ -83,6 +85,9 @@ class Simulation:
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
         self._clients = clients
+        self._runs_ahead = runs_ahead
+        # When the latest step began.
+        self._began_s = 0.0
         self._may_skip = fast_forward and not check and answer is None
         self._ask_for = LEAST_AT_ONCE
         # Closed loop: how many clients have nothing to wait for.
@@ -127,10 +132,12 @@ class Simulation:
         """When the next request comes; never, while every client waits."""
         if self._clients is None:
             return self._arrivals[self._num_added]
+        # A client sends its next request when its last one has ended: now.
         return self.now_s if self._num_idle and self._num_added < len(self.trace) else np.inf
 
     def _add_arrived(self) -> None:
-        while (arrival := self._next_arrival()) <= self.now_s:
+        seen_s = self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
+        while (arrival := self._next_arrival()) <= seen_s:
             number = self._num_added
             self._num_added += 1
             self.latencies.arrived(number, arrival)
@@ -176,7 +183,8 @@ class Simulation:
         # Sums in the order in which the steps come: the same clock to the last bit.
         clock[0], clock[1:] = self.now_s, seconds
         np.add.accumulate(clock, out=clock)
-        count = min(allowed, int(np.searchsorted(clock[:-1], self._next_arrival(), "left")))
+        until_seen = int(np.searchsorted(clock[:-1], self._next_arrival(), "left")) + self._runs_ahead
+        count = min(allowed, until_seen)
         if count < 2:
             return 0.0
         self._ask_for = min(MOST_AT_ONCE, 2 * asked) if count == asked else LEAST_AT_ONCE
@@ -186,7 +194,7 @@ class Simulation:
         drawn = skip(scheduler, tokens, now=float(clock[count - 1]))
         context = float(np.asarray(work.context_tokens)[:count].sum())
         self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids), context=context)
-        before, self.now_s = self.now_s, float(times[-1])
+        before, self.now_s, self._began_s = self.now_s, float(times[-1]), float(clock[count - 1])
         return self.now_s - before
 
     def _finish_step(self, batch: Batch) -> Step:
@@ -198,6 +206,7 @@ class Simulation:
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
         sampled = self._numbers_of(sampling)
         tokens = self._stand_in(batch, sampled) if self._answer is None else self._answer(batch)
+        self._began_s = self.now_s
         self.now_s += seconds
         outputs = scheduler.update(batch, tokens, now=self.now_s)
         self._check(ends_step=True)

@@ -15,9 +15,11 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
     moves, context = batch.moves, batch.seq_lens
     num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
     attended = read = int(context.sum())
+    decoding = context
     if computed != num_rows:
         counts = batch.num_tokens
         attended = int((counts * (2 * context - counts + 1)).sum()) // 2
+        decoding = context[(counts == 1) & batch.samples]
     num_tiles = sampling = positions = 0
     if tiling is not None:
         longest = tiling.longest_contexts(batch.positions + 1)
@@ -29,6 +31,9 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
         context_tokens=read,
         attended_pairs=attended,
         moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
+        decode_rows=len(decoding),
+        decode_context=read if decoding is context else int(decoding.sum()),
+        longest_decode=int(decoding.max()) if len(decoding) else 0,
         tiles=num_tiles,
         sampling_tiles=sampling,
         tile_context=positions,
@@ -51,6 +56,9 @@ def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None
         sampled_rows=float(sampled),
         context_tokens=context,
         attended_pairs=context,
+        decode_rows=float(len(known)),
+        decode_context=context,
+        longest_decode=float(known.max()) + rising if len(known) else 0.0,
         tiles=num_tiles,
         sampling_tiles=sampling,
         tile_context=positions,

@@ -1,0 +1,102 @@
+"""What others timed of one model's layers on one device: folders in LLMServingSim's form, read and checked.
+
+    dense.csv         layer, tokens, time_us          what every token goes through but attention, one layer of each
+    per_sequence.csv  layer, sequences, time_us       LM head and sampler, once a step
+    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
+                      one chunk of a prompt after so many tokens, beside so many sequences that decode at one length; one layer
+
+Knows files, columns and what a time can be. Does not know what is made of them.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.hardware.errors import BadHardwareFile
+from paged.hardware.kernels.errors import BadKernelRow
+
+Numbers = NDArray[np.float64]
+SIZES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+REPEATED = {"layernorm": 2}
+"""Layers of which a decoder's layer has several; of the rest it has one."""
+ONCE = ("embedding", "final_layernorm")
+"""Layers that a step goes through once and not once a layer."""
+_LEAST_US, _MOST_US = 0.2, 10e6
+"""No kernel is launched in less, and none of one layer takes longer: outside of it a time is in another unit."""
+
+
+class LayerMeasurements(msgspec.Struct, frozen=True, eq=False):
+    """Seconds. `dense` and `head` by layer: sizes, ascending, and seconds; `attention`: sizes, float64 [rows, 4] as in `SIZES`, and seconds."""
+
+    dense: dict[str, tuple[Numbers, Numbers]]
+    head: dict[str, tuple[Numbers, Numbers]]
+    attention: tuple[Numbers, Numbers]
+
+
+def is_layer_folder(folder: Path) -> bool:
+    """Whether a folder is in this form."""
+    return (folder / "dense.csv").exists() or (folder / "attention.csv").exists()
+
+
+def read_layers(folder: str | Path) -> LayerMeasurements:
+    """Raises BadHardwareFile for a file or a column that is missing, BadKernelRow for a value that cannot be."""
+    folder = Path(folder)
+    dense = _by_layer(folder / "dense.csv", "tokens")
+    head = _by_layer(folder / "per_sequence.csv", "sequences")
+    path = folder / "attention.csv"
+    _, values = _columns(path, (*SIZES, "time_us"), ())
+    if not ((values[:, 0] > 0) | (values[:, 2] > 0)).all():
+        row = int(((values[:, 0] == 0) & (values[:, 2] == 0)).argmax())
+        raise BadKernelRow(path, "n_decode", row + 2, 0, "neither a prompt nor a decoding sequence is in it")
+    return LayerMeasurements(dense, head, (values[:, :4], values[:, 4] * 1e-6))
+
+
+def _by_layer(path: Path, size: str) -> dict[str, tuple[Numbers, Numbers]]:
+    names, values = _columns(path, (size, "time_us"), ("layer",))
+    found = {}
+    for name in dict.fromkeys(names):
+        rows = np.array([name == each for each in names])
+        order = values[rows, 0].argsort(kind="stable")
+        found[name] = (values[rows, 0][order], values[rows, 1][order] * 1e-6)
+        if len(found[name][0]) < 2 or (np.diff(found[name][0]) <= 0).any():
+            raise BadHardwareFile(path, size, f"layer {name} needs two {size} at least, each once")
+    return found
+
+
+def _columns(path: Path, numeric: tuple[str, ...], words: tuple[str, ...]) -> tuple[list[str], Numbers]:
+    """The words of a table (of its one column of words), and its numbers, float64 [rows, numeric]."""
+    if not path.exists():
+        raise BadHardwareFile(path, None, "there is no such file")
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in (*words, *numeric) if name not in (rows.fieldnames or ())]
+        if missing:
+            raise BadHardwareFile(path, missing[0], f"no such column; there are {', '.join(rows.fieldnames or ())}")
+        names: list[str] = []
+        values: list[list[float]] = []
+        for number, row in enumerate(rows, 2):
+            names.extend(row[name] for name in words)
+            values.append([_number(path, name, number, row[name]) for name in numeric])
+    if not values:
+        raise BadHardwareFile(path, None, "it has no rows")
+    return names, np.array(values)
+
+
+def _number(path: Path, name: str, row: int, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise BadKernelRow(path, name, row, text, "it has to be a number") from None
+    if name == "time_us":
+        if not _LEAST_US <= value <= _MOST_US:
+            raise BadKernelRow(
+                path, name, row, value, f"a kernel takes {_LEAST_US:g} to {_MOST_US:,.0f} µs; is it in another unit?"
+            )
+    elif not 0 <= value < 1e9:
+        raise BadKernelRow(path, name, row, value, "a size is 0 or more")
+    return value

@@ -1,0 +1,103 @@
+"""Which cost model a model on a device gets: measured kernels where somebody measured them, else published figures.
+
+Knows what ships: tables of one model's layers on a card, tables of a device's kernels by size. Does not know engines or traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.hardware.kernel_layers import KernelLayers
+from paged.hardware.kernels import kernel_names, kernels_named
+from paged.hardware.kernels.layer_tables import LayerTables
+from paged.hardware.kernels.multilinear import Multilinear
+from paged.hardware.measured_step import Layers
+from paged.hardware.roofline import Roofline
+
+_LAYERS = Path(__file__).parent / "kernels" / "layers"
+
+
+@dataclass(frozen=True)
+class TableLayers:
+    """`Layers` of one model on one card as they were timed."""
+
+    tables: LayerTables
+    attention: Multilinear
+
+    @classmethod
+    def of(cls, tables: LayerTables) -> TableLayers:
+        """Attention of all layers."""
+        layer = tables.layer_attention
+        return cls(tables, Multilinear(layer.axes, layer.table * tables.model.layers))
+
+    @property
+    def about(self) -> str:
+        """See `Layers`."""
+        return f"measured layers of {self.tables.name} ({', '.join(self.tables.versions.values())}): {self.tables.source}"
+
+    @property
+    def skew(self) -> float:
+        """See `Layers`."""
+        return self.tables.skew
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Layers`."""
+        measured = self.tables.measured
+        said = (
+            f"measured up to {measured['tokens'][1]:,} tokens a step, {measured['n_decode'][1]:,} sequences and contexts of "
+            f"{measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
+        )
+        unskewed = "that contexts of a step differ in length is left out: nobody measured what it takes here"
+        return (said,) if self.skew else (said, unskewed)
+
+    def dense_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`."""
+        return self.tables.dense_seconds(tokens)
+
+    def head_seconds(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`."""
+        return self.tables.head_seconds(rows)
+
+
+def measured_layers(roofline: Roofline) -> Layers | None:
+    """Of the roofline's model on its device, as they ship; None where nobody measured them.
+
+    Layers of the very model come first, then kernels of the device by size. A model with latents has none, nor has a context that is
+    split over devices, nor a dtype that was not timed.
+    """
+    published = roofline.as_published()
+    if roofline.split_context or roofline.model.latent:
+        return None
+    for tables in _layer_tables():
+        if tables.device == roofline.device.name and tables.is_of(roofline.model) and roofline.tensor_parallel == 1:
+            return TableLayers.of(tables) if roofline.dtype == tables.dtype else None
+    if roofline.device.name not in kernel_names():
+        return None
+    found = KernelLayers(kernels_named(roofline.device.name), published)
+    return found if found.is_answered() else None
+
+
+def unmeasured(roofline: Roofline) -> str:
+    """Why a step is priced by published figures, in words."""
+    name, model = roofline.device.name, roofline.model.name
+    if roofline.model.latent and name in kernel_names():
+        return f"nobody measured attention on latents on {name}"
+    of_device = sorted({tables.model.name for tables in _layer_tables() if tables.device == name})
+    if of_device:
+        return f"on {name} only {', '.join(of_device)} in bf16 on one device was measured"
+    if name in kernel_names():
+        return f"kernels of {model} in {roofline.dtype} were not measured on {name}"
+    return f"nobody measured kernels of {name}"
+
+
+@cache
+def _layer_tables() -> tuple[LayerTables, ...]:
+    return tuple(LayerTables.load(path) for path in sorted(_LAYERS.glob("*.json")))
+
+

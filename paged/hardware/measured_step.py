@@ -1,0 +1,185 @@
+"""Seconds of a step from kernels that were timed.
+
+    seconds = dense layers (tokens, padded as the engine pads) + LM head and sampler (rows) + attention + host + KV over the host link
+
+Attention is asked for one chunk of a prompt beside sequences that decode at one length. What a step has instead is brought to that: chunks
+of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where somebody
+measured how much longer those of different lengths take, longer by that.
+
+Knows tables and amounts of work. Does not know who timed the kernels, nor how an engine decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Costs
+from paged.hardware.launching import Launching
+from paged.hardware.roofline import Part, Roofline
+from paged.hardware.step_work import StepWork, Tiling
+
+MOST_TOKENS = 8192
+"""Tokens of a step up to which its dense layers are tabulated; beyond, as between the last two thousand."""
+MOST_ROWS = 2048
+"""The same of its sequences, for the LM head."""
+_SLOPE = 2048
+Numbers = NDArray[np.float64]
+
+
+class Attention(Protocol):
+    """Seconds of all layers' attention."""
+
+    def at(self, chunk: Any, before: Any, rows: Any, length: Any) -> Any:
+        """Of a prompt's chunk of tokens after `before` others, beside `rows` sequences that decode at `length` tokens; of arrays an array."""
+
+
+class Layers(Protocol):
+    """One model's kernels on a device, however they were timed.
+
+    about   one line: what was timed, by whom
+    skew    share of the way from sequences of their mean length to all as long as the longest, beside a chunk
+    notes   what of an answer does not stand on measurements, a sentence each
+    """
+
+    about: str
+    skew: float
+    notes: tuple[str, ...]
+    attention: Attention
+
+    def dense_seconds(self, tokens: Numbers) -> Numbers:
+        """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more."""
+
+    def head_seconds(self, rows: Numbers) -> Numbers:
+        """Of LM head and sampler, at these numbers of sequences, 1 or more."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A cost model from `Layers`. The roofline of the same model and device answers for what nobody timed: the host link, and what of a
+    step would be faster on a faster device."""
+
+    layers: Layers
+    roofline: Roofline
+    launching: Launching = field(default_factory=Launching)
+
+    tiling: ClassVar[Tiling | None] = None
+
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
+        amounts = (work.computed_tokens, work.context_tokens, work.moved_tokens, work.sampled_rows)
+        if any(isinstance(amount, np.ndarray) for amount in amounts):
+            return self._of_arrays(work)
+        tokens: Any = work.computed_tokens
+        moved = self.roofline.moved_seconds(work.moved_tokens) if work.moved_tokens else 0.0
+        if not tokens:
+            return moved + (self.launching.host_s if work.moved_tokens else 0.0)
+        rows: Any = work.decode_rows
+        length = work.decode_context / rows if rows else 0.0
+        chunk = tokens - rows
+        before, share = 0.0, 1.0
+        at = self.layers.attention.at
+        if chunk:
+            before, share = _one_chunk(chunk, work.attended_pairs - work.decode_context)
+        seconds = at(chunk, before, rows, length)
+        if share < 1.0:
+            seconds -= (1 - share) * max(at(chunk, 0.0, 0, 0.0) - at(min(chunk, 16), 0.0, 0, 0.0), 0.0)
+        if self.layers.skew and rows and chunk:
+            longer = at(chunk, before, rows, float(work.longest_decode)) - at(chunk, before, rows, length)
+            seconds += self.layers.skew * max(longer, 0.0)
+        if not self._is_plain:
+            seconds *= float(self._attention_relief(work))
+        return (
+            self.launching.host_s / self.roofline.faster.host
+            + _read(self._dense, tokens)
+            + (_read(self._head, work.sampled_rows) if work.sampled_rows else 0.0)
+            + seconds
+            + moved
+        )
+
+    def costs(self, block_size: int) -> Costs:
+        """What the scheduler is to expect: a token in a step full of them, and a block's copy by the published link."""
+        expected = self.roofline.costs(block_size)
+        token = (self._dense[MOST_TOKENS] - self._dense[MOST_TOKENS - _SLOPE]) / _SLOPE
+        return Costs(
+            seconds_per_swapped_block=expected.seconds_per_swapped_block,
+            seconds_per_token=token,
+            attention_knee=expected.attention_knee,
+        )
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self.roofline.faster.arithmetic == 1 and self.roofline.faster.bandwidth == 1
+
+    @cached_property
+    def _dense(self) -> list[float]:
+        """Seconds by the tokens of a step, 0 to MOST_TOKENS."""
+        tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
+        seconds = self.layers.dense_seconds(tokens)
+        if not self._is_plain:
+            seconds = seconds * self._relief(0, StepWork(computed_tokens=tokens))
+        return [0.0, *seconds.tolist()]
+
+    @cached_property
+    def _head(self) -> list[float]:
+        rows = np.arange(1.0, MOST_ROWS + 1)
+        seconds = self.layers.head_seconds(rows)
+        if not self._is_plain:
+            seconds = seconds * self._relief(-1, StepWork(computed_tokens=rows, sampled_rows=rows))
+        return [0.0, *seconds.tolist()]
+
+    def _attention_relief(self, work: StepWork) -> Any:
+        return self._relief(-2, work)
+
+    def _relief(self, place: int, work: StepWork) -> Any:
+        """What part of its time a part of the step takes on the faster device, by the roofline of both."""
+        faster: Part = self.roofline.parts(work)[place]
+        return self.roofline.part_seconds(faster) / self.roofline.as_published().part_seconds(faster)
+
+    def _of_arrays(self, work: StepWork) -> Numbers:
+        columns = {name: np.asarray(getattr(work, name), np.float64) for name in work.__struct_fields__}
+        shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
+        # Of many steps alike, as when the same sequences decode for a while, most amounts are numbers.
+        tokens, rows = columns["computed_tokens"], columns["decode_rows"]
+        length = columns["decode_context"] / np.maximum(rows, 1)
+        at = self.layers.attention.at
+        chunk = np.maximum(tokens - rows, 0)
+        if (chunk > 0).any():
+            flat = {name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()}
+            steps = [
+                StepWork(**{name: float(column[i]) for name, column in flat.items()}) for i in range(int(np.prod(shape)))
+            ]
+            return np.array([self.seconds(step) for step in steps]).reshape(shape)
+        seconds = at(0.0, 0.0, rows, length)
+        if not self._is_plain:
+            seconds = seconds * self._attention_relief(work)
+        does_run = tokens > 0
+        seconds = np.where(does_run, seconds, 0.0)
+        seconds = seconds + _read_many(self._dense, tokens) + _read_many(self._head, columns["sampled_rows"])
+        host = self.launching.host_s / self.roofline.faster.host
+        seconds = seconds + host * (does_run | (columns["moved_tokens"] > 0))
+        return np.broadcast_to(seconds + self.roofline.moved_seconds(columns["moved_tokens"]), shape)
+
+
+def _one_chunk(chunk: float, pairs: float) -> tuple[float, float]:
+    """Tokens before one chunk that attends to as many pairs of positions, and where several prompts have fewer than one, their share."""
+    alone = chunk * (chunk + 1) / 2
+    return max(pairs - alone, 0.0) / chunk, min(pairs / alone, 1.0)
+
+
+def _read(table: list[float], size: float) -> float:
+    """Of a whole number of tokens or rows; beyond the table as at its end."""
+    last = len(table) - 1
+    if size <= last:
+        return table[int(size)]
+    return table[last] + (size - last) * (table[last] - table[last - _SLOPE // 2]) / (_SLOPE // 2)
+
+
+def _read_many(table: list[float], sizes: Numbers) -> Numbers:
+    places, inverse = np.unique(sizes, return_inverse=True)
+    found: Numbers = np.array([_read(table, size) for size in places.tolist()])[inverse].reshape(sizes.shape)
+    return found
