@@ -3,7 +3,8 @@
 from paged.hardware.kernels.catalogue import fit_folder, kernel_names, kernels_named
 from paged.hardware.kernels.errors import BadKernelRow, UnknownKernel
 from paged.hardware.kernels.grid import Grid
-from paged.hardware.kernels.kernel_tables import Coverage, KernelError, KernelTables
+from paged.hardware.kernels.kernel_file import KernelError
+from paged.hardware.kernels.kernel_tables import Coverage, KernelTables
 from paged.hardware.kernels.measurements import Measurements, Timed, read_folder
 
 __all__ = [

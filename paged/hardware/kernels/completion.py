@@ -38,7 +38,7 @@ def completed(values: Cells, places: tuple[Cells, ...]) -> Cells:
 def _weights(deviations: Cells, wanted: Cells) -> Cells:
     """Weights of the columns, least squares, with outliers counted less: two rounds of reweighting by the error of the round before."""
     importance = np.ones(len(wanted))
-    weights = np.zeros(deviations.shape[1])
+    weights: Cells = np.zeros(deviations.shape[1])
     for _ in range(3):
         scaled = deviations * importance[:, None]
         spread = scaled.T @ deviations

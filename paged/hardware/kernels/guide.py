@@ -24,7 +24,9 @@ def product_seconds(device: Device, dtype: str, m: Any, n: Any, k: Any) -> Any:
     return np.maximum(2 * m * n * k / device.peak(dtype), carried / device.bandwidth)
 
 
-def prefill_seconds(device: Device, dtype: str, head_dim: Any, window: Any, batch: Any, heads: Any, kv_heads: Any, tokens: Any) -> Any:
+def prefill_seconds(
+    device: Device, dtype: str, head_dim: Any, window: Any, batch: Any, heads: Any, kv_heads: Any, tokens: Any
+) -> Any:
     """Causal attention of `batch` prompts of `tokens` each, with K and V of `dtype`; a window of 0 is none."""
     reach = _reach(tokens, window)
     pairs = reach * (tokens - (reach - 1) / 2)
@@ -33,7 +35,9 @@ def prefill_seconds(device: Device, dtype: str, head_dim: Any, window: Any, batc
     return np.maximum(operations / device.peak(dtype), carried / device.bandwidth)
 
 
-def decode_seconds(device: Device, dtype: str, head_dim: Any, window: Any, batch: Any, heads: Any, kv_heads: Any, tokens: Any) -> Any:
+def decode_seconds(
+    device: Device, dtype: str, head_dim: Any, window: Any, batch: Any, heads: Any, kv_heads: Any, tokens: Any
+) -> Any:
     """Attention of one new token in each of `batch` sequences of `tokens`, the new one counted."""
     reach = _reach(tokens, window)
     carried = batch * head_dim * 2 * (DTYPES[dtype] * kv_heads * reach + _ACTIVATION_BYTES * heads)

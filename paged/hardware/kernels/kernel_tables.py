@@ -4,7 +4,7 @@
 
 L is a `Grid` for each kernel: it says how far the kernel stays behind the device's data sheet. Between measured sizes it is interpolated,
 beyond them it stays what it is at the edge. Along what a kernel repeats (rows of a product, sequences, elements of a message) seconds go
-on in a straight line instead, through the last two.
+on in a straight line instead: from the launch at none through the last.
 
 Knows kernels by kind and size. Does not know models or steps, nor how kernels were timed.
 """
@@ -25,29 +25,14 @@ from paged.hardware.files import read_described
 from paged.hardware.kernels import guide
 from paged.hardware.kernels.errors import UnknownKernel
 from paged.hardware.kernels.grid import Grid
+from paged.hardware.kernels.kernel_file import FORMAT, KernelError, KernelFile, PackedGrids
 from paged.hardware.kernels.measurements import Columns, Measurements, Timed
 from paged.whole_file import whole_file
 
-FORMAT = 1
-"""Of the file; raised when a field changes its meaning."""
 KINDS = ("product", "prefill", "decode", "all_reduce")
 Seconds = NDArray[np.float64]
 _OWN = "own"
 """The family of attention in which every head has its own K and V."""
-
-
-class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far answers are from measured kernels, as shares of the measured: median and 90th percentile over so many rows."""
-
-    rows: int
-    median: float
-    p90: float
-
-    @classmethod
-    def of(cls, answered: Seconds, measured: Seconds) -> KernelError:
-        """Of at least one row."""
-        shares = np.abs(answered / measured - 1)
-        return cls(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +53,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return not self.beyond and not self.instead and self.measured > 0.999
 
 
-class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Seconds of one device's kernels.
 
     name      the tables' own
@@ -87,10 +72,17 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     versions: dict[str, str] = {}
     source: str = ""
     license: str = ""
-    format: int = FORMAT
 
     @classmethod
-    def fit(cls, measured: Measurements, device: Device, name: str, *, source: str = "", license: str = "") -> KernelTables:  # noqa: A002
+    def fit(
+        cls,
+        measured: Measurements,
+        device: Device,
+        name: str,
+        *,
+        source: str = "",
+        license: str = "",  # noqa: A002
+    ) -> KernelTables:
         """Tables of what was measured. Of a kernel that was timed several times, by several libraries for one, the fastest counts."""
         launch: dict[str, float] = {}
         grids: dict[str, Grid] = {}
@@ -104,7 +96,13 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 axes = {axis: timed.columns[axis][rows] for axis in _AXES[kind]}
                 grids[key] = _grid(axes, np.log(ratio))
         fitted = cls(
-            name=name, device=device, launch=launch, grids=grids, versions=measured.versions, source=source, license=license
+            name=name,
+            device=device,
+            launch=launch,
+            grids=grids,
+            versions=measured.versions,
+            source=source,
+            license=license,
         )
         errors = {kind: fitted.error(kind, getattr(measured, kind)) for kind in launch}
         return msgspec.structs.replace(fitted, errors=errors)
@@ -112,15 +110,23 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def load(cls, path: str | Path) -> KernelTables:
         """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        tables = read_described(Path(path), cls)
-        if tables.format != FORMAT:
-            raise BadHardwareFile(Path(path), "format", f"tables of format {tables.format}; this paged reads {FORMAT}")
-        return tables
+        found = read_described(Path(path), _Head).format
+        if found != FORMAT:
+            other = "no kernel tables" if found is None else f"kernel tables of format {found}"
+            raise BadHardwareFile(Path(path), "format", f"{other}; this paged reads {FORMAT}")
+        file = read_described(Path(path), KernelFile)
+        missing = {key.partition("/")[0] for key in file.grids.axes} - set(file.launch)
+        if missing:
+            raise BadHardwareFile(Path(path), "launch", f"it has no seconds of {', '.join(sorted(missing))}")
+        fields = {name: getattr(file, name) for name in KernelFile.__struct_fields__ if name not in ("grids", "format")}
+        return cls(grids=file.grids.grids(), **fields)
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises UnwritablePath."""
+        fields = {name: getattr(self, name) for name in KernelFile.__struct_fields__ if name not in ("grids", "format")}
+        packed = KernelFile(grids=PackedGrids.of(self.grids), format=FORMAT, **fields)
         with whole_file(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n")
+            file.write(msgspec.json.encode(packed).decode() + "\n")
 
     def product(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Seconds:
         """Of m rows of k numbers times a k × n matrix, all of `dtype`; sizes broadcast. Raises UnknownKernel."""
@@ -192,7 +198,8 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def error(self, kind: str, timed: Timed) -> KernelError:
         """How far answers are from kernels that were timed, at least one."""
-        return KernelError.of(self.answers(kind, timed.columns), timed.seconds)
+        shares = np.abs(self.answers(kind, timed.columns) / timed.seconds - 1)
+        return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
     def answers(self, kind: str, columns: Columns) -> Seconds:
         """Of each row of a table. Raises UnknownKernel."""
@@ -234,7 +241,9 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         head = f"{kind}/{dtype}/{head_dim}/{window}"
         measured = {key.rpartition("/")[2]: key for key in self.grids if key.startswith(f"{head}/")}
         if not measured:
-            raise UnknownKernel(self.name, head, sorted({key.rpartition("/")[0] for key in self.grids if key.startswith(kind)}))
+            raise UnknownKernel(
+                self.name, head, sorted({key.rpartition("/")[0] for key in self.grids if key.startswith(kind)})
+            )
         if heads == kv_heads and _OWN in measured:
             most = self.grids[measured[_OWN]].axes["heads"][-1]
             fewer = min(heads, most)
@@ -257,13 +266,9 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return np.exp(grid.at(*at)) * (launch + np.asarray(least(*at), np.float64))
 
         asked = [np.asarray(size, np.float64) for size in sizes]
-        ticks = grid.axes[_REPEATED[kind]]
-        found = inside(np.minimum(asked[axis], ticks[-1]))
-        if len(ticks) < 2 or not (asked[axis] > ticks[-1]).any():
-            return found
-        last, previous = float(ticks[-1]), ticks[-1] / 2
-        slope = np.maximum(inside(last) - inside(previous), 0) / (last - previous)
-        return found + slope * np.maximum(asked[axis] - last, 0)
+        last = grid.axes[_REPEATED[kind]][-1]
+        found = inside(np.minimum(asked[axis], last))
+        return found + np.maximum(found - launch, 0) * np.maximum(asked[axis] / last - 1, 0)
 
     def _known(self, key: str) -> str:
         """The key. Raises UnknownKernel."""
@@ -275,6 +280,12 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _coverage(self, key: str, sizes: tuple[ArrayLike, ...]) -> Coverage:
         grid = self.grids[key]
         return Coverage(beyond=grid.beyond(*sizes), measured=float(grid.measured_share(*sizes).min()))
+
+
+class _Head(msgspec.Struct):
+    """What of a file says how to read the rest."""
+
+    format: int | None = None
 
 
 class _Family(msgspec.Struct, frozen=True):
@@ -304,7 +315,11 @@ def _by_kernel(kind: str, columns: Columns) -> dict[str, NDArray[np.intp]]:
     else:
         kv_heads = columns["kv_heads"]
         family = np.where(kv_heads == columns["heads"], _OWN, kv_heads.astype(np.int64).astype(str))
-        parts = [columns["dtype"], *(columns[name].astype(np.int64).astype(str) for name in ("head_dim", "window")), family]
+        parts = [
+            columns["dtype"],
+            *(columns[name].astype(np.int64).astype(str) for name in ("head_dim", "window")),
+            family,
+        ]
         names = np.asarray(["/".join(row) for row in zip(*parts)])
     known, which = np.unique(names, return_inverse=True)
     return {f"{kind}/{name}": np.flatnonzero(which == place) for place, name in enumerate(known)}

@@ -70,8 +70,12 @@ def read_folder(folder: str | Path, device: Device) -> Measurements:
     reduces = any((folder / f"custom_allreduce_perf{ending}").exists() for ending in (".parquet", ".csv"))
     return Measurements(
         product=timed("gemm_perf", _product_columns, lambda of: _least_by_dtype(device, of, _product_least)),
-        prefill=timed("context_attention_perf", _prefill_columns, lambda of: _least_by_dtype(device, of, _prefill_least)),
-        decode=timed("generation_attention_perf", _decode_columns, lambda of: _least_by_dtype(device, of, _decode_least)),
+        prefill=timed(
+            "context_attention_perf", _prefill_columns, lambda of: _least_by_dtype(device, of, _prefill_least)
+        ),
+        decode=timed(
+            "generation_attention_perf", _decode_columns, lambda of: _least_by_dtype(device, of, _decode_least)
+        ),
         all_reduce=timed(
             "custom_allreduce_perf",
             _all_reduce_columns,
@@ -130,7 +134,9 @@ class _Table:
             numbers = words.astype(np.float64)
         except ValueError:
             row = next(row for row, word in enumerate(words) if not _is_number(word))
-            raise BadKernelRow(self.path, name, int(self.rows[row]), repr(str(words[row])), "it has to be a number") from None
+            raise BadKernelRow(
+                self.path, name, int(self.rows[row]), repr(str(words[row])), "it has to be a number"
+            ) from None
         is_wrong = ~np.isfinite(numbers) | ((numbers <= 0) if least is None else (numbers < least))
         if is_wrong.any():
             row = int(is_wrong.argmax())
