@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Cells = NDArray[np.float64]
-_RIDGE = 0.02
-"""Of the known cells' number: how much is trusted to the plain mean of the estimates where the cells do not say better."""
+_RIDGE = 0.002
+"""How far weights are drawn to the plain mean of the estimates, as a share of how much the estimates differ."""
 
 
 def completed(values: Cells, places: tuple[Cells, ...]) -> Cells:
@@ -43,7 +43,7 @@ def _weights(deviations: Cells, wanted: Cells) -> Cells:
         scaled = deviations * importance[:, None]
         spread = scaled.T @ deviations
         spread += np.eye(len(spread)) * (np.trace(spread) * _RIDGE / len(spread) + 1e-12)
-        weights = np.linalg.solve(spread, scaled.T @ wanted)
+        weights = np.asarray(np.linalg.solve(spread, scaled.T @ wanted), np.float64)
         errors = np.abs(wanted - deviations @ weights)
         importance = 1 / np.maximum(errors, np.median(errors) + 1e-9)
     return weights

@@ -3,8 +3,8 @@
     seconds = e^L(sizes) · (launch + least seconds by the published rates)
 
 L is a `Grid` for each kernel: it says how far the kernel stays behind the device's data sheet. Between measured sizes it is interpolated,
-beyond them it stays what it is at the edge. Along what a kernel repeats (rows of a product, sequences, elements of a message) seconds go
-on in a straight line instead: from the launch at none through the last.
+beyond them it stays what it is at the edge. Along what a kernel repeats (rows of a product, sequences, elements of a message) what
+exceeds the launch grows as the least seconds do instead: once a device is full, a straight line.
 
 Knows kernels by kind and size. Does not know models or steps, nor how kernels were timed.
 """
@@ -257,18 +257,16 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _Family(measured[str(fewer)], heads * fewer / kv_heads, kv_heads / fewer, False)
 
     def _seconds(self, key: str, sizes: tuple[ArrayLike, ...], least: Callable[..., Any]) -> Seconds:
-        """At each of the sizes; the repeated axis is cut at its last value, and goes on from there in a straight line."""
+        """At each of the sizes; beyond the repeated axis what exceeds the launch grows as the least seconds do."""
         kind = key.partition("/")[0]
         grid, launch, axis = self.grids[key], self.launch[kind], _AXES[kind].index(_REPEATED[kind])
-
-        def inside(repeated: Any) -> Seconds:
-            at = [*asked[:axis], repeated, *asked[axis + 1 :]]
-            return np.exp(grid.at(*at)) * (launch + np.asarray(least(*at), np.float64))
-
         asked = [np.asarray(size, np.float64) for size in sizes]
-        last = grid.axes[_REPEATED[kind]][-1]
-        found = inside(np.minimum(asked[axis], last))
-        return found + np.maximum(found - launch, 0) * np.maximum(asked[axis] / last - 1, 0)
+        cut = asked.copy()
+        cut[axis] = np.minimum(asked[axis], grid.axes[_REPEATED[kind]][-1])
+        least_cut = np.asarray(least(*cut), np.float64)
+        seconds = np.exp(grid.at(*cut)) * (launch + least_cut)
+        growth = np.asarray(least(*asked), np.float64) / least_cut
+        return np.where(growth > 1, launch + np.maximum(seconds - launch, 0) * growth, seconds)
 
     def _known(self, key: str) -> str:
         """The key. Raises UnknownKernel."""
