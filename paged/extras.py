@@ -17,6 +17,7 @@ EXTRAS = {
     "triton": "gpu",
     "llguidance": "grammar",
     "plotly": "report",
+    "pyarrow": "tables",
     "typer": "cli",
     "rich": "cli",
 }
