@@ -4,6 +4,7 @@ Knows the trace, the public calls of a scheduler and a cost model. Does not know
 goes through the steps one by one, or asks for the result.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -90,8 +91,8 @@ class Simulation:
         self._began_s = 0.0
         self._may_skip = fast_forward and not check and answer is None
         self._ask_for = LEAST_AT_ONCE
-        # Closed loop: how many clients have nothing to wait for.
-        self._num_idle = clients or 0
+        # Closed loop: since when each client that has nothing to wait for has had nothing, in order.
+        self._idle_since: deque[float] = deque([0.0] * (clients or 0))
         self._num_added = 0
         # As Python's own, one more than there are: in every step it is asked when the next one comes.
         self._arrivals: list[float] = [*trace.arrival_s.tolist(), np.inf]
@@ -123,7 +124,8 @@ class Simulation:
                 continue
             # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
             outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
-            self._num_idle += len(outputs.others)
+            if self._clients is not None:
+                self._idle_since.extend([self.now_s] * len(outputs.others))
             num_empty += 1
             if num_empty == 2 and self.scheduler.has_unfinished:
                 raise SimulationStuck(self._why_stuck())
@@ -132,8 +134,7 @@ class Simulation:
         """When the next request comes; never, while every client waits."""
         if self._clients is None:
             return self._arrivals[self._num_added]
-        # A client sends its next request when its last one has ended: now.
-        return self.now_s if self._num_idle and self._num_added < len(self.trace) else np.inf
+        return self._idle_since[0] if self._idle_since and self._num_added < len(self.trace) else np.inf
 
     def _add_arrived(self) -> None:
         seen_s = self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
@@ -146,7 +147,8 @@ class Simulation:
             except NeverFits:
                 # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
                 continue
-            self._num_idle -= 1
+            if self._clients is not None:
+                self._idle_since.popleft()
 
     def _request(self, number: int) -> Request:
         trace = self.trace
@@ -222,7 +224,8 @@ class Simulation:
         if ended:
             self.latencies.finished(np.array(ended), self.now_s)
             self._answers.forget(ended)
-        self._num_idle += len(ended) + len(outputs.others)
+        if self._clients is not None:
+            self._idle_since.extend([self.now_s] * (len(ended) + len(outputs.others)))
         return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
