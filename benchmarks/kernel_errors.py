@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.hardware import device_named
-from paged.hardware.kernels import KernelError, KernelTables, Measurements, Timed, kernels_named, read_folder
+from paged.hardware.kernels import (
+    KernelError,
+    KernelTables,
+    Measurements,
+    Timed,
+    UnknownKernel,
+    kernels_named,
+    read_folder,
+)
 
 DEVICES = {"a100": "a100-80g", "h100": "h100", "h200": "h200"}
 LARGEST = {"product": "m", "prefill": "batch", "decode": "batch", "all_reduce": "elements"}
@@ -71,7 +79,13 @@ def lines(folder: Path, date: str) -> list[str]:
         "",
         "Rounding to steps of 4 % makes the last column: 1 % in the median, 2 % at most. How seconds go on beyond the largest size was",
         "chosen among six forms by these errors, so a further device may do worse there. Weights of neighbours are learned",
-        "from the rows that are left. Not among the rows: heads, KV heads, head sizes and windows that were not measured.",
+        "from the rows that are left.",
+        "",
+        "Attention of shapes that a fit did not see at all:",
+        "",
+        "| device | held out | prefill | decode |",
+        "|---|---|--:|--:|",
+        *(row for name, of in found.items() for row in unseen_rows(DEVICES[name], of)),
     ]
 
 
@@ -104,6 +118,45 @@ def by_tenths(name: str, measured: Measurements) -> KernelError:
         )
         asked = timed.without(~is_held_out)
         shares[is_held_out] = np.abs(fitted.answers("all_reduce", asked.columns) / asked.seconds - 1)
+    return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
+
+
+def unseen_rows(name: str, measured: Measurements) -> list[str]:
+    """Rows for attention of head counts that a fit did not see."""
+    shapes = {
+        "24 heads": lambda of: of["heads"] == 24,
+        "4 KV heads": lambda of: (of["kv_heads"] == 4) & (of["heads"] > 4),
+        "8 or more heads with their own K and V": lambda of: (of["kv_heads"] == of["heads"]) & (of["heads"] >= 8),
+    }
+    rows = []
+    for shape, is_of_shape in shapes.items():
+        cells = []
+        for kind in ("prefill", "decode"):
+            timed: Timed = getattr(measured, kind)
+            is_held_out = is_of_shape(timed.columns)
+            kept = msgspec.structs.replace(measured, **{kind: timed.without(is_held_out)})
+            fitted = KernelTables.fit(kept, device_named(name), name)
+            cells.append(words(asked_by_shape(fitted, kind, timed.without(~is_held_out)), (1, 1)))
+        rows.append(f"| {name} | {shape} | {' | '.join(cells)} |")
+    return rows
+
+
+def asked_by_shape(fitted: KernelTables, kind: str, timed: Timed) -> KernelError:
+    """Of attention asked for as a model would, a shape at a time."""
+    names = ("dtype", "heads", "kv_heads", "head_dim", "window")
+    shapes = list(zip(*(timed.columns[name].tolist() for name in names)))
+    answer = fitted.prefill_attention if kind == "prefill" else fitted.decode_attention
+    shares = np.zeros(len(shapes))
+    for shape in set(shapes):
+        rows = np.asarray([place for place, other in enumerate(shapes) if other == shape])
+        dtype, heads, kv_heads, head_dim, window = shape
+        sizes = {"heads": int(heads), "kv_heads": int(kv_heads), "head_dim": int(head_dim), "window": int(window)}
+        try:
+            seconds = answer(dtype, timed.columns["batch"][rows], timed.columns["tokens"][rows], **sizes)
+        except UnknownKernel:
+            seconds = np.nan
+        shares[rows] = np.abs(seconds / timed.seconds[rows] - 1)
+    shares = shares[~np.isnan(shares)]
     return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
 
