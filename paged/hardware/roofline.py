@@ -15,6 +15,7 @@ import numpy as np
 
 from paged import Costs, InvalidConfig
 from paged.hardware.device import DTYPES
+from paged.hardware.faster import Faster
 from paged.hardware.placement import LOGIT_BYTES, Placement
 from paged.hardware.step_work import Amount, StepWork, Tiling
 
@@ -47,6 +48,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
     host_overhead_s       seconds of each step in which the device waits for the host
     all_reduce_latency_s  seconds of each all-reduce (two a layer) beside its bytes
 
+    `faster` multiplies the device's rates and divides the host's overhead: what if.
+
     What lies on which device is said in `Placement`. An all-reduce is a ring. Experts are drawn evenly, so n tokens touch
     count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model with latents attends in the cheaper of
     two ways, by the step: on latents (more operations a pair), or on K and V expanded from every latent of the context (DeepSeek-V2,
@@ -58,6 +61,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
     link_efficiency: float = 0.8
     host_overhead_s: float = 0.5e-3
     all_reduce_latency_s: float = 10e-6
+    faster: Faster = Faster()
 
     tiling: ClassVar[Tiling | None] = None
 
@@ -136,15 +140,16 @@ class Roofline(Placement, frozen=True, kw_only=True):
         reads all weights and multiplies by the active ones alone. Independent of tensor parallelism.
         """
         active = 2 * self.model.active_parameters
-        return self.device.ridge(self.dtype) * self.weight_bytes / active
+        ridge = self.device.ridge(self.dtype) * self.faster.arithmetic / self.faster.bandwidth
+        return ridge * self.weight_bytes / active
 
     @cached_property
     def _rate(self) -> float:
-        return self.device.peak(self.dtype) * self.compute_efficiency
+        return self.device.peak(self.dtype) * self.compute_efficiency * self.faster.arithmetic
 
     @cached_property
     def _bandwidth(self) -> float:
-        return self.device.bandwidth * self.memory_efficiency
+        return self.device.bandwidth * self.memory_efficiency * self.faster.bandwidth
 
     @cached_property
     def _host_link(self) -> float:
@@ -215,7 +220,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
         latency = 0.0
         if self.tensor_parallel > 1:
             latency = _REDUCTIONS_A_LAYER * self.model.layers * self.all_reduce_latency_s
-        overhead = self.host_overhead_s * ((tokens > 0) | (moved > 0)) + latency * (tokens > 0)
+        host = self.host_overhead_s / self.faster.host
+        overhead = host * ((tokens > 0) | (moved > 0)) + latency * (tokens > 0)
         return overhead + self._reduction(tokens) + self.kv_bytes_per_token_of_device * moved / self._host_link
 
 
