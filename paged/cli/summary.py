@@ -2,13 +2,22 @@
 
 from collections.abc import Callable, Sequence
 
-from paged.cli.show import as_time, figures, table
+from paged.cli.show import as_time, figures, printed, table
+from paged.cli.trace_words import described
 from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:
     """The figures of one simulation on standard output."""
-    figures(f"{result.trace}, policy {result.policy}", summary(result))
+    figures(_title(result), summary(result))
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The same, with what the trace is, and whether its token budget was chosen."""
+    result = outcome.result
+    is_chosen = outcome.scenario.max_tokens_per_step == "auto" and result.max_tokens_per_step is not None
+    lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
+    figures(_title(result), [("trace", described(outcome.load)), *lines])
 
 
 def print_comparison(outcomes: Sequence[Outcome]) -> None:
@@ -31,6 +40,8 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
         varies = any("±" in cell for row in rows for cell in row)
         title += f", {seeds} seeds each, " + ("mean ± 95 %" if varies else "which change nothing of this trace")
     table(title, columns, rows, right=range(1, len(columns)))
+    for said in dict.fromkeys(described(group[0].load) for group in groups):
+        printed(said)
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
@@ -77,6 +88,10 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
         lines.append(("invariants", f"{result.violations:,} violations in {result.checked_steps:,} checked steps"))
         lines += [("violation", message) for message in result.violation_messages]
     return lines
+
+
+def _title(result: SimulationResult) -> str:
+    return f"{result.trace}, policy {result.policy}"
 
 
 def _percentiles(seconds: Percentiles) -> str:

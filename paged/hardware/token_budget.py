@@ -30,9 +30,7 @@ def suiting_budget(cost_model: CostModel, *, max_sequences: int, block_size: int
     choices = budgets(block_size)
     least = max(_LEAST_SUITING, 2 * max_sequences)
     one = _prompt_seconds(cost_model, 1)
-    suiting = (
-        budget for budget in choices if budget >= least and _prompt_seconds(cost_model, budget) >= _SLOWER * one
-    )
+    suiting = (budget for budget in choices if budget >= least and _prompt_seconds(cost_model, budget) >= _SLOWER * one)
     return next(suiting, choices[-1])
 
 

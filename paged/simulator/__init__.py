@@ -6,6 +6,7 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 from paged.simulator.binding import Binding, Effect, Knob, what_binds
 from paged.simulator.decisions import Decision, as_line, decision_of, differences
 from paged.simulator.fidelity import RecordedSeconds, predict, replay
+from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
 from paged.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
 from paged.simulator.probe import P99s, Probe
@@ -22,6 +23,7 @@ from paged.simulator.work import steady_work, work_of
 
 __all__ = [
     "TOLERANCES",
+    "UNBOUNDED",
     "Binding",
     "Decision",
     "Device",

@@ -161,9 +161,7 @@ def _best_budget(plan: Plan) -> Search[Effect | None]:
     gain = _gain(plan, best.answer)
     if gain == 1:
         return None
-    return Effect(
-        knob="token budget", was=scenario.budget(), becomes=budget_of(best), answer=best.answer, gain=gain
-    )
+    return Effect(knob="token budget", was=scenario.budget(), becomes=budget_of(best), answer=best.answer, gain=gain)
 
 
 def _gain(plan: Plan, answer: Value | None) -> float:

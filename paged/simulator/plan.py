@@ -86,6 +86,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sign = 1 if self.find == "rate" else -1
         return tuple(probe for probe in self.probes if not probe.met and sign * (self.answer - probe.value) > 0)
 
+    @property
+    def cost_per_hour(self) -> float | None:
+        """Of the answer: the scenario's price per hour is that of a replica. None without an answer or a price."""
+        price = self.scenario.price_per_hour
+        if price is None or self.answer is None:
+            return None
+        return price * self.answer if self.find == "devices" else price
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Output tokens, as many an hour as the requests that arrive at the answer ask for. None without a rate of arrivals, too."""
+        cost, per_s = self.cost_per_hour, self.load.per_s
+        if cost is None or per_s is None or self.answer is None:
+            return None
+        if self.find == "rate":
+            per_s *= self.answer / self.scenario.load.rate
+        return cost / (per_s * 3600 * self.load.outputs.mean) * 1e6
+
     def scenario_at(self, value: Value) -> Scenario:
         """What was simulated at a value, with the first seed; of devices, what each replica is."""
         return scenario_at(self.find, self.scenario, value)

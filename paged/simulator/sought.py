@@ -40,9 +40,7 @@ class Sought:
         scenario.scheduler()
         self.find, self.scenario, self.targets, self.tolerance = find, scenario, targets, tolerance
         self.seeds = seeds
-        self._seeded = [
-            msgspec.structs.replace(scenario, load=scenario.load.seeded(number)) for number in range(seeds)
-        ]
+        self._seeded = [msgspec.structs.replace(scenario, load=scenario.load.seeded(number)) for number in range(seeds)]
         self._traces = [trace_of(seeded.load) for seeded in self._seeded]
         if find == "rate" and self._arrivals_per_s() is None:
             raise InvalidConfig(f"all {len(self._traces[0]):,} requests arrive at once; no rate changes that")

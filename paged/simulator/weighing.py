@@ -91,7 +91,10 @@ def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) ->
         return suiting_budget(
             scenario.device.cost_model(), max_sequences=scenario.max_sequences, block_size=scenario.block_size
         )
-    return max((budget for budget in choices if _leaves_room(sought, budget) and full_step(sought, budget) <= limit), default=choices[0])
+    return max(
+        (budget for budget in choices if _leaves_room(sought, budget) and full_step(sought, budget) <= limit),
+        default=choices[0],
+    )
 
 
 def _leaves_room(sought: Sought, budget: int) -> bool:
