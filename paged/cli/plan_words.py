@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paged.cli.show import as_bytes, as_time, counted, printed, short, table
-from paged.cli.trace_words import described
+from paged.cli.show import as_bytes, as_time, counted, printed, table
+from paged.cli.trace_words import described, per_second
 from paged.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
 
 _LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
@@ -89,8 +89,8 @@ def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
             cells += [*_value_cells(plan, plan.answer), *_p99_cells(plan.best.p99)]
         rows.append([*cells, "–" if plan.missed is None else _plain(plan.missed), *binds[place : place + 1]])
     table(_title(plans[0]), columns, rows, right=range(1, len(columns)))
-    for said in dict.fromkeys(described(plan.load) for plan in plans):
-        printed(f"{said}.")
+    is_paced = len({plan.scenario.load.rate for plan in plans}) == 1
+    printed(f"{described(plans[0].load, with_pace=is_paced)}.")
 
 
 def answer(plan: Plan) -> str:
@@ -169,8 +169,7 @@ def _per_s(plan: Plan, rate: float) -> float:
 
 
 def _shown_per_s(plan: Plan, rate: float) -> str:
-    per_s = _per_s(plan, rate)
-    return short(per_s) if per_s >= 1 else f"{per_s:.3g}"
+    return per_second(_per_s(plan, rate))
 
 
 def _kv(plan: Plan, value: float) -> str:

@@ -14,8 +14,8 @@ def print_summary(result: SimulationResult) -> None:
 
 def print_outcome(outcome: Outcome) -> None:
     """The same, with what the trace is, and whether its token budget was chosen."""
-    result = outcome.result
-    is_chosen = outcome.scenario.max_tokens_per_step == "auto" and result.max_tokens_per_step is not None
+    result, scenario = outcome.result, outcome.scenario
+    is_chosen = scenario.max_tokens_per_step == "auto" and scenario.policy_rules().chunked
     lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
     figures(_title(result), [("trace", described(outcome.load)), *lines])
 
@@ -40,8 +40,8 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
         varies = any("±" in cell for row in rows for cell in row)
         title += f", {seeds} seeds each, " + ("mean ± 95 %" if varies else "which change nothing of this trace")
     table(title, columns, rows, right=range(1, len(columns)))
-    for said in dict.fromkeys(described(group[0].load) for group in groups):
-        printed(said)
+    is_paced = len({outcome.scenario.load.rate for outcome in outcomes}) == 1
+    printed(f"{described(outcomes[0].load, with_pace=is_paced)}.")
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:

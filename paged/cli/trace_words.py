@@ -4,11 +4,19 @@ from paged.cli.show import short
 from paged.simulator import Lengths, TraceFacts
 
 
-def described(load: TraceFacts) -> str:
+def described(load: TraceFacts, *, with_pace: bool = True) -> str:
     """Requests, rate, lengths, what was left out, what it is an excerpt of."""
-    pace = f" over {load.span_s:,.0f} s, {_per_s(load.per_s)} requests/s" if load.per_s else ""
-    said = f"{load.name}: {load.requests:,} requests{pace}, prompts {_lengths(load.prompts)}, outputs {_lengths(load.outputs)}"
+    pace = ""
+    if load.per_s and with_pace:
+        pace = f" over {load.span_s:,.0f} s, {per_second(load.per_s)} requests/s"
+    lengths = f"prompts {_lengths(load.prompts)}, outputs {_lengths(load.outputs)}"
+    said = f"{load.name}: {load.requests:,} requests{pace}, {lengths}"
     return "; ".join(filter(None, (said, left_out(load), load.note)))
+
+
+def per_second(rate: float) -> str:
+    """A rate in three figures, also below 1."""
+    return short(rate) if rate >= 1 else f"{rate:.3g}"
 
 
 def left_out(load: TraceFacts) -> str:
@@ -29,7 +37,3 @@ def over_budget(count: int, requests: int, policy: str, budget: int) -> str:
 
 def _lengths(tokens: Lengths) -> str:
     return f"{tokens.mean:,.0f} tokens on average (p99 {tokens.p99:,})"
-
-
-def _per_s(rate: float) -> str:
-    return short(rate) if rate >= 1 else f"{rate:.3g}"

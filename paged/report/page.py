@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from paged import InvalidConfig
+from paged.extras import import_with_extra
 from paged.report.comparisons import cost, distributions, preemptions, under_load
 from paged.report.drawing import Figure
 from paged.report.facts import facts, sentence
@@ -31,6 +32,7 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
 
     Raises MissingExtra without plotly, InvalidConfig without outcomes, and OSError.
     """
+    import_with_extra("plotly.offline", "report.write_html")
     if not outcomes:
         raise InvalidConfig("a report needs at least one outcome; there is none")
     settings = by_setting(named(outcomes))

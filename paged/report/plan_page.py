@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from paged import InvalidConfig
+from paged.extras import import_with_extra
 from paged.report.drawing import QUIET, Figure, beside, figure, log_axis, numbered, panel_title
 from paged.report.frame import as_json, framed
 from paged.simulator import Plan, Probe
@@ -35,6 +36,7 @@ def write_plan_html(path: str | Path, pages: Sequence[PlanPage]) -> None:
 
     Raises MissingExtra without plotly, InvalidConfig without plans, and OSError.
     """
+    import_with_extra("plotly.offline", "report.write_plan_html")
     if not pages:
         raise InvalidConfig("a report needs at least one plan; there is none")
     plans = [page.plan for page in pages]
