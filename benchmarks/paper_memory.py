@@ -33,6 +33,7 @@ def main() -> None:
                 device=Device(model="opt-13b", device="a100-40g"),
                 policy=policy,
                 prefix_caching=False,
+                max_tokens_per_step=2048,
             )
             load = msgspec.structs.replace(scenario.load, clients=clients_for(scenario, 2.0))
             scenarios.append(msgspec.structs.replace(scenario, load=load))

@@ -4,12 +4,15 @@ Knows options and how a scenario is made of them. Does not know what a command d
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from paged import InvalidConfig
 from paged.cli import options
-from paged.simulator import Device, Load, Scenario, StepTime, grid
+from paged.hardware import model_named
+from paged.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 
 _TIME = StepTime()
 
@@ -27,12 +30,13 @@ def scenarios(
     host_blocks: options.HostBlocks = 0,
     prefix_caching: options.PrefixCaching = True,
     policy: options.PolicyName = "paged",
-    max_tokens_per_step: options.MaxTokensPerStep = "2048",
+    max_tokens_per_step: options.MaxTokensPerStep = "auto",
     max_sequences: options.MaxSequences = 256,
     limit: options.Limit = None,
     half: options.Half = None,
     keep: options.Keep = 1.0,
-    rate_scale: options.RateScale = "1",
+    rate_scale: options.RateScale = None,
+    rate: options.Rate = None,
     length_scale: options.LengthScale = 1.0,
     prompt_scale: options.PromptScale = 1.0,
     output_scale: options.OutputScale = 1.0,
@@ -47,6 +51,8 @@ def scenarios(
     swap_us: options.SwapUs = _TIME.swap_us,
 ) -> list[Scenario]:
     """Every combination of the options that take several values. Raises what is wrong with any of them, before one is simulated."""
+    if context is None and model is not None:
+        context = model_named(model).max_length
     load = Load(
         trace=trace,
         limit=limit,
@@ -81,12 +87,31 @@ def scenarios(
         base,
         policies=[name.strip() for name in policy.split(",")],
         blocks=options.listed(blocks, "--blocks", options.count) if blocks else (),
-        rates=options.listed(rate_scale, "--rate-scale", float),
+        rates=_rate_scales(load, rate_scale, rate),
         budgets=options.listed(max_tokens_per_step, "--max-tokens-per-step", options.budget),
     )
     for scenario in found:
         scenario.scheduler()
     return found
+
+
+def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[float]:
+    """How many times as fast requests arrive; of `rate`, by what comes a second of the trace as it is otherwise."""
+    if rate is None:
+        return options.listed(rate_scale or "1", "--rate-scale", float)
+    if rate_scale is not None:
+        raise InvalidConfig(
+            f"--rate {rate} and --rate-scale {rate_scale} both say how fast requests arrive; leave one out"
+        )
+    rates = options.listed(rate, "--rate", float)
+    per_s = TraceFacts.of(load.build(), is_open=load.clients is None).per_s
+    if per_s is None:
+        why = "all arrive at once" if load.clients is None else f"each of {load.clients} clients waits for its answer"
+        raise InvalidConfig(f"--rate {rate}: these requests have no rate, since {why}; leave it out")
+    for wanted in rates:
+        if not (math.isfinite(wanted) and wanted > 0):
+            raise InvalidConfig(f"--rate is {wanted:g}; it must be a finite number above 0, requests a second")
+    return [wanted / per_s for wanted in rates]
 
 
 _ASKED = inspect.signature(scenarios).parameters

@@ -19,6 +19,7 @@ from paged.hardware import (
     device_names,
     model_named,
     model_names,
+    suiting_budget,
 )
 
 _MODEL_HELP = f"{', '.join(model_names())}; or a .json file of your own (docs/hardware.md)."
@@ -35,7 +36,7 @@ TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is 
 SplitContext = Annotated[bool, Option("--split-context", help="Devices that share a KV head or latent split its tokens.")]
 BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
 MemoryShare = Annotated[float, Option(help="Share of the device's memory that may be used.")]
-MaxTokensPerStep = Annotated[int, Option(min=1, help=_STEP_HELP)]
+MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_default="one that suits model and device")]
 # fmt: on
 
 
@@ -49,7 +50,7 @@ def capacity(
     block_size: BlockSize = 16,
     split_context: SplitContext = False,
     memory_share: MemoryShare = 0.9,
-    max_tokens_per_step: MaxTokensPerStep = 2048,
+    max_tokens_per_step: MaxTokensPerStep = None,
     json: Json = False,
 ) -> None:
     """Say what a model takes on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
@@ -65,6 +66,8 @@ def capacity(
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
+    if max_tokens_per_step is None:
+        max_tokens_per_step = suiting_budget(roofline, max_sequences=batch, block_size=block_size)
     found = capacity_of(
         roofline,
         batch=batch,

@@ -35,7 +35,8 @@ _CHECK_HELP = "Recompute every invariant before and after each update (slow); st
 # fmt: off
 TraceArgument = Annotated[str, Argument(metavar="TRACE", help=_TRACE_HELP)]
 Limit = Annotated[int | None, Option(min=1, help="Read only so many requests.", show_default="all", rich_help_panel=_TRACE)]
-RateScale = Annotated[str, Option(metavar="SCALE[,…]", help="Requests arrive so many times as fast: the time between them is stretched.", rich_help_panel=_TRACE)]
+RateScale = Annotated[str | None, Option(metavar="SCALE[,…]", help="Requests arrive so many times as fast: the time between them is stretched.", show_default="1", rich_help_panel=_TRACE)]
+Rate = Annotated[str | None, Option(metavar="R[,…]", help="So many requests arrive a second, on average: --rate-scale by what it comes to.", show_default="the trace's", rich_help_panel=_TRACE)]
 LengthScale = Annotated[float, Option(help="Prompts and outputs are so many times as long.", rich_help_panel=_TRACE)]
 PromptScale = Annotated[float, Option(help="Prompts are so many times as long.", rich_help_panel=_TRACE)]
 OutputScale = Annotated[float, Option(help="Outputs are so many times as long.", rich_help_panel=_TRACE)]
@@ -43,7 +44,7 @@ Seed = Annotated[int, Option(min=0, help="Chooses the prompts' tokens; what they
 
 Half = Annotated[Literal["first", "second"] | None, Option(help="Only one half of the requests: tune on one, report on the other.", show_default="all", rich_help_panel=_TRACE)]
 Keep = Annotated[float, Option(metavar="SHARE", help="Only this share of the requests, drawn by the seed.", rich_help_panel=_TRACE)]
-Context = Annotated[int | None, Option(min=2, help="Tokens that a request may have, prompt and output.", show_default="what the pool holds", rich_help_panel=_TRACE)]
+Context = Annotated[int | None, Option(min=2, help="Tokens that a request may have, prompt and output.", show_default="the model's most; without one what the pool holds", rich_help_panel=_TRACE)]
 OverLong = Annotated[Literal["clip", "reject"], Option(help="What becomes of requests longer than --context.", rich_help_panel=_TRACE)]
 Declared = Annotated[int | None, Option(min=1, metavar="MAX", help="Requests declare what --context leaves them as max_tokens, at most this, and write what the trace says.", show_default="exactly what they write", rich_help_panel=_TRACE)]
 Clients = Annotated[int | None, Option(min=1, help="A closed loop of so many clients instead of the trace's arrivals.", show_default="none", rich_help_panel=_TRACE)]
@@ -63,13 +64,16 @@ HostBlocks = Annotated[int, Option(min=0, help="Host blocks to swap to; 0: a pre
 PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share equal full blocks.", rich_help_panel=_POOL)]
 
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]
-MaxTokensPerStep = Annotated[str, Option(metavar="N|knee|own[,…]", help="Token budget of a step; knee: where the roofline of model and device has it; own: what each policy's system uses.", rich_help_panel=_STEP)]
+MaxTokensPerStep = Annotated[str, Option(metavar="N|auto|knee|own[,…]", help="Token budget of a step. auto: one that suits model and device, of paged plan the targets, too (2,048 without a model); knee: where the roofline of model and device has it; own: what each policy's system uses.", rich_help_panel=_STEP)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_STEP)]
 
 FindWhat = Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SOUGHT)]
 Ttft = Annotated[float | None, Option("--ttft", metavar="S", help="Time to first token: its p99 is to be at most so many seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
 Gap = Annotated[float | None, Option("--gap", metavar="S", help="Each request's longest time between two tokens: its p99, in seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
 Itl = Annotated[float | None, Option("--itl", metavar="S", help="All times between two tokens: their p99, in seconds. It hides what preemption costs; --gap does not.", show_default="no target", rich_help_panel=_SOUGHT)]
+Explain = Annotated[bool, Option("--explain/--no-explain", help="Also find what binds the answer: what a step more of each thing would change.", rich_help_panel=_SOUGHT)]
+ReplicaPrice = Annotated[float | None, Option("--price-per-hour", help="Of a replica, all of its devices together; gives what the answer costs an hour, and per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
+PlanCsvPath = Annotated[Path | None, Option("--csv", help="Also write a table, a row a value that was tried.", rich_help_panel=_OUT)]
 Tolerance = Annotated[float | None, Option(help="How far the answer may be from the nearest value that misses, a share.", show_default="0.02 of a rate; 0.01 of a memory, or one block", rich_help_panel=_SOUGHT)]
 MetSeeds = Annotated[int, Option("--seeds", min=1, help="The targets are to be met with each of so many seeds.", rich_help_panel=_SOUGHT)]
 
@@ -108,13 +112,13 @@ def count(text: str) -> int:
     return number
 
 
-def budget(text: str) -> int | Literal["knee", "own"]:
+def budget(text: str) -> int | Literal["auto", "knee", "own"]:
     """A token budget. Raises ValueError."""
-    return text if text in ("knee", "own") else count(text)  # type: ignore[return-value]
+    return text if text in ("auto", "knee", "own") else count(text)  # type: ignore[return-value]
 
 
 _KINDS: dict[Callable[[str], object], str] = {
     float: "a number",
     count: "a whole number of at least 1",
-    budget: "a whole number of at least 1, knee or own",
+    budget: "a whole number of at least 1, auto, knee or own",
 }

@@ -4,15 +4,31 @@ import sys
 from collections.abc import Collection
 from contextlib import nullcontext
 
+import msgspec
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
 
 from paged import InvalidConfig
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
-from paged.cli.plan_words import as_document, in_order, nothing_meets, print_answers, print_probes, under_way
-from paged.cli.show import counted, print_json, progress_bar
-from paged.simulator import Find, Plan, Progress, Scenario, Targets, plans
+from paged.cli.binding_words import binds, why
+from paged.cli.outputs import check_outputs
+from paged.cli.plan_words import (
+    answer,
+    as_document,
+    in_order,
+    nothing_meets,
+    policy_of,
+    print_answers,
+    print_probes,
+    remarks,
+    under_way,
+)
+from paged.cli.show import counted, print_json, progress_bar, say
+from paged.cli.trace_words import described, over_budget
+from paged.extras import import_with_extra
+from paged.report import PlanPage, write_plan_csv, write_plan_html
+from paged.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
 
 @asks_for_scenarios
@@ -23,14 +39,19 @@ def plan(
     gap: options.Gap = None,
     itl: options.Itl = None,
     tolerance: options.Tolerance = None,
+    price_per_hour: options.ReplicaPrice = None,
     seeds: options.MetSeeds = 1,
+    explain: options.Explain = True,
     jobs: options.Jobs = options.CORES,
+    csv: options.PlanCsvPath = None,
+    html: options.HtmlPath = None,
     json: options.Json = False,
 ) -> None:
     """Find the highest rate, the smallest memory or the fewest devices at which a trace meets its targets.
 
     By simulation, as `paged simulate` does it: the value is doubled or halved until it meets on one side and misses on the other, then
-    the bracket is cut. A simulation ends as soon as it cannot meet any more. A search begins at --rate-scale or --blocks, or at what the device has.
+    the bracket is cut. A simulation ends as soon as it cannot meet any more. Then memory, token budget, rows and the device's rates are
+    made a step more, one at a time, to say what binds. A search begins at --rate-scale or --blocks, or at what the device has.
     --policy and --max-tokens-per-step take several values with commas, and so does whichever of --rate-scale and --blocks is not sought;
     every combination is planned. Status 1 where nothing meets.
 
@@ -42,21 +63,58 @@ def plan(
     if find == "devices" and tolerance is not None:
         raise InvalidConfig("--tolerance is of a rate or a memory; devices are found exactly")
     if find == "rate":
-        _one("--rate-scale", {scenario.load.rate for scenario in asked})
+        _one("--rate-scale or --rate", {scenario.load.rate for scenario in asked})
     elif find == "memory":
         _one("--blocks", {scenario.blocks for scenario in asked})
-    found = _planned(find, asked, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
+    files = {"--csv": csv, "--html": html}
+    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
+    if html is not None:
+        # What it needs is asked for before the search, too.
+        import_with_extra("plotly", "report.write_plan_html")
+    priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
+    found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
+    bindings = _bindings(found, jobs) if explain else [None] * len(found)
+    explained = list(zip(found, bindings))
+    for plan in found:
+        if plan.prompts_over_budget:
+            budget = plan.scenario.budget()
+            say(over_budget(plan.prompts_over_budget, plan.load.requests, policy_of(plan.scenario), budget))
+    if csv is not None:
+        write_plan_csv(csv, found)
+    if html is not None:
+        write_plan_html(html, [_as_page(plan, binding) for plan, binding in explained])
     if json:
-        print_json([as_document(plan) for plan in found])
+        print_json([as_document(plan, binding) for plan, binding in explained])
     elif len(found) == 1:
-        print_probes(found[0])
+        print_probes(found[0], why(found[0], bindings[0]))
     else:
-        print_answers(found)
+        print_answers(found, [binds(binding) for binding in bindings if binding is not None])
     unmet = [plan for plan in found if plan.answer is None]
     for plan in unmet:
         print(f"paged: {nothing_meets(plan)}", file=sys.stderr)
     if unmet:
         raise typer.Exit(options.TARGETS_MISSED)
+
+
+def _bindings(found: list[Plan], jobs: int) -> list[Binding]:
+    """What binds each. Interrupted, it shows the plans."""
+    bar = progress_bar(TimeElapsedColumn())
+    try:
+        with bar or nullcontext():
+            if bar is not None:
+                bar.add_task("what binds", total=None)
+            return what_binds(found, jobs=jobs)
+    except KeyboardInterrupt:
+        for plan in found:
+            print_probes(plan, why(plan, None))
+        raise
+
+
+def _as_page(plan: Plan, binding: Binding | None) -> PlanPage:
+    """A plan with all that is said of it."""
+    said = nothing_meets(plan) if plan.answer is None else answer(plan)
+    more = [] if plan.answer is None else remarks(plan)
+    return PlanPage(plan, said, (*why(plan, binding), *more, described(plan.load)))
 
 
 def _one(option: str, values: Collection[object]) -> None:
@@ -89,7 +147,7 @@ def _planned(
         if progress.value is None:
             bar.update(line, visible=False)
         else:
-            bar.update(line, description=under_way(progress, progress.value))
+            bar.update(line, visible=True, description=under_way(progress, progress.value))
 
     try:
         with bar or nullcontext():

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paged.cli.show import as_bytes, as_time, counted, printed, short, table
-from paged.simulator import Miss, P99s, Plan, Progress, Scenario
+from paged.cli.show import as_bytes, as_time, counted, printed, table
+from paged.cli.trace_words import described, per_second
+from paged.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
 
 _LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
 _NO_VALUE = ["–"] * len(_LATENCIES)
@@ -21,8 +22,8 @@ _END = {
 }
 
 
-def as_document(plan: Plan) -> dict[str, object]:
-    """What `--json` says of a plan: the answer first, then what was asked, then what was tried."""
+def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]:
+    """What `--json` says of a plan: the answer first, then what was asked, then what was tried, then what binds where that was sought."""
     scenario, found = plan.scenario, msgspec.to_builtins(plan)
     del found["scenario"]
     asked = {
@@ -41,6 +42,9 @@ def as_document(plan: Plan) -> dict[str, object]:
         "missed": plan.missed,
         "requests_per_s": _per_s(plan, plan.answer) if plan.find == "rate" and plan.answer is not None else None,
         "best": plan.best.value,
+        "cost_per_hour": plan.cost_per_hour,
+        "cost_per_million_tokens": plan.cost_per_million_tokens,
+        "binding": msgspec.to_builtins(binding),
     }
     probes = [{"met": probe.met, **shown} for probe, shown in zip(plan.probes, found["probes"])]
     return first | asked | found | {"probes": probes}
@@ -51,8 +55,8 @@ def in_order(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, probes=tuple(sorted(plan.probes, key=lambda probe: probe.value)))
 
 
-def print_probes(plan: Plan) -> None:
-    """All that was tried, and the answer if there is one."""
+def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
+    """All that was tried, the answer if there is one, and then these lines."""
     columns = [*_value_columns(plan), *_LATENCIES.values(), "outcome", "steps", "took"]
     rows = [
         [
@@ -66,24 +70,27 @@ def print_probes(plan: Plan) -> None:
     ]
     outcome = columns.index("outcome")
     table(_title(plan), columns, rows, right=[i for i in range(len(columns)) if i != outcome])
-    if plan.answer is not None:
-        for line in [answer(plan), *_remarks(plan)]:
-            printed(line)
+    said = [] if plan.answer is None else [answer(plan), *remarks(plan)]
+    for line in [*said[:1], *why, *said[1:], f"{described(plan.load)}."]:
+        printed(line)
 
 
-def print_answers(plans: Sequence[Plan]) -> None:
-    """A line for each plan; all seek the same, of one trace."""
+def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
+    """A line for each plan; all seek the same, of one trace. `binds`: a word for each, where that was sought."""
     varied = [(name, value) for name, value in _VARIED if len({value(plan.scenario) for plan in plans}) > 1]
     columns = ["policy", *(name for name, _ in varied), *_value_columns(plans[0]), *_LATENCIES.values(), "misses at"]
+    columns += ["binds"] if binds else []
     rows = []
-    for plan in plans:
+    for place, plan in enumerate(plans):
         cells = [policy_of(plan.scenario), *(value(plan.scenario) for _, value in varied)]
         if plan.answer is None:
             cells += ["none", *_NO_VALUE[1 : len(_value_columns(plan))], *_NO_VALUE]
         else:
             cells += [*_value_cells(plan, plan.answer), *_p99_cells(plan.best.p99)]
-        rows.append([*cells, "–" if plan.missed is None else _plain(plan.missed)])
+        rows.append([*cells, "–" if plan.missed is None else _plain(plan.missed), *binds[place : place + 1]])
     table(_title(plans[0]), columns, rows, right=range(1, len(columns)))
+    is_paced = len({plan.scenario.load.rate for plan in plans}) == 1
+    printed(f"{described(plans[0].load, with_pace=is_paced)}.")
 
 
 def answer(plan: Plan) -> str:
@@ -162,8 +169,7 @@ def _per_s(plan: Plan, rate: float) -> float:
 
 
 def _shown_per_s(plan: Plan, rate: float) -> str:
-    per_s = _per_s(plan, rate)
-    return short(per_s) if per_s >= 1 else f"{per_s:.3g}"
+    return per_second(_per_s(plan, rate))
 
 
 def _kv(plan: Plan, value: float) -> str:
@@ -192,27 +198,27 @@ def _p99_cells(p99: P99s | None) -> list[str]:
     return [as_time(getattr(p99, name)) for name in _LATENCIES]
 
 
-def _remarks(plan: Plan) -> list[str]:
+def remarks(plan: Plan) -> list[str]:
     """What a reader of the answer should know beside it."""
     best = plan.best
     quarters = ", ".join(map(as_time, best.ttft_by_quarter_s))
-    lines = [f"Median time to first token by quarter of the trace: {quarters}."]
+    lines = []
+    if plan.cost_per_hour is not None:
+        cost, each = plan.cost_per_hour, plan.cost_per_million_tokens
+        tokens = "" if each is None else f", {each:,.3g} per million output tokens at the rate at which requests arrive"
+        lines.append(f"Cost: {cost:,.2f} an hour{tokens}.")
+    lines += [f"Median time to first token by quarter of the trace: {quarters}."]
     if plan.scenario.blocks is None:
         lines.append(f"The device has room for {counted(plan.num_blocks, 'block')}.")
     if plan.exceptions:
         values = ", ".join(_plain(probe.value) for probe in plan.exceptions)
         lines.append(f"More is not better here: {values} missed, too.")
-    if plan.left_out:
-        context = plan.scenario.load.context
-        lines.append(
-            f"Left out: {plan.left_out:,} of {plan.requests:,} requests, longer than the context of {context:,} tokens."
-        )
     return lines
 
 
 _VARIED: tuple[tuple[str, Callable[[Scenario], str]], ...] = (
     ("from rate", lambda scenario: f"{scenario.load.rate:g}"),
     ("of blocks", lambda scenario: "all" if scenario.blocks is None else f"{scenario.blocks:,}"),
-    ("budget", lambda scenario: str(scenario.max_tokens_per_step)),
+    ("budget", lambda scenario: "none" if scenario.budget() == UNBOUNDED else f"{scenario.budget():,}"),
 )
 """What may tell plans apart beside the policy."""

@@ -13,8 +13,9 @@ from paged import InvalidConfig
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
 from paged.cli.outputs import check_outputs
-from paged.cli.show import print_json, progress_bar
-from paged.cli.summary import print_comparison, print_summary
+from paged.cli.show import print_json, progress_bar, say
+from paged.cli.summary import print_comparison, print_outcome
+from paged.cli.trace_words import over_budget
 from paged.extras import import_with_extra
 from paged.report import TraceEvents, write_csv, write_html, write_trace_events
 from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
@@ -67,10 +68,13 @@ def simulate(
 
 
 def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
+    for warning in dict.fromkeys(map(_over_budget, outcomes)):
+        if warning:
+            say(warning)
     if json:
         print_json([as_document(outcome) for outcome in outcomes])
     elif is_one:
-        print_summary(outcomes[0].result)
+        print_outcome(outcomes[0])
     else:
         print_comparison(outcomes)
     violations = sum(outcome.result.violations for outcome in outcomes)
@@ -78,6 +82,11 @@ def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
         first = next(message for outcome in outcomes for message in outcome.result.violation_messages)
         print(f"paged: {violations} violations; the first: {first}", file=sys.stderr)
         raise typer.Exit(options.VIOLATIONS_FOUND)
+
+
+def _over_budget(outcome: Outcome) -> str:
+    result, count = outcome.result, outcome.prompts_over_budget
+    return over_budget(count, outcome.load.requests, result.policy, result.max_tokens_per_step or 0) if count else ""
 
 
 def as_document(outcome: Outcome) -> dict[str, object]:
@@ -91,6 +100,9 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,
+        "load": outcome.load,
+        "token_budget": scenario.max_tokens_per_step,
+        "prompts_over_budget": outcome.prompts_over_budget,
     }
     return {**msgspec.to_builtins(outcome.result), **asked}
 

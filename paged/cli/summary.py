@@ -2,13 +2,22 @@
 
 from collections.abc import Callable, Sequence
 
-from paged.cli.show import as_time, figures, table
+from paged.cli.show import as_time, figures, printed, table
+from paged.cli.trace_words import described
 from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:
     """The figures of one simulation on standard output."""
-    figures(f"{result.trace}, policy {result.policy}", summary(result))
+    figures(_title(result), summary(result))
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The same, with what the trace is, and whether its token budget was chosen."""
+    result, scenario = outcome.result, outcome.scenario
+    is_chosen = scenario.max_tokens_per_step == "auto" and scenario.policy_rules().chunked
+    lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
+    figures(_title(result), [("trace", described(outcome.load)), *lines])
 
 
 def print_comparison(outcomes: Sequence[Outcome]) -> None:
@@ -31,6 +40,8 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
         varies = any("±" in cell for row in rows for cell in row)
         title += f", {seeds} seeds each, " + ("mean ± 95 %" if varies else "which change nothing of this trace")
     table(title, columns, rows, right=range(1, len(columns)))
+    is_paced = len({outcome.scenario.load.rate for outcome in outcomes}) == 1
+    printed(f"{described(outcomes[0].load, with_pace=is_paced)}.")
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
@@ -77,6 +88,10 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
         lines.append(("invariants", f"{result.violations:,} violations in {result.checked_steps:,} checked steps"))
         lines += [("violation", message) for message in result.violation_messages]
     return lines
+
+
+def _title(result: SimulationResult) -> str:
+    return f"{result.trace}, policy {result.policy}"
 
 
 def _percentiles(seconds: Percentiles) -> str:

@@ -5,11 +5,13 @@ from paged.hardware.catalogue import device_named, device_names, model_named, mo
 from paged.hardware.cost_model import CostModel
 from paged.hardware.device import DTYPES, Device
 from paged.hardware.errors import BadHardwareFile, UnknownDevice, UnknownModel
+from paged.hardware.faster import Faster
 from paged.hardware.model_shape import Experts, Latent, ModelShape
 from paged.hardware.placement import Placement
 from paged.hardware.profile import Profile, ProfiledModel, ProfileError
 from paged.hardware.roofline import Part, Roofline
 from paged.hardware.step_work import Amount, StepWork, Tiling
+from paged.hardware.token_budget import budgets, suiting_budget
 
 __all__ = [
     "DTYPES",
@@ -19,6 +21,7 @@ __all__ = [
     "CostModel",
     "Device",
     "Experts",
+    "Faster",
     "Intensity",
     "Latent",
     "ModelShape",
@@ -32,9 +35,11 @@ __all__ = [
     "Tiling",
     "UnknownDevice",
     "UnknownModel",
+    "budgets",
     "capacity_of",
     "device_named",
     "device_names",
     "model_named",
     "model_names",
+    "suiting_budget",
 ]

@@ -5,15 +5,19 @@ Knows outcomes and how they are drawn. Nothing is simulated here. Plots need the
 
 from paged.report.columns import flat, write_csv
 from paged.report.page import write_html
+from paged.report.plan_page import PlanPage, write_plan_csv, write_plan_html
 from paged.report.trace_events import TraceEvents, write_trace_events
 from paged.whole_file import UnwritablePath, writable
 
 __all__ = [
+    "PlanPage",
     "TraceEvents",
     "UnwritablePath",
     "flat",
     "writable",
     "write_csv",
     "write_html",
+    "write_plan_csv",
+    "write_plan_html",
     "write_trace_events",
 ]

@@ -7,16 +7,15 @@ its script, which is written into the file.
 import html
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from paged import InvalidConfig
 from paged.extras import import_with_extra
 from paged.report.comparisons import cost, distributions, preemptions, under_load
 from paged.report.drawing import Figure
 from paged.report.facts import facts, sentence
+from paged.report.frame import as_json, framed, inert
 from paged.report.naming import Look, Named, by_setting, named, ours_last
 from paged.report.over_time import memory, occupancy, queues
 from paged.report.roof import roofline
@@ -25,8 +24,6 @@ from paged.report.table import lines
 from paged.simulator import Outcome
 from paged.whole_file import whole_file
 
-# A browser that honours it cannot fetch anything, whatever a script in the file should try.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2"}
 
 
@@ -35,37 +32,24 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
 
     Raises MissingExtra without plotly, InvalidConfig without outcomes, and OSError.
     """
-    plotly = import_with_extra("plotly.offline", "report.write_html")
+    import_with_extra("plotly.offline", "report.write_html")
     if not outcomes:
         raise InvalidConfig("a report needs at least one outcome; there is none")
     settings = by_setting(named(outcomes))
     first = _most_pressed(settings)
     every = [one for group in settings.values() for one in group]
-    title = html.escape(f"Simulation of {', '.join(dict.fromkeys(o.result.trace for o in outcomes))}")
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-        f"<title>{title}</title>",
-        f"<style>{_asset('page.css')}</style></head><body>",
-        f"<h1>{title}</h1><p>{html.escape(sentence(outcomes))}</p>",
+    body = [
+        f"<p>{html.escape(sentence(outcomes))}</p>",
         _facts(outcomes),
         "<noscript><p>The plots need JavaScript; the table does not.</p></noscript>",
         _controls(settings, first, every),
         _summary(settings, first),
         *(_section(*section) for section in SECTIONS),
-        f"<script>{plotly.get_plotlyjs()}</script>",
-        f'<script type="application/json" id="figures">{_figures(settings, every)}</script>',
-        f"<script>{_asset('page.js')}</script>",
-        "</body></html>\n",
     ]
+    title = f"Simulation of {', '.join(dict.fromkeys(o.result.trace for o in outcomes))}"
+    text = framed(title, body, _figures(settings, every), "page.js")
     with whole_file(path) as file:
-        file.write("\n".join(parts))
-
-
-def _asset(name: str) -> str:
-    return files("paged.report").joinpath(name).read_text(encoding="utf-8")
+        file.write(text)
 
 
 def _facts(outcomes: Sequence[Outcome]) -> str:
@@ -132,7 +116,7 @@ def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
     under: dict[str, str] = {}
     for one in every:
         if one.line not in under:
-            under[one.line] = _json(under_load(ours_last([other for other in every if other.line == one.line])))
+            under[one.line] = as_json(under_load(ours_last([other for other in every if other.line == one.line])))
     documents = []
     for group in settings.values():
         plots: dict[str, Figure | None] = {
@@ -143,21 +127,8 @@ def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> str:
             "roofline": roofline(ours_last(group)),
             "cost": cost(group),
         }
-        drawn = [f'"load":{under[group[0].line]}', *(f'"{id}":{_json(plot)}' for id, plot in plots.items())]
-        memories = ",".join(_json(memory(one)) for one in group)
-        labels = _inert(json.dumps([one.label for one in group]))
+        drawn = [f'"load":{under[group[0].line]}', *(f'"{id}":{as_json(plot)}' for id, plot in plots.items())]
+        memories = ",".join(as_json(memory(one)) for one in group)
+        labels = inert(json.dumps([one.label for one in group]))
         documents.append(f'{{"labels":{labels},"memory":[{memories}],"plots":{{{",".join(drawn)}}}}}')
     return f"[{','.join(documents)}]"
-
-
-def _json(plot: Figure | None) -> str:
-    if plot is None:
-        return "null"
-    # Checked against plotly's schema, arrays as base64.
-    made: Any = import_with_extra("plotly.graph_objects", "report.write_html").Figure(plot)
-    return _inert(made.to_json())
-
-
-def _inert(text: str) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return text.replace("<", "\\u003c")

@@ -3,9 +3,12 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
+from paged.simulator.binding import Binding, Effect, Knob, what_binds
 from paged.simulator.decisions import Decision, as_line, decision_of, differences
 from paged.simulator.fidelity import RecordedSeconds, predict, replay
-from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, fewest_devices, highest_rate, plans, smallest_memory
+from paged.simulator.ledger import UNBOUNDED
+from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
+from paged.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
 from paged.simulator.probe import P99s, Probe
 from paged.simulator.recording import Recording, RecordingFailed, Setup, record
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
@@ -15,14 +18,20 @@ from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.targets import Miss, Targets
 from paged.simulator.timeline import Timeline
+from paged.simulator.trace_facts import Lengths, TraceFacts
 from paged.simulator.work import steady_work, work_of
 
 __all__ = [
     "TOLERANCES",
+    "UNBOUNDED",
+    "Binding",
     "Decision",
     "Device",
+    "Effect",
     "Find",
     "Interval",
+    "Knob",
+    "Lengths",
     "Load",
     "Miss",
     "Outcome",
@@ -45,6 +54,8 @@ __all__ = [
     "StepTime",
     "Targets",
     "Timeline",
+    "TraceFacts",
+    "Weighed",
     "as_line",
     "by_seed",
     "decision_of",
@@ -63,5 +74,6 @@ __all__ = [
     "simulate",
     "smallest_memory",
     "steady_work",
+    "what_binds",
     "work_of",
 ]

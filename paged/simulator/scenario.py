@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
-from paged.hardware import CostModel, Profile, Roofline, device_named, model_named
+from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, model_named, suiting_budget
 from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.result import SimulationResult
 from paged.simulator.simulation import Simulation
 from paged.simulator.step_time import StepTime
-from paged.traces import Trace, open_trace
+from paged.simulator.trace_facts import TraceFacts
+from paged.traces import Trace, is_synthetic, open_trace
 
-Budget = int | Literal["knee", "own"]
+Budget = int | Literal["auto", "knee", "own"]
+USUAL_BUDGET = 2048
+"""Where no model is named, and so nothing to choose by."""
 MOST_AT_ONCE = 8192
 """Tokens of a step for whose activations memory is kept."""
 
@@ -36,6 +39,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     context      requests longer than this are clipped, or rejected (`over_long`); None: none are
     declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
     clients      a closed loop of so many; None: the trace's arrivals
+    resampled    the requests are drawn from the file's by the seed, in blocks (`Trace.resampled`)
     """
 
     trace: str
@@ -50,12 +54,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     over_long: Literal["clip", "reject"] = "reject"
     declared: int | None = None
     clients: int | None = None
+    resampled: bool = False
 
     def build(self) -> Trace:
         """The trace. Raises TraceError, OSError or InvalidConfig."""
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
         if self.half is not None:
             trace = trace.halves()[0 if self.half == "first" else 1]
+        if self.resampled:
+            trace = trace.resampled(seed=self.seed)
         if self.keep != 1.0:
             trace = trace.thinned(self.keep, seed=self.seed)
         if (self.rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
@@ -68,6 +75,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             trace = trace.declared(self.context, self.declared)
         return trace
 
+    def seeded(self, number: int) -> "Load":
+        """The load with another seed, so many after its own: number 0 is itself.
+
+        What a synthetic trace draws differs then, and of a file who is kept; the whole of a file is drawn anew from itself.
+        """
+        is_file = self.keep == 1.0 and not is_synthetic(self.trace)
+        resampled = self.resampled or (number > 0 and is_file)
+        return msgspec.structs.replace(self, seed=self.seed + number, resampled=resampled)
+
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes, and how many blocks there are: a model on a device, or without one a formula; or steps that were timed.
@@ -78,6 +94,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     memory_share     of the device's memory that may be used
     profile          a file that `paged profile` wrote: what a step takes, instead of the roofline or the formula
     formula          the step's time where no model is named
+    faster           what if the device were so much faster: of a roofline alone
     """
 
     model: str | None = None
@@ -87,9 +104,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float = 0.9
     profile: str | None = None
     formula: StepTime = StepTime()
+    faster: Faster = Faster()
+
+    @property
+    def can_be_faster(self) -> bool:
+        """Whether steps are timed by rates that could be others: neither steps that were timed nor a formula are."""
+        return self.model is not None and self.profile is None
 
     def cost_model(self) -> CostModel:
         """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
+        if self.faster != Faster() and not self.can_be_faster:
+            raise InvalidConfig(
+                f"a {'formula' if self.profile is None else 'profile'} has no rates that could be others; faster is {self.faster}"
+            )
         roofline = self.roofline()
         profile = self.timed()
         if profile is not None:
@@ -120,6 +147,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             device=device_named(self.device),
             dtype=self.dtype,
             tensor_parallel=self.tensor_parallel,
+            faster=self.faster,
         )
 
 
@@ -127,8 +155,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A simulation.
 
     blocks               device blocks; None: what the device has left beside the model
-    max_tokens_per_step  token budget; "knee": at the roofline's knee; "own": the policy's own default, at the knee where it has none. A
-                         policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
+    max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and of a policy
+                         that splits no prompts its own; "knee": at the roofline's knee; "own": the policy's own default, at the knee
+                         where it has none. A policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
     """
 
     load: Load
@@ -138,19 +167,26 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     host_blocks: int = 0
     prefix_caching: bool = True
-    max_tokens_per_step: Budget = 2048
+    max_tokens_per_step: Budget = "auto"
     max_sequences: int = 256
     price_per_hour: float | None = None
 
     def budget(self) -> int:
         """Tokens a step. Raises UnknownPolicy, and InvalidConfig where there is no roofline to take it from."""
-        policy, asked = self._policy(), self.max_tokens_per_step
+        policy, asked = self.policy_rules(), self.max_tokens_per_step
         if not policy.chunked and policy.default_budget is None:
             return UNBOUNDED
-        if asked == "own" and policy.default_budget is not None:
+        is_own = asked == "own" or (asked == "auto" and not policy.chunked)
+        if is_own and policy.default_budget is not None:
             return policy.default_budget
         if not isinstance(asked, str):
             return asked
+        if asked == "auto":
+            if self.device.model is None:
+                return USUAL_BUDGET
+            return suiting_budget(
+                self.device.cost_model(), max_sequences=self.max_sequences, block_size=self.block_size
+            )
         roofline = self.device.roofline()
         if roofline is None:
             raise InvalidConfig(
@@ -159,7 +195,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         # A whole number of blocks: a chunk that ends inside one shares it with nobody.
         return max(1, round(roofline.knee_tokens / self.block_size)) * self.block_size
 
-    def _policy(self) -> Policy:
+    def policy_rules(self) -> Policy:
+        """The policy itself, also where it is named. Raises UnknownPolicy."""
         if isinstance(self.policy, Policy):
             return self.policy
         if self.policy not in POLICIES:
@@ -213,6 +250,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
+    """Prompts that are longer than the token budget of a policy that splits none: each is computed alone, over several steps."""
+    if scenario.policy_rules().chunked:
+        return 0
+    return int((trace.prompt_tokens > scenario.budget()).sum())
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """A scenario and what became of it.
 
@@ -220,6 +264,9 @@ class Outcome(msgspec.Struct, frozen=True):
     ttft_s, longest_gap_s, e2e_s
               float64 [requests], NaN for who has none
     applied   what was done to the trace, a sentence each
+    load      what came: how many requests, how fast, how long
+    prompts_over_budget
+              of a policy that splits no prompt: how many are longer than its token budget
     """
 
     scenario: Scenario
@@ -228,7 +275,9 @@ class Outcome(msgspec.Struct, frozen=True):
     ttft_s: NDArray[np.float64]
     longest_gap_s: NDArray[np.float64]
     e2e_s: NDArray[np.float64]
-    applied: tuple[str, ...] = ()
+    applied: tuple[str, ...]
+    load: TraceFacts
+    prompts_over_budget: int
 
 
 def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
@@ -242,6 +291,8 @@ def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
         latencies.longest_gap_of_each(),
         latencies.e2e_of_each(),
         tuple(map(str, simulation.trace.applied)),
+        TraceFacts.of(simulation.trace, is_open=scenario.load.clients is None),
+        prompts_over_budget(scenario, simulation.trace),
     )
 
 

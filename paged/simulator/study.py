@@ -46,10 +46,10 @@ def grid(
         blocks or [base.blocks],
         rates or [base.load.rate],
         budgets or [base.max_tokens_per_step],
-        range(base.load.seed, base.load.seed + seeds),
+        range(seeds),
     )
-    for policy, num_blocks, rate, budget, seed in varied:
-        load = msgspec.structs.replace(base.load, rate=rate, seed=seed)
+    for policy, num_blocks, rate, budget, number in varied:
+        load = msgspec.structs.replace(base.load.seeded(number), rate=rate)
         found.append(
             msgspec.structs.replace(base, load=load, policy=policy, blocks=num_blocks, max_tokens_per_step=budget)
         )
@@ -93,6 +93,6 @@ def by_seed(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Outcomes that differ in their seed alone, together, in the order of the first of each."""
     groups: dict[Any, list[Outcome]] = {}
     for outcome in outcomes:
-        load = msgspec.structs.replace(outcome.scenario.load, seed=0)
+        load = msgspec.structs.replace(outcome.scenario.load, seed=0, resampled=False)
         groups.setdefault(msgspec.structs.replace(outcome.scenario, load=load), []).append(outcome)
     return list(groups.values())

@@ -10,7 +10,7 @@ from paged.traces.errors import InvalidSpec, TraceError
 from paged.traces.excerpts import EXCERPTS, Excerpt, excerpt_path
 from paged.traces.formats import FORMATS, Format, read_trace
 from paged.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
-from paged.traces.opening import open_trace
+from paged.traces.opening import is_synthetic, open_trace
 from paged.traces.schema import save_trace
 from paged.traces.superposing import superposed
 from paged.traces.synthetic import synthetic
@@ -33,6 +33,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "excerpt_path",
+    "is_synthetic",
     "open_trace",
     "read_trace",
     "save_trace",

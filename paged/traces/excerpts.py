@@ -9,11 +9,15 @@ import msgspec
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """Some requests of a published trace, in their order; `summary` says which. Nothing in them was changed."""
+    """Some requests of a published trace, in their order; `summary` says which. Nothing in them was changed.
+
+    note  what a reader of figures should know that the requests do not say: what was left out
+    """
 
     name: str
     file: str
     summary: str
+    note: str
     source: str
     licence: str
 
@@ -23,6 +27,7 @@ EXCERPTS = {
         name="azure",
         file="azure_conversation.csv",
         summary="the first 500 requests of a conversation service's hour, November 2023",
+        note="excerpt: the first 500 of 19,366 requests",
         source="Microsoft, Azure Public Dataset (Splitwise, ISCA '24), github.com/Azure/AzurePublicDataset",
         licence="CC-BY 4.0",
     ),
@@ -30,6 +35,7 @@ EXCERPTS = {
         name="mooncake",
         file="mooncake_conversation.jsonl",
         summary="the first 300 requests with prompts of up to 4,096 tokens of a chat service's hour, with the prefixes they share",
+        note="excerpt: 300 of 12,031 requests, the first with prompts of up to 4,096 tokens, as a third of all have",
         source="Moonshot AI, Mooncake (FAST '25), github.com/kvcache-ai/Mooncake",
         licence="Apache-2.0",
     ),

@@ -5,6 +5,7 @@ Knows names. Does not know what is in a trace.
 
 import difflib
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 from paged import InvalidConfig
@@ -23,8 +24,8 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
     `limit` takes the first so many requests. `seed` chooses the prompts' tokens; and what a synthetic trace draws, where its description
     has no seed. Raises TraceError, InvalidSpec, InvalidConfig or OSError.
     """
-    path = Path(name)
-    if name.startswith(PREFIX) and not _is_there(path):
+    path, note = Path(name), ""
+    if is_synthetic(name):
         trace = _made_up(name, seed)
         return trace if limit is None else trace.head(limit)
     if not _is_there(path):
@@ -33,8 +34,13 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
             hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
             known = f"an excerpt that ships with paged ({', '.join(sorted(EXCERPTS))}), nor {PREFIX}…"
             raise FileNotFoundError(errno.ENOENT, f"no such file, nor {known}{hint}", name)
-        path = excerpt_path(name)
-    return read_trace(path, limit=limit, seed=seed)
+        path, note = excerpt_path(name), EXCERPTS[name].note
+    return replace(read_trace(path, limit=limit, seed=seed), note=note)
+
+
+def is_synthetic(name: str) -> bool:
+    """Whether `open_trace` makes up what has this name."""
+    return name.startswith(PREFIX) and not _is_there(Path(name))
 
 
 def _is_there(path: Path) -> bool:

@@ -17,10 +17,14 @@ from paged.traces.applied import Applied
 from paged.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
 from paged.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens
 from paged.traces.limits import at_least, between, generators, not_negative, positive
+from paged.traces.repeated import contents_apart
 from paged.traces.segments import cut, picked
 
 NOT_DECLARED = 0
 """In `max_tokens`: the request did not say how many output tokens it wants at most."""
+
+RESAMPLED_BLOCKS = 20
+"""Blocks of `resampled`: enough of them that resamples differ, each long enough for bursts and for most turns of a conversation."""
 
 DECLARED_CAP = 1024
 """What `declared` assumes where a request says nothing."""
@@ -40,6 +44,7 @@ class Trace:
     tenant          str [n]        who sent it; "" where nothing is said
     output_ids      int64 [n]      the output's content, an id as in `segment_ids`: a later prompt may repeat it; −1 where none does
     applied         what was done to the trace since it was read or made up
+    note            what it is an excerpt of, and by what that was filtered, for people; "" where nothing is known
     """
 
     name: str
@@ -54,6 +59,7 @@ class Trace:
     output_ids: NDArray[np.int64]
     seed: int = 0
     applied: tuple[Applied, ...] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_columns(self)
@@ -169,6 +175,24 @@ class Trace:
             raise InvalidConfig(f"none of {len(self):,} requests is left with a share of {share:g}")
         return self._picked(kept, "thinned", {"share": share, "seed": seed})
 
+    def resampled(self, *, seed: int, blocks: int = RESAMPLED_BLOCKS) -> "Trace":
+        """As many requests, drawn with replacement in blocks of neighbours (a circular block bootstrap): another hour of the same service.
+
+        Each of `blocks` equal blocks begins at a random request and keeps the gaps between arrivals, so that bursts and most conversations
+        stay as they were; behind the last request comes the first, one mean gap later. What is drawn again shares its contents with what
+        is drawn as often, so that no request finds itself in a cache. Raises InvalidConfig below one block, and for more shared contents
+        than there are ids.
+        """
+        count = len(self)
+        length = -(-count // min(at_least("the number of blocks", blocks, 1), count))
+        starts = generators(seed, 1)[0].integers(0, count, -(-count // length))
+        drawn = ((starts[:, None] + np.arange(length)) % count).ravel()[:count]
+        mean_gap = float(self.arrival_s[-1]) / max(count - 1, 1)
+        arrival_s = np.cumsum(np.diff(self.arrival_s, prepend=-mean_gap)[drawn])
+        rest = self._picked(drawn, "resampled", {"seed": seed, "block": length}, arrival_s=arrival_s)
+        segment_ids, output_ids = contents_apart(rest.segment_ids, rest.output_ids, rest.segment_starts, drawn)
+        return replace(rest, segment_ids=segment_ids, output_ids=output_ids)
+
     def sampled(self, count: int, *, seed: int) -> "Trace":
         """`count` different requests at random, in their order. Raises InvalidConfig below 1, and for more than there are."""
         at_least("the number of requests wanted", count, 1, len(self))
@@ -265,10 +289,13 @@ class Trace:
         name: str,
         arguments: dict[str, Any],
         counts: dict[str, int] | None = None,
+        *,
+        arrival_s: NDArray[np.float64] | None = None,
     ) -> "Trace":
-        """Some requests, in their order, of which the first arrives at 0."""
+        """Some requests, of which the first arrives at 0: when they did, or at other times where these are given."""
         starts, segments = picked(self.segment_starts, requests)
-        arrival_s = self.arrival_s[requests]
+        if arrival_s is None:
+            arrival_s = self.arrival_s[requests]
         return replace(
             self,
             arrival_s=arrival_s - arrival_s[0],

@@ -152,8 +152,10 @@ def test_several_policies_and_rates_are_a_table_and_a_list(paged):
     sweep = ["simulate", "azure", *TINY, "--policy", "paged,vllm", "--rate-scale", "1,4", "--jobs", 2]
     status, out, err = paged(*sweep)
     assert (status, err) == (0, "")
-    head, *lines = out.splitlines()
+    head, *lines, trace = out.splitlines()
     assert head.split()[:2] == ["policy", "rate"]
+    # Rates differ, so that of the trace is not said.
+    assert trace.startswith("azure_conversation.csv: 12 requests, prompts ")
     assert [line.split()[:2] for line in lines] == [["paged", "1"], ["paged", "4"], ["vllm", "1"], ["vllm", "4"]]
     results = json.loads(paged(*sweep, "--json")[1])
     assert [(result["policy"], result["rate_scale"]) for result in results] == [
@@ -168,12 +170,90 @@ def test_seeds_give_a_mean_and_an_interval(paged):
     trace = "synthetic:poisson,rate=8,requests=30,lengths=alpaca"
     options = ["--blocks", 64, "--max-tokens-per-step", 64, "--jobs", 1]
     out = paged("simulate", trace, *options, "--policy", "paged,vllm", "--seeds", 3)[1]
-    _, *lines = out.splitlines()
+    _, *lines, _ = out.splitlines()
     assert len(lines) == 2
     assert all("±" in line for line in lines)
     results = json.loads(paged("simulate", trace, *options, "--seeds", 3, "--json")[1])
     assert [result["seed"] for result in results] == [0, 1, 2]
     assert len({result["makespan_s"] for result in results}) == 3
+
+
+def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(paged):
+    arguments = ["simulate", "azure", *TINY, "--seeds", 3, "--jobs", 1]
+    _, line, _ = paged(*arguments)[1].splitlines()
+    assert "± 0.0" not in line
+    assert "±" in line
+    first, second, third = json.loads(paged(*arguments, "--json")[1])
+    alone = json.loads(paged("simulate", "azure", *TINY, "--json")[1])[0]
+    assert first["makespan_s"] == alone["makespan_s"]
+    assert len({result["makespan_s"] for result in (first, second, third)}) == 3
+    assert first["applied"] == alone["applied"]
+    assert second["applied"] == ["resampled(seed=1, block=1): 12 of 12 requests", *alone["applied"]]
+    assert second["load"]["note"] == "excerpt: the first 500 of 19,366 requests"
+
+
+def test_a_rate_is_so_many_requests_a_second_of_what_is_simulated(paged):
+    slow, fast = json.loads(
+        paged("simulate", "azure", *TINY, "--rate", "2,8", "--length-scale", 0.5, "--jobs", 1, "--json")[1]
+    )
+    assert [slow["load"]["per_s"], fast["load"]["per_s"]] == pytest.approx([2, 8])
+    assert fast["rate_scale"] == pytest.approx(4 * slow["rate_scale"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["azure", "--rate", 2, "--rate-scale", 2], "--rate 2 and --rate-scale 2 both say how fast"),
+        (["azure", "--rate", 2, "--clients", 3], "each of 3 clients waits for its answer"),
+        (["synthetic:at-once,requests=5", "--rate", 2], "all arrive at once"),
+        (["azure", "--rate", 0], "--rate is 0"),
+        (["azure", "--rate", "inf"], "--rate is inf"),
+        (["azure", "--rate", "fast"], '--rate takes a number, or several with commas between; got "fast"'),
+    ],
+    ids=str,
+)
+def test_what_is_no_rate_is_refused(paged, arguments, words):
+    status, out, err = paged("simulate", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_the_context_is_the_models_and_what_is_longer_is_counted(paged, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,4090,9\n2,4090,6\n")
+    device = ["--model", "llama-2-7b", "--device", "a100-80g"]
+    out = paged("simulate", path, *device)[1]
+    assert "requests: 3: 2 finished, 1 rejected" in out
+    assert "; 1 left out, longer than the context of 4,096 tokens" in out
+    (result,) = json.loads(paged("simulate", path, *device, "--json")[1])
+    assert (result["load"]["left_out"], result["load"]["context"], result["load"]["requests"]) == (1, 4096, 2)
+    (clipped,) = json.loads(paged("simulate", path, *device, "--over-long", "clip", "--json")[1])
+    assert (clipped["load"]["left_out"], clipped["load"]["clipped"], clipped["finished"]) == (0, 1, 3)
+    (named,) = json.loads(paged("simulate", path, *device, "--context", 5000, "--json")[1])
+    assert (named["load"]["left_out"], named["finished"]) == (0, 3)
+
+
+def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,65,9\n2,64,6\n")
+    arguments = ["simulate", path, "--max-tokens-per-step", 64, "--blocks", 50, "--jobs", 1]
+    _, _, err = paged(*arguments, "--policy", "tgi,paged")
+    assert err == (
+        "paged: tgi splits no prompt, and 1 of 3 prompts are over its token budget of 64: each is computed alone, over several "
+        "steps, where the system itself would refuse it\n"
+    )
+    _, out, _ = paged(*arguments, "--policy", "tgi,paged,static", "--json")
+    assert [result["prompts_over_budget"] for result in json.loads(out)] == [1, 0, 0]
+
+
+def test_a_budget_that_nobody_named_suits_model_and_device_and_is_said_to_be_chosen(paged):
+    arguments = ["simulate", "azure", "--limit", 5, "--model", "llama-3-8b", "--device", "a100-80g"]
+    assert ", token budget 512, chosen\n" in paged(*arguments)[1]
+    assert ", token budget 512\n" in paged(*arguments, "--max-tokens-per-step", 512)[1]
+    results = json.loads(paged(*arguments, "--policy", "paged,vllm,tgi,static", "--jobs", 1, "--json")[1])
+    assert [result["max_tokens_per_step"] for result in results] == [512, 512, 4096, None]
+    assert {result["token_budget"] for result in results} == {"auto"}
+    assert json.loads(paged("simulate", "azure", "--limit", 5, "--json")[1])[0]["max_tokens_per_step"] == 2048
 
 
 def test_a_model_on_a_device_decides_blocks_budget_and_times(paged):

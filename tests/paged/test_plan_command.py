@@ -66,12 +66,14 @@ def test_several_policies_are_a_line_each(paged):
     find = ["--find", "rate", "--ttft", 0.2, "--tolerance", 0.2, "--seeds", 2]
     status, out, err = paged("plan", TRACE, *POOL, "--policy", "paged,vllm", *find)
     assert (status, err) == (0, "")
-    head, *lines = out.splitlines()
+    head, *lines, trace = out.splitlines()
     assert head.split()[:3] == ["policy", "rate", "requests/s"]
+    assert head.split()[-1] == "binds"
+    assert trace.startswith("synthetic:poisson")
     assert [line.split()[0] for line in lines] == ["paged", "vllm"]
     budgets = paged("plan", TRACE, *POOL, "--max-tokens-per-step", "32,128", *find)[1].splitlines()
     assert budgets[0].split()[:2] == ["policy", "budget"]
-    assert [line.split()[1] for line in budgets[1:]] == ["32", "128"]
+    assert [line.split()[1] for line in budgets[1:-1]] == ["32", "128"]
 
 
 def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(paged):
@@ -132,7 +134,7 @@ def test_who_waits_at_a_terminal_sees_which_value_is_being_tried(paged, monkeypa
         (["azure", "--find", "devices", "--ttft", "1", "--tolerance", "0.1"], "found exactly"),
         (
             ["azure", "--find", "rate", "--ttft", "1", "--rate-scale", "1,2"],
-            "--rate-scale says where the search begins",
+            "--rate-scale or --rate says where the search begins",
         ),
         (["azure", "--find", "memory", "--ttft", "1", "--blocks", "9,99"], "--blocks says where the search begins"),
         (["azure", "--find", "rate", "--ttft", "1", "--seeds", "0"], "--seeds"),

@@ -135,3 +135,48 @@ def test_what_is_no_trace_is_refused_with_value_and_limit(trace, case):
     attempt, problem = REFUSED[case]
     with pytest.raises(InvalidConfig, match=problem):
         attempt(trace)
+
+
+def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them():
+    arrivals = np.cumsum(np.arange(100.0))
+    trace = Trace.from_lengths(arrivals, np.arange(1, 101), np.arange(201, 301))
+    drawn = trace.resampled(seed=1)
+    assert len(drawn) == 100
+    assert str(drawn.applied[-1]) == "resampled(seed=1, block=5): 100 of 100 requests"
+    numbers = drawn.prompt_tokens - 1
+    assert (drawn.output_tokens == numbers + 201).all()
+    blocks = numbers.reshape(20, 5)
+    assert (np.diff(blocks, axis=1) % 100 == 1).all()
+    # The gap before request i is i seconds; before the first, the mean of all.
+    gaps = np.where(numbers == 0, arrivals[-1] / 99, numbers)
+    assert np.diff(drawn.arrival_s) == pytest.approx(gaps[1:])
+    assert len(set(blocks[:, 0].tolist())) > 10
+
+
+def test_resamples_of_one_seed_are_the_same_and_of_another_are_not(trace):
+    same = [trace.resampled(seed=3).prompt_tokens.tolist() for _ in range(2)]
+    assert same[0] == same[1]
+    assert len({tuple(trace.resampled(seed=seed).prompt_tokens.tolist()) for seed in range(9)}) > 4
+
+
+def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():
+    trace = synthetic("poisson", requests=40, turns=4, system_tokens=8, seed=1)
+    drawn = trace.resampled(seed=2)
+    prompts = [drawn.prompt(request).tobytes() for request in range(len(drawn))]
+    lengths = drawn.prompt_tokens.tolist()
+    assert len(set(lengths)) < len(lengths)
+    assert len(set(prompts)) == len(prompts)
+    # Turns of a conversation that were drawn once still share what they shared.
+    shared = np.unique(drawn.segment_ids, return_counts=True)[1]
+    assert (shared > 1).sum() > 10
+
+
+@pytest.mark.parametrize("blocks", [0, -1])
+def test_a_resample_of_no_blocks_is_refused(trace, blocks):
+    with pytest.raises(InvalidConfig, match="number of blocks"):
+        trace.resampled(seed=0, blocks=blocks)
+
+
+def test_a_trace_of_one_request_is_its_own_resample():
+    one = Trace.from_lengths([5], [3], [2]).resampled(seed=1)
+    assert (one.arrival_s.tolist(), one.prompt_tokens.tolist()) == ([0], [3])

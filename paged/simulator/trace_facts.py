@@ -1,0 +1,63 @@
+"""What a reader should know of a trace before its figures: how many requests, how fast, how long, and what is not in it.
+
+Knows columns of a trace. Does not know what served it, nor how it is shown.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.simulator.result import Percentiles
+from paged.traces import Trace
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Tokens of all requests' prompts, or outputs: their mean, and their 99th percentile (nearest rank)."""
+
+    mean: float
+    p99: int
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64]) -> "Lengths":
+        return cls(float(tokens.mean()), int(Percentiles.of(tokens.astype(np.float64)).p99 or 0))
+
+
+class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace as it was simulated.
+
+    requests   that came
+    left_out   that did not, because they were longer than the context; `context` is what they are held to, None: nothing
+    clipped    of those that came, cut to fit the context
+    span_s     from the first arrival to the last
+    per_s      requests ÷ that; None where all come at once, or a client waits for an answer
+    note       what a file is an excerpt of, and by what it was filtered; "" where nothing is known
+    """
+
+    name: str
+    requests: int
+    left_out: int
+    clipped: int
+    context: int | None
+    span_s: float
+    per_s: float | None
+    prompts: Lengths
+    outputs: Lengths
+    note: str
+
+    @classmethod
+    def of(cls, trace: Trace, *, is_open: bool = True) -> "TraceFacts":
+        """`is_open`: requests come when the trace says, and not when a client of a closed loop sends the next."""
+        span = float(trace.arrival_s[-1])
+        fitted = [applied for applied in trace.applied if applied.name == "fitted"]
+        return cls(
+            name=trace.name,
+            requests=len(trace),
+            left_out=trace.num_left_out,
+            clipped=sum(applied.counts.get("clipped", 0) for applied in fitted),
+            context=int(fitted[-1].arguments["context"]) if fitted else None,
+            span_s=span,
+            per_s=len(trace) / span if span and is_open else None,
+            prompts=Lengths.of(trace.prompt_tokens),
+            outputs=Lengths.of(trace.output_tokens),
+            note=trace.note,
+        )

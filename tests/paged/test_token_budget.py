@@ -1,0 +1,95 @@
+"""Budgets that nobody named, and devices that are faster than they are."""
+
+import math
+
+import pytest
+
+from paged import InvalidConfig
+from paged.hardware import Faster, Roofline, StepWork, budgets, device_named, model_named, suiting_budget
+from paged.simulator import Device, Load, Scenario, StepTime
+
+
+def roofline(**options):
+    return Roofline(model=model_named("llama-3-8b"), device=device_named("a100-80g"), **options)
+
+
+def test_budgets_are_powers_of_two_in_whole_blocks():
+    assert budgets(16) == (128, 256, 512, 1024, 2048, 4096, 8192)
+    assert budgets(48) == (144, 288, 528, 1056, 2064, 4128, 8208)
+    assert budgets(1024) == (1024, 2048, 4096, 8192)
+
+
+def test_the_budget_that_suits_is_the_first_whose_step_takes_twice_as_long_as_one_token():
+    step = roofline()
+    seconds = {tokens: step.seconds(StepWork.of_rows([tokens], [tokens], sampled_rows=1)) for tokens in (1, 128, 256)}
+    assert seconds[128] < 2 * seconds[1] <= seconds[256]
+    assert suiting_budget(step, max_sequences=16, block_size=16) == 256
+    h100 = Roofline(model=model_named("llama-3-8b"), device=device_named("h100"))
+    assert suiting_budget(h100, max_sequences=16, block_size=16) == 512
+
+
+def test_half_of_the_budget_that_suits_is_left_while_every_row_decodes():
+    for rows, budget in ((128, 256), (129, 512), (600, 2048), (100_000, 8192)):
+        assert suiting_budget(roofline(), max_sequences=rows, block_size=16) == budget
+
+
+def test_a_step_that_never_takes_twice_as_long_has_the_largest_budget():
+    assert suiting_budget(StepTime(token_us=0), max_sequences=16, block_size=16) == 8192
+
+
+WORK = StepWork(computed_tokens=4096, sampled_rows=1, context_tokens=4096, attended_pairs=4096 * 2048)
+DECODE = StepWork(computed_tokens=1, sampled_rows=1, context_tokens=4096, attended_pairs=4096)
+
+
+def test_twice_the_arithmetic_halves_what_is_bound_by_it_and_no_more():
+    plain, faster = roofline(host_overhead_s=0), roofline(host_overhead_s=0, faster=Faster(arithmetic=2))
+    dense = plain.parts(WORK)[0]
+    assert plain.seconds(WORK) - faster.seconds(WORK) > 0.49 * dense.flops / (312e12 * 0.6)
+    assert faster.seconds(DECODE) == plain.seconds(DECODE)
+    assert faster.costs(16).seconds_per_token == plain.costs(16).seconds_per_token / 2
+
+
+def test_twice_the_bandwidth_halves_what_is_bound_by_it():
+    plain, faster = roofline(host_overhead_s=0), roofline(host_overhead_s=0, faster=Faster(bandwidth=2))
+    assert faster.seconds(DECODE) == pytest.approx(plain.seconds(DECODE) / 2)
+    assert faster.knee_tokens == plain.knee_tokens / 2
+
+
+def test_an_infinitely_fast_host_takes_no_time():
+    plain = roofline()
+    assert plain.seconds(DECODE) - roofline(faster=Faster(host=2)).seconds(DECODE) == pytest.approx(0.25e-3)
+    assert roofline(faster=Faster(host=math.inf)).seconds(DECODE) == roofline(host_overhead_s=0).seconds(DECODE)
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ({"arithmetic": 0.5}, "faster arithmetic is 0.5"),
+        ({"arithmetic": math.inf}, "faster arithmetic is inf"),
+        ({"bandwidth": math.nan}, "faster bandwidth is nan"),
+        ({"host": 0}, "faster host is 0"),
+    ],
+    ids=str,
+)
+def test_what_is_not_faster_is_refused(factors, words):
+    with pytest.raises(InvalidConfig, match=words):
+        Faster(**factors)
+
+
+def test_a_formula_has_no_rates_that_could_be_others():
+    with pytest.raises(InvalidConfig, match="a formula has no rates"):
+        Device(faster=Faster(host=2)).cost_model()
+    assert not Device().can_be_faster
+    device = Device(model="llama-3-8b", device="a100-80g", faster=Faster(host=2))
+    assert device.can_be_faster
+    assert device.cost_model().faster == Faster(host=2)
+
+
+def test_without_a_model_the_budget_is_2048_and_of_a_policy_that_splits_nothing_its_own():
+    def budget(policy, **options):
+        return Scenario(load=Load(trace="azure"), policy=policy, blocks=99, **options).budget()
+
+    assert budget("paged") == budget("sarathi") == 2048
+    assert budget("tgi") == 4096
+    with_model = Device(model="llama-3-8b", device="a100-80g")
+    assert budget("paged", device=with_model, max_sequences=16) == 256
