@@ -28,6 +28,7 @@ from paged.cli.policies import policies
 from paged.cli.profile import profile
 from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
+from paged.cli.validate import validate
 
 WRONG_INPUT = 2
 READER_GONE = 1
@@ -51,6 +52,7 @@ app.command(cls=Command)(generate)
 app.command(cls=Command)(chat)
 app.command(cls=Command)(simulate)
 app.command(cls=Command)(plan)
+app.command(cls=Command)(validate)
 app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command(cls=Command)(capacity)

@@ -1,19 +1,21 @@
-"""`paged capacity`: what a model's sequences need of a device, by published figures.
+"""`paged capacity`: what a model's sequences need of a device: memory by published figures, time by measured kernels where they ship.
 
 Knows names, units and rounding. Every figure comes from `paged.hardware`.
 """
 
 from typing import Annotated
 
+import msgspec
 from typer import Argument, Option
 
 from paged.cli.options import Json
-from paged.cli.show import as_bytes, counted, figures, print_json, short
+from paged.cli.show import as_bytes, as_time, counted, figures, print_json, short
 from paged.hardware import (
     DTYPES,
     Capacity,
     Intensity,
     Roofline,
+    StepWork,
     capacity_of,
     device_named,
     device_names,
@@ -21,6 +23,8 @@ from paged.hardware import (
     model_names,
     suiting_budget,
 )
+from paged.hardware.measured import step_of, timed_by
+from paged.hardware.measured_step import MeasuredStep
 
 _MODEL_HELP = f"{', '.join(model_names())}; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
@@ -55,7 +59,8 @@ def capacity(
 ) -> None:
     """Say what a model takes on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
 
-    Everything follows from the model's shape and the device's published figures; nothing is measured. 1 GB is 10^9 bytes.
+    Memory and operations follow from the model's shape and the device's published figures; what a step takes from measured kernels, where
+    they ship, and it says so. 1 GB is 10^9 bytes.
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
@@ -76,12 +81,26 @@ def capacity(
         memory_share=memory_share,
         max_tokens_per_step=max_tokens_per_step,
     )
+    step = step_of(roofline)
+    seconds = {name: float(step.seconds(work)) for name, work in _steps(batch, length).items()}
     if json:
-        print_json(found)
+        said = {"timed_by": timed_by(step), "step_s": seconds}
+        print_json({**msgspec.to_builtins(found), **said})
         return
     place = f"{found.tensor_parallel} × {found.device}"
     figures(f"{found.model} in {found.dtype} on {place}: memory", _memory(found, roofline))
+    shown = [(name, as_time(value)) for name, value in seconds.items()]
+    notes = [("", f"but {note}") for note in (step.layers.notes if isinstance(step, MeasuredStep) else ())]
+    figures(f"a step on {place}", [*shown, ("timed by", timed_by(step)), *notes])
     figures(f"operations a byte, {found.device} in {found.dtype}", _arithmetic(found, roofline))
+
+
+def _steps(batch: int, length: int) -> dict[str, StepWork]:
+    """A prompt, and sequences that decode: a step of each."""
+    return {
+        f"a prompt of {length:,}": StepWork.of_rows([length], [length], sampled_rows=1),
+        f"{batch:,} decoding at {length:,}": StepWork.of_rows([1] * batch, [length] * batch, sampled_rows=batch),
+    }
 
 
 def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:

@@ -32,6 +32,7 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
         "model": scenario.device.model,
         "device": scenario.device.device,
         "tensor_parallel": scenario.device.tensor_parallel,
+        "timed_by": scenario.device.timed_by(),
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
         "max_tokens_per_step": scenario.max_tokens_per_step,
@@ -71,7 +72,13 @@ def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
     outcome = columns.index("outcome")
     table(_title(plan), columns, rows, right=[i for i in range(len(columns)) if i != outcome])
     said = [] if plan.answer is None else [answer(plan), *remarks(plan)]
-    for line in [*said[:1], *why, *said[1:], f"{described(plan.load)}."]:
+    for line in [
+        *said[:1],
+        *why,
+        *said[1:],
+        f"{described(plan.load)}.",
+        f"Steps are timed by {plan.scenario.device.timed_by()}.",
+    ]:
         printed(line)
 
 

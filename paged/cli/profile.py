@@ -11,17 +11,18 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from paged.cli.imported import imported
 from paged.cli.models import MODEL, Backend, Dtype, Fast, Shape, check_one, loaded_model, model_name
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
-from paged.hardware import Profile
+from paged.hardware import Profile, device_names
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
 
-_DESIGN, _TIMING = "Which steps", "How they are timed"
+_DESIGN, _TIMING, _TABLES = "Which steps", "How they are timed", "Tables of others"
 _MOST_CONTEXT = 512
 
 # fmt: off
@@ -34,6 +35,10 @@ MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Tokens in a step, at
 BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_DESIGN)]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each step is timed.", rich_help_panel=_TIMING)]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice", rich_help_panel=_TIMING)]
+Import = Annotated[Path | None, typer.Option("--import", metavar="FOLDER", help="Fit tables of kernels or layers that others timed (docs/hardware.md), instead of timing steps here.", rich_help_panel=_TABLES)]
+Timed = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help=f"On what they were timed: {', '.join(device_names())}; or a JSON file.", show_default="none", rich_help_panel=_TABLES)]
+Source = Annotated[str, typer.Option(help="Who timed them; it is kept in the file.", show_default="none", rich_help_panel=_TABLES)]
+License = Annotated[str, typer.Option(help="Under which licence they are; it is kept in the file.", show_default="none", rich_help_panel=_TABLES)]
 # fmt: on
 
 
@@ -51,6 +56,10 @@ def profile(
     block_size: BlockSize = 16,
     rounds: Rounds = 5,
     threads: Threads = None,
+    import_: Import = None,
+    on: Timed = None,
+    source: Source = "",
+    license: License = "",  # noqa: A002
     json: Json = False,
 ) -> None:
     """Time steps of the engine, fit a price to each amount of their work, and write the profile that `paged simulate --profile` goes by.
@@ -59,8 +68,14 @@ def profile(
     a round, after a round that is not counted; its median is fitted. Some are held out: the table says how far the profile is off there. Let nothing
     else run meanwhile.
 
+    With --import nothing is timed: a folder of tables becomes such a file, with the errors of the fit. Whose layers they are --shape says, where the folder does not.
+
     Example: `paged profile --shape smollm-135m --max-context 160 --out smollm.json`
     """
+    if import_ is not None:
+        check_outputs({"--out": out}, [import_])
+        imported(import_, out, on=on, shape=shape, source=source, licence=license, json=json)
+        return
     check_one(model, shape)
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.

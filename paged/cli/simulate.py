@@ -38,7 +38,7 @@ def simulate(
     """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
 
     Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, and a step takes what the roofline
-    of --model on --device gives (published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
+    of --model on --device gives (measured kernels where they ship, else published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
     max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
     --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
 
@@ -97,6 +97,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "seed": scenario.load.seed,
         "model": scenario.device.model,
         "device": scenario.device.device,
+        "timed_by": scenario.device.timed_by(),
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,

@@ -38,11 +38,14 @@ class KernelLayers:
     tables: KernelTables
     roofline: Roofline
 
-    skew = 0.0
+    @property
+    def skew(self) -> float:
+        """Nobody measured it."""
+        return 0.0
 
     @property
     def about(self) -> str:
-        versions = "; ".join(dict.fromkeys(self.tables.versions.values()))
+        versions = "; ".join({version.lower(): version for version in self.tables.versions.values()}.values())
         return f"measured kernels of {self.roofline.device.name} ({versions}): {self.tables.source}"
 
     @cached_property
@@ -59,7 +62,9 @@ class KernelLayers:
         for kind in ("prefill", "decode"):
             instead = self.tables.attention_coverage(kind, self._dtype, 1, 1024, **heads).instead
             if instead:
-                said.append(f"{kind} attention of {heads['heads']} heads over {heads['kv_heads']} is answered by {instead}")
+                said.append(
+                    f"{kind} attention of {heads['heads']} heads over {heads['kv_heads']} is answered by {instead}"
+                )
         if model.experts:
             said.append("the experts' products are by published figures: no table has them")
         if degree > 8:
@@ -133,10 +138,16 @@ class KernelLayers:
             ("attention's output", model.hidden, width, model.layers),
         ]
         plain, experts = model.layers - model.moe_layers, model.experts
-        for layers, intermediate in ((plain, model.intermediate), (model.moe_layers, 0 if experts is None else experts.shared * experts.intermediate)):
+        for layers, intermediate in (
+            (plain, model.intermediate),
+            (model.moe_layers, 0 if experts is None else experts.shared * experts.intermediate),
+        ):
             if layers and intermediate:
                 up = (2 if model.gated_mlp else 1) * intermediate / degree
-                found += [("MLP, up", up, model.hidden, layers), ("MLP, down", model.hidden, intermediate / degree, layers)]
+                found += [
+                    ("MLP, up", up, model.hidden, layers),
+                    ("MLP, down", model.hidden, intermediate / degree, layers),
+                ]
         if experts:
             found.append(("router", experts.count, model.hidden, model.moe_layers))
         return [*found, ("LM head", model.vocab / degree, model.hidden, 1)]
@@ -156,4 +167,3 @@ class _Attention:
         if not isinstance(chunk, np.ndarray) and not chunk:
             return decoding
         return decoding + np.maximum(self.whole.at(before + chunk) - self.whole.at(before), self.launch * (chunk > 0))
-

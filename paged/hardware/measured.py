@@ -8,15 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.hardware.errors import BadHardwareFile
+from paged.hardware.files import read_described
 from paged.hardware.kernel_layers import KernelLayers
-from paged.hardware.kernels import kernel_names, kernels_named
+from paged.hardware.kernels import KernelTables, kernel_names, kernels_named
 from paged.hardware.kernels.layer_tables import LayerTables
 from paged.hardware.kernels.multilinear import Multilinear
-from paged.hardware.measured_step import Layers
+from paged.hardware.launching import Launching
+from paged.hardware.measured_step import Layers, MeasuredStep
 from paged.hardware.roofline import Roofline
 
 _LAYERS = Path(__file__).parent / "kernels" / "layers"
@@ -38,7 +43,9 @@ class TableLayers:
     @property
     def about(self) -> str:
         """See `Layers`."""
-        return f"measured layers of {self.tables.name} ({', '.join(self.tables.versions.values())}): {self.tables.source}"
+        return (
+            f"measured layers of {self.tables.name} ({', '.join(self.tables.versions.values())}): {self.tables.source}"
+        )
 
     @property
     def skew(self) -> float:
@@ -83,6 +90,71 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     return found if found.is_answered() else None
 
 
+def layers_in(path: str | Path, roofline: Roofline) -> Layers:
+    """Of the roofline's model, from tables that `paged profile --import` wrote.
+
+    Raises BadHardwareFile for a file that holds none, or those of another device or model, or of a dtype or head size that has none in
+    them; and OSError.
+    """
+    path = Path(path)
+    if read_described(path, _Head).dense is not None:
+        tables = LayerTables.load(path)
+        if tables.device != roofline.device.name:
+            raise BadHardwareFile(
+                path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
+            )
+        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or roofline.dtype != tables.dtype:
+            what = f"{tables.model.name} in {tables.dtype} on one device"
+            asked = f"{roofline.model.name} in {roofline.dtype} on {roofline.tensor_parallel}"
+            raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
+        return TableLayers.of(tables)
+    kernels = KernelTables.load(path)
+    if kernels.device.name != roofline.device.name:
+        raise BadHardwareFile(
+            path, "device", f"its kernels were timed on {kernels.device.name}, not on {roofline.device.name}"
+        )
+    found = KernelLayers(kernels, roofline.as_published())
+    if not found.is_answered():
+        raise BadHardwareFile(path, "grids", f"kernels of {roofline.model.name} in {roofline.dtype} are not in it")
+    return found
+
+
+def holds_kernels(path: str | Path) -> bool:
+    """Whether a file holds tables of kernels or layers, and not a profile of steps. Raises BadHardwareFile for no JSON, and OSError."""
+    head = read_described(Path(path), _Head)
+    return head.grids is not None or head.dense is not None
+
+
+class _Head(msgspec.Struct):
+    """What of a file says which tables it holds."""
+
+    grids: Any = None
+    dense: Any = None
+
+
+def step_of(
+    roofline: Roofline, *, launching: Launching | None = None, published: bool = False
+) -> MeasuredStep | Roofline:
+    """The cost model of the roofline's model on its device; with `published` the roofline in any case.
+
+    `launching`: what an engine adds; by default the host's share that the roofline assumes.
+    """
+    layers = None if published else measured_layers(roofline)
+    return roofline if layers is None else step_from(layers, roofline, launching)
+
+
+def step_from(layers: Layers, roofline: Roofline, launching: Launching | None = None) -> MeasuredStep:
+    """The cost model of these layers of the roofline's model."""
+    return MeasuredStep(layers, roofline, launching or Launching(host_s=roofline.host_overhead_s))
+
+
+def timed_by(step: MeasuredStep | Roofline, *, published: bool = False) -> str:
+    """What a step's seconds come from, in words."""
+    if isinstance(step, MeasuredStep):
+        return step.layers.about
+    return "published figures: " + ("they were asked for" if published else unmeasured(step))
+
+
 def unmeasured(roofline: Roofline) -> str:
     """Why a step is priced by published figures, in words."""
     name, model = roofline.device.name, roofline.model.name
@@ -99,5 +171,3 @@ def unmeasured(roofline: Roofline) -> str:
 @cache
 def _layer_tables() -> tuple[LayerTables, ...]:
     return tuple(LayerTables.load(path) for path in sorted(_LAYERS.glob("*.json")))
-
-

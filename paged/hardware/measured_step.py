@@ -39,17 +39,23 @@ class Attention(Protocol):
 
 
 class Layers(Protocol):
-    """One model's kernels on a device, however they were timed.
+    """One model's kernels on a device, however they were timed."""
 
-    about   one line: what was timed, by whom
-    skew    share of the way from sequences of their mean length to all as long as the longest, beside a chunk
-    notes   what of an answer does not stand on measurements, a sentence each
-    """
+    @property
+    def about(self) -> str:
+        """One line: what was timed, by whom."""
 
-    about: str
-    skew: float
-    notes: tuple[str, ...]
-    attention: Attention
+    @property
+    def skew(self) -> float:
+        """Beside a chunk, the share of the way from sequences of their mean length to all as long as the longest; 0: not measured."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of an answer does not stand on measurements, a sentence each."""
+
+    @property
+    def attention(self) -> Attention:
+        """Of all layers."""
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
         """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more."""
@@ -75,6 +81,8 @@ class MeasuredStep:
         if any(isinstance(amount, np.ndarray) for amount in amounts):
             return self._of_arrays(work)
         tokens: Any = work.computed_tokens
+        sampled: Any = work.sampled_rows
+        pairs: Any = work.attended_pairs
         moved = self.roofline.moved_seconds(work.moved_tokens) if work.moved_tokens else 0.0
         if not tokens:
             return moved + (self.launching.host_s if work.moved_tokens else 0.0)
@@ -84,7 +92,7 @@ class MeasuredStep:
         before, share = 0.0, 1.0
         at = self.layers.attention.at
         if chunk:
-            before, share = _one_chunk(chunk, work.attended_pairs - work.decode_context)
+            before, share = _one_chunk(chunk, pairs - work.decode_context)
         seconds = at(chunk, before, rows, length)
         if share < 1.0:
             seconds -= (1 - share) * max(at(chunk, 0.0, 0, 0.0) - at(min(chunk, 16), 0.0, 0, 0.0), 0.0)
@@ -96,7 +104,7 @@ class MeasuredStep:
         return (
             self.launching.host_s / self.roofline.faster.host
             + _read(self._dense, tokens)
-            + (_read(self._head, work.sampled_rows) if work.sampled_rows else 0.0)
+            + (_read(self._head, sampled) if sampled else 0.0)
             + seconds
             + moved
         )
@@ -151,7 +159,8 @@ class MeasuredStep:
         if (chunk > 0).any():
             flat = {name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()}
             steps = [
-                StepWork(**{name: float(column[i]) for name, column in flat.items()}) for i in range(int(np.prod(shape)))
+                StepWork(**{name: float(column[i]) for name, column in flat.items()})
+                for i in range(int(np.prod(shape)))
             ]
             return np.array([self.seconds(step) for step in steps]).reshape(shape)
         seconds = at(0.0, 0.0, rows, length)

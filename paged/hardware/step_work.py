@@ -50,23 +50,23 @@ class Tiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The work of one step, or of many steps at once.
 
-    computed_tokens  tokens that go through the layers
-    sampled_rows     rows whose logits are computed
-    context_tokens   sum over the rows of their context's length after the step: tokens whose KV is read
-    attended_pairs   sum over computed tokens of the positions that each attends to, itself included
-    moved_tokens     tokens whose KV crosses the link to the host, in either direction
+        computed_tokens  tokens that go through the layers
+        sampled_rows     rows whose logits are computed
+        context_tokens   sum over the rows of their context's length after the step: tokens whose KV is read
+        attended_pairs   sum over computed tokens of the positions that each attends to, itself included
+        moved_tokens     tokens whose KV crosses the link to the host, in either direction
 
-of these, of the rows that compute one token and sample after it, which kernels treat differently from the rest of a prompt:
+    of these, of the rows that compute one token and sample after it, which kernels treat differently from the rest of a prompt:
 
-    decode_rows      how many
-    decode_context   sum over them of their context's length
-    longest_decode   the longest of these contexts
+        decode_rows      how many
+        decode_context   sum over them of their context's length
+        longest_decode   the longest of these contexts
 
-    and for an engine that computes in tiles (`Tiling`); 0 where nobody counted them:
+        and for an engine that computes in tiles (`Tiling`); 0 where nobody counted them:
 
-    tiles            forward passes
-    sampling_tiles   of them, those with a row that samples: logits of all their places are computed
-    tile_context     sum over the tiles of the longest context in each, in whole pieces: what each of its places goes over
+        tiles            forward passes
+        sampling_tiles   of them, those with a row that samples: logits of all their places are computed
+        tile_context     sum over the tiles of the longest context in each, in whole pieces: what each of its places goes over
     """
 
     computed_tokens: Amount

@@ -7,6 +7,7 @@ from paged.report.columns import flat, write_csv
 from paged.report.page import write_html
 from paged.report.plan_page import PlanPage, write_plan_csv, write_plan_html
 from paged.report.trace_events import TraceEvents, write_trace_events
+from paged.report.validation_page import validation_rows, write_validation_html
 from paged.whole_file import UnwritablePath, writable
 
 __all__ = [
@@ -14,10 +15,12 @@ __all__ = [
     "TraceEvents",
     "UnwritablePath",
     "flat",
+    "validation_rows",
     "writable",
     "write_csv",
     "write_html",
     "write_plan_csv",
     "write_plan_html",
     "write_trace_events",
+    "write_validation_html",
 ]

@@ -4,12 +4,15 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 """
 
 from paged.simulator.binding import Binding, Effect, Knob, what_binds
+from paged.simulator.closed_loops import Cell, closed_loops
 from paged.simulator.decisions import Decision, as_line, decision_of, differences
+from paged.simulator.engine_description import EngineDescription, UnknownEngine, engine_named, engine_names
 from paged.simulator.fidelity import RecordedSeconds, predict, replay
 from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
 from paged.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
 from paged.simulator.probe import P99s, Probe
+from paged.simulator.recorded_run import BadRun, RecordedRun, RunSetup, Series, read_run
 from paged.simulator.recording import Recording, RecordingFailed, Setup, record
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
@@ -19,15 +22,23 @@ from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.targets import Miss, Targets
 from paged.simulator.timeline import Timeline
 from paged.simulator.trace_facts import Lengths, TraceFacts
+from paged.simulator.validation import METRICS, STATISTICS, Asked, Figures, Validation, validated
 from paged.simulator.work import steady_work, work_of
 
 __all__ = [
+    "METRICS",
+    "STATISTICS",
     "TOLERANCES",
     "UNBOUNDED",
+    "Asked",
+    "BadRun",
     "Binding",
+    "Cell",
     "Decision",
     "Device",
     "Effect",
+    "EngineDescription",
+    "Figures",
     "Find",
     "Interval",
     "Knob",
@@ -41,10 +52,13 @@ __all__ = [
     "Preemptions",
     "Probe",
     "Progress",
+    "RecordedRun",
     "RecordedSeconds",
     "Recording",
     "RecordingFailed",
+    "RunSetup",
     "Scenario",
+    "Series",
     "Setup",
     "Simulation",
     "SimulationResult",
@@ -55,11 +69,16 @@ __all__ = [
     "Targets",
     "Timeline",
     "TraceFacts",
+    "UnknownEngine",
+    "Validation",
     "Weighed",
     "as_line",
     "by_seed",
+    "closed_loops",
     "decision_of",
     "differences",
+    "engine_named",
+    "engine_names",
     "fewest_devices",
     "grid",
     "highest_rate",
@@ -67,6 +86,7 @@ __all__ = [
     "outcome_of",
     "plans",
     "predict",
+    "read_run",
     "record",
     "replay",
     "run",
@@ -74,6 +94,7 @@ __all__ = [
     "simulate",
     "smallest_memory",
     "steady_work",
+    "validated",
     "what_binds",
     "work_of",
 ]

@@ -15,12 +15,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from paged import PagedError
-from paged.simulator.recorded_run import BadRun, RecordedRun, Setup
+from paged.simulator.recorded_run import BadRun, RecordedRun, RunSetup
 from paged.simulator.validation import Asked, Prepared, prepared, simulation_of
 from paged.traces import Trace
 
-COLUMNS = ("backend", "version", "model", "system", "precision", "input_tokens", "output_tokens", "concurrency", "tensor_parallel", "ttft_ms", "tpot_ms")
+COLUMNS = (
+    "backend",
+    "version",
+    "model",
+    "system",
+    "precision",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "tensor_parallel",
+    "ttft_ms",
+    "tpot_ms",
+)
 _ROUNDS, _SHORTEST = 10, 0.8
 """Requests that each client sends, and the shortest of a length as a share of the one that is named: what serving benchmarks commonly do, since
 the tables do not say. Of one length exactly clients would stay together, and all prompts come at once."""
@@ -67,18 +78,18 @@ def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]
         for number, row in enumerate(rows, 2):
             try:
                 yield _cell(row, asked)
-            except ValueError as error:
-                if isinstance(error, PagedError) and not isinstance(error, _BadCell):
-                    raise
+            except _BadCell as error:
                 raise BadRun(path, number, str(error)) from None
 
 
-class _BadCell(PagedError, ValueError):
-    pass
+class _BadCell(Exception):
+    """What is wrong with a line, without its place."""
 
 
 def _cell(row: dict[str, str], asked: Asked) -> Cell:
-    prompt, output, clients, degree = (_count(row, name) for name in ("input_tokens", "output_tokens", "concurrency", "tensor_parallel"))
+    prompt, output, clients, degree = (
+        _count(row, name) for name in ("input_tokens", "output_tokens", "concurrency", "tensor_parallel")
+    )
     ttft, tpot = (_milliseconds(row, name) for name in ("ttft_ms", "tpot_ms"))
     if row["backend"] not in _ENGINES:
         raise _BadCell(f"backend is {row['backend']}; described are {', '.join(_ENGINES)}")
@@ -89,11 +100,22 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
     assumed = [] if row["precision"] or asked.dtype else [f"precision is not stated: {dtype}"]
     if not row["version"]:
         assumed.append(f"version is not stated: as {_ENGINES[row['backend']]}")
-    setup = Setup(model=row["model"], tensor_parallel=degree)
+    setup = RunSetup(model=row["model"], tensor_parallel=degree)
     empty = np.zeros(1)
     ones = np.ones(1, np.int64)
-    run = RecordedRun(name=device, setup=setup, arrival=empty, queued=empty, first=empty, last=empty, prompt_tokens=ones, output_tokens=ones)
-    own = msgspec.structs.replace(asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]])
+    run = RecordedRun(
+        name=device,
+        setup=setup,
+        arrival=empty,
+        queued=empty,
+        first=empty,
+        last=empty,
+        prompt_tokens=ones,
+        output_tokens=ones,
+    )
+    own = msgspec.structs.replace(
+        asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
+    )
     setup_of_run = prepared(run, own)
     ttft_of, tpot_of = _simulated(setup_of_run, prompt, output, clients)
     return Cell(
@@ -117,7 +139,10 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
     """Mean seconds to first token and for each token after it."""
     count = _ROUNDS * clients
     draws = np.random.default_rng(0)
-    prompts, outputs = (np.maximum(1, np.round(length * draws.uniform(_SHORTEST, 1, count))).astype(np.int64) for length in (prompt, output))
+    prompts, outputs = (
+        np.maximum(1, np.round(length * draws.uniform(_SHORTEST, 1, count))).astype(np.int64)
+        for length in (prompt, output)
+    )
     trace = Trace.from_lengths(np.zeros(count), prompts, outputs)
     simulation = simulation_of(trace, setup, clients=clients)
     for _ in simulation.steps():
@@ -139,5 +164,7 @@ def _milliseconds(row: dict[str, str], name: str) -> float:
     except ValueError:
         raise _BadCell(f"{name} is {row[name]}; it has to be a number") from None
     if not 0.05 <= value <= 1e7:
-        raise _BadCell(f"{name} is {value:g}; a step takes 0.05 ms at least and a request an hour at most: is it in another unit?")
+        raise _BadCell(
+            f"{name} is {value:g}; a step takes 0.05 ms at least and a request an hour at most: is it in another unit?"
+        )
     return value / 1e3

@@ -33,7 +33,7 @@ class BadRun(PagedError, ValueError):
         super().__init__(f"{path}{'' if row is None else f', row {row:,}'}: {problem}")
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a run says of itself; None where it does not.
 
     num_blocks   blocks as the engine counts them
@@ -71,7 +71,7 @@ class RecordedRun(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """
 
     name: str
-    setup: Setup
+    setup: RunSetup
     arrival: Times
     queued: Times
     first: Times
@@ -135,15 +135,17 @@ def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[f
     if inputs < 1 or outputs < 1:
         raise BadRun(path, number, f"{inputs:g} input and {outputs:g} output tokens; each has to be at least 1")
     if not queued <= first <= last:
-        raise BadRun(path, number, f"queued at {queued:g}, first token at {first:g}, last at {last:g}: they have to rise")
+        raise BadRun(
+            path, number, f"queued at {queued:g}, first token at {first:g}, last at {last:g}: they have to rise"
+        )
     if last - queued > 1e6:
         raise BadRun(path, number, f"{last - queued:,.0f} s from queue to last token; times are in seconds")
     return values
 
 
-def _setup(path: Path) -> Setup:
+def _setup(path: Path) -> RunSetup:
     if not path.exists():
-        return Setup()
+        return RunSetup()
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
@@ -164,7 +166,7 @@ def _setup(path: Path) -> Setup:
         "memory_share": cache.get("gpu_memory_utilization"),
     }
     try:
-        return msgspec.convert(setup, Setup)
+        return msgspec.convert(setup, RunSetup)
     except msgspec.ValidationError as error:
         raise BadRun(path, None, str(error)) from None
 
@@ -199,11 +201,15 @@ def _of_bench_serve(path: Path) -> RecordedRun:
         raise BadRun(path, None, f"it has no {missing[0]}; `vllm bench serve` writes them with --save-detailed")
     inputs, outputs, ttfts, itls = (found[name] for name in columns)
     if not len(inputs) == len(outputs) == len(ttfts) == len(itls):
-        raise BadRun(path, None, f"{', '.join(columns)} have {len(inputs)}, {len(outputs)}, {len(ttfts)} and {len(itls)} entries")
+        raise BadRun(
+            path, None, f"{', '.join(columns)} have {len(inputs)}, {len(outputs)}, {len(ttfts)} and {len(itls)} entries"
+        )
     clients, starts = found.get("max_concurrency"), found.get("start_times")
     if starts is None and clients is None:
         if str(found.get("request_rate")) != "inf":
-            raise BadRun(path, None, "it has neither start_times nor max_concurrency; when its requests came is not known")
+            raise BadRun(
+                path, None, "it has neither start_times nor max_concurrency; when its requests came is not known"
+            )
         starts = [0.0] * len(inputs)
     arrival = np.zeros(len(inputs)) if starts is None else np.array(starts, np.float64)
     ended = np.array(outputs) > 0
@@ -216,7 +222,7 @@ def _of_bench_serve(path: Path) -> RecordedRun:
         raise BadRun(path, None, "none of its requests has a token")
     return RecordedRun(
         name=path.stem,
-        setup=Setup(model=found.get("model_id") or found.get("model")),
+        setup=RunSetup(model=found.get("model_id") or found.get("model")),
         arrival=arrival[order] - begin,
         queued=arrival[order] - begin,
         first=first[order] - begin,

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
 from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, model_named, suiting_budget
+from paged.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
+from paged.hardware.measured_step import MeasuredStep
 from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.result import SimulationResult
 from paged.simulator.simulation import Simulation
@@ -92,9 +94,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     dtype            of weights and KV
     tensor_parallel  devices over which the model is split
     memory_share     of the device's memory that may be used
-    profile          a file that `paged profile` wrote: what a step takes, instead of the roofline or the formula
+    profile          a file that `paged profile` wrote, of steps or of kernels: what a step takes, instead of what ships
     formula          the step's time where no model is named
-    faster           what if the device were so much faster: of a roofline alone
+    published        steps are timed by published figures, also where somebody measured the device's kernels
+    faster           what if the device were so much faster: not of a profile or a formula
     """
 
     model: str | None = None
@@ -104,12 +107,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float = 0.9
     profile: str | None = None
     formula: StepTime = StepTime()
+    published: bool = False
     faster: Faster = Faster()
 
     @property
     def can_be_faster(self) -> bool:
         """Whether steps are timed by rates that could be others: neither steps that were timed nor a formula are."""
-        return self.model is not None and self.profile is None
+        return self.model is not None and (self.profile is None or holds_kernels(self.profile))
 
     def cost_model(self) -> CostModel:
         """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
@@ -118,6 +122,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                 f"a {'formula' if self.profile is None else 'profile'} has no rates that could be others; faster is {self.faster}"
             )
         roofline = self.roofline()
+        if self.profile is not None and holds_kernels(self.profile):
+            if roofline is None:
+                raise InvalidConfig(
+                    f"{self.profile} holds kernels of a device; a model and that device are needed beside it"
+                )
+            return step_from(layers_in(self.profile, roofline), roofline)
         profile = self.timed()
         if profile is not None:
             if roofline is not None:
@@ -128,9 +138,21 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return profile
         if roofline is not None:
-            return roofline
+            return step_of(roofline, published=self.published)
         self.formula.check()
         return self.formula
+
+    def timed_by(self) -> str:
+        """What a step's seconds come from, in words. Raises what `cost_model` raises."""
+        step = self.cost_model()
+        if isinstance(step, MeasuredStep | Roofline):
+            return timed_by(step, published=self.published)
+        return f"the profile {self.profile}: {step.about}" if isinstance(step, Profile) else "a formula of four numbers"
+
+    def notes(self) -> tuple[str, ...]:
+        """What of a step's seconds stands on no measurement although the rest does, a sentence each."""
+        step = self.cost_model()
+        return step.layers.notes if isinstance(step, MeasuredStep) else ()
 
     def timed(self) -> Profile | None:
         """The profile where one is named. Raises BadHardwareFile or OSError."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paged import BlockManager, InvalidConfig, Scheduler
 from paged.hardware import Roofline, device_named, device_names, model_named
-from paged.hardware.measured import measured_layers, unmeasured
+from paged.hardware.measured import step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
 from paged.simulator.engine_description import EngineDescription, engine_named, engine_names
 from paged.simulator.recorded_run import RecordedRun, Series
@@ -116,15 +116,15 @@ def prepared(run: RecordedRun, asked: Asked) -> Prepared:
     sequences = setup.max_sequences or engine.max_sequences
     block_size = setup.block_size or engine.block_size
     roofline = Roofline(
-        model=model_named(model), device=device_named(device), dtype=dtype, tensor_parallel=degree, host_overhead_s=engine.launching.host_s
+        model=model_named(model),
+        device=device_named(device),
+        dtype=dtype,
+        tensor_parallel=degree,
+        host_overhead_s=engine.launching.host_s,
     )
-    layers = None if asked.published else measured_layers(roofline)
-    if layers is None:
-        step: MeasuredStep | Roofline = roofline
-        cost_model = "published figures: " + ("asked for" if asked.published else unmeasured(roofline))
-    else:
-        step, cost_model = MeasuredStep(layers, roofline, engine.launching), layers.about
-        assumed += layers.notes
+    step = step_of(roofline, launching=engine.launching, published=asked.published)
+    if isinstance(step, MeasuredStep):
+        assumed += step.layers.notes
     counted = setup.num_blocks if asked.blocks is None else asked.blocks
     if counted is None:
         blocks = roofline.num_blocks(
@@ -140,7 +140,7 @@ def prepared(run: RecordedRun, asked: Asked) -> Prepared:
     return Prepared(
         engine=engine,
         step=step,
-        cost_model=cost_model,
+        cost_model=timed_by(step, published=asked.published),
         blocks=blocks,
         block_size=block_size,
         max_tokens_per_step=budget,
@@ -172,17 +172,19 @@ def validated(run: RecordedRun, asked: Asked | None = None) -> Validation:
         pass
     latencies = simulation.latencies
     first, last = latencies.first_of_each(), latencies.last_of_each()
-    if run.clients is None:
-        taken_in = _taken_in(run, simulation)
+    if run.clients is not None:
+        queued = first - latencies.ttft_of_each()
     else:
-        taken_in = first - latencies.ttft_of_each()
+        # Who was recorded without it counts from the arrival.
+        queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
     served = ~np.isnan(first)
     assumed = setup.assumed
     if not served.all():
-        assumed += (f"{int((~served).sum()):,} requests do not fit into {setup.blocks:,} blocks and are left out of both",)
-    of = [times[served] for times in (run.queued, run.first, run.last)]
-    measured = _figures(*of, run.output_tokens[served])
-    simulated = _figures(taken_in[served], first[served], last[served], run.output_tokens[served])
+        assumed += (
+            f"{int((~served).sum()):,} requests do not fit into {setup.blocks:,} blocks and are left out of both",
+        )
+    measured = _figures(run.queued[served], run.first[served], run.last[served], run.output_tokens[served])
+    simulated = _figures(queued[served], first[served], last[served], run.output_tokens[served])
     errors = {
         metric: {name: getattr(simulated[metric], name) / getattr(measured[metric], name) - 1 for name in STATISTICS}
         for metric in METRICS
@@ -216,17 +218,14 @@ def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np
     }
 
 
-def _taken_in(run: RecordedRun, simulation: Simulation) -> Times:
-    """When the simulated engine would have taken each request in: at once where nothing runs, else when the step that runs has ended.
-    An engine that was recorded without it counts from the arrival, and so do we."""
-    if (run.queued == run.arrival).all():
-        return run.arrival
+def taken_in(arrival: Times, simulation: Simulation) -> Times:
+    """When the simulated engine would have taken requests in: at once where nothing runs, else when the step that runs has ended."""
     columns = simulation.timeline.columns()
     ends = columns["end_s"]
-    place = np.minimum(np.searchsorted(ends, run.arrival, "left"), len(ends) - 1)
-    does_run = ends[place] - columns["seconds"][place] <= run.arrival
-    taken_in: Times = np.where(does_run, np.maximum(ends[place], run.arrival), run.arrival)
-    return taken_in
+    place = np.minimum(np.searchsorted(ends, arrival, "left"), len(ends) - 1)
+    does_run = ends[place] - columns["seconds"][place] <= arrival
+    found: Times = np.where(does_run, np.maximum(ends[place], arrival), arrival)
+    return found
 
 
 def _series_error(series: Series, simulation: Simulation, blocks: int) -> tuple[SeriesError, dict[str, list[float]]]:
@@ -247,7 +246,11 @@ def _series_error(series: Series, simulation: Simulation, blocks: int) -> tuple[
         kv_points=100 * float(np.abs(usage - series.kv_usage).mean()) if knows_kv else None,
         kv_points_mean=100 * float((usage - series.kv_usage).mean()) if knows_kv else None,
     )
-    pairs = {"running": (series.running, running), "waiting": (series.waiting, waiting), "kv_usage": (series.kv_usage, usage)}
+    pairs = {
+        "running": (series.running, running),
+        "waiting": (series.waiting, waiting),
+        "kv_usage": (series.kv_usage, usage),
+    }
     found = {"t": series.t.tolist()}
     for name, (measured, simulated) in pairs.items():
         if name != "kv_usage" or knows_kv:

@@ -8,9 +8,7 @@ Knows how grids lie in the file, and what is wrong with one that is damaged. Doe
 
 from __future__ import annotations
 
-import base64
 import math
-import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -19,6 +17,7 @@ import numpy as np
 
 from paged.hardware.device import Device
 from paged.hardware.kernels.grid import STEP, Grid
+from paged.hardware.kernels.packing import packed, unpacked
 
 FORMAT = 1
 """Of the file; raised when a field changes its meaning."""
@@ -55,8 +54,8 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 if not 0 <= place < len(self.ticks):
                     raise ValueError(f"axes has {place} as {name} of {key}; there are {len(self.ticks)} ticks")
         for field, found, wanted in (
-            ("steps", len(_unpacked(self.steps)), 2 * self._num_cells),
-            ("measured", len(_unpacked(self.measured)), -(-self._num_cells // 8)),
+            ("steps", len(unpacked(self.steps)), 2 * self._num_cells),
+            ("measured", len(unpacked(self.measured)), -(-self._num_cells // 8)),
         ):
             if found != wanted:
                 raise ValueError(f"{field} has {found:,} bytes unpacked; its axes want {wanted:,}")
@@ -72,13 +71,13 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         deltas = [np.diff(grid.steps, axis=0, prepend=np.int16(0)).ravel() for grid in grids.values()]
         octets = np.concatenate(deltas).astype("<i2").view(np.uint8).reshape(-1, 2).T
         bits = np.packbits(np.concatenate([grid.is_measured.ravel() for grid in grids.values()]))
-        return cls(ticks=ticks, axes=axes, steps=_packed(octets.tobytes()), measured=_packed(bits.tobytes()))
+        return cls(ticks=ticks, axes=axes, steps=packed(octets.tobytes()), measured=packed(bits.tobytes()))
 
     def grids(self) -> dict[str, Grid]:
         """The grids by their keys."""
-        octets = np.frombuffer(_unpacked(self.steps), np.uint8).reshape(2, -1).T
+        octets = np.frombuffer(unpacked(self.steps), np.uint8).reshape(2, -1).T
         deltas = np.ascontiguousarray(octets).view("<i2").ravel()
-        bits = np.unpackbits(np.frombuffer(_unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
+        bits = np.unpackbits(np.frombuffer(unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
         found = {}
         start = 0
         for key in self.axes:
@@ -112,15 +111,3 @@ class KernelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     errors: dict[str, KernelError]
     grids: PackedGrids
     format: int
-
-
-def _packed(octets: bytes) -> str:
-    return base64.b85encode(zlib.compress(octets, 9)).decode()
-
-
-def _unpacked(text: str) -> bytes:
-    """Raises ValueError for what was not packed here."""
-    try:
-        return zlib.decompress(base64.b85decode(text))
-    except zlib.error as error:
-        raise ValueError(f"packed numbers are damaged: {error}") from None

@@ -11,6 +11,7 @@ Knows files, columns and what a time can be. Does not know what is made of them.
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import msgspec
@@ -53,7 +54,27 @@ def read_layers(folder: str | Path) -> LayerMeasurements:
     if not ((values[:, 0] > 0) | (values[:, 2] > 0)).all():
         row = int(((values[:, 0] == 0) & (values[:, 2] == 0)).argmax())
         raise BadKernelRow(path, "n_decode", row + 2, 0, "neither a prompt nor a decoding sequence is in it")
+    _, first, place = np.unique(values[:, :4], axis=0, return_index=True, return_inverse=True)
+    differs = values[first[place.ravel()], 4] != values[:, 4]
+    if differs.any():
+        row = int(differs.argmax())
+        other = (
+            f"row {int(first[place.ravel()[row]]) + 2} has {values[first[place.ravel()[row]], 4]:g} for the same sizes"
+        )
+        raise BadKernelRow(path, "time_us", row + 2, values[row, 4], other)
     return LayerMeasurements(dense, head, (values[:, :4], values[:, 4] * 1e-6))
+
+
+def described(folder: str | Path) -> dict[str, str]:
+    """What a folder's meta.yaml says of itself, as far as it is plain lines: names and values of its outermost level, and `skew`, how much
+    longer sequences of different lengths take, on one device. Empty where there is none."""
+    path = Path(folder) / "meta.yaml"
+    if not path.exists():
+        return {}
+    text = path.read_text(errors="replace")
+    found = {name: value.strip("'\" ") for name, value in re.findall(r"^(\w+): *(\S.*)$", text, re.MULTILINE)}
+    skew = re.search(r"^ +1:(?:\n +\w+:.*)*?\n +alpha_default: ([0-9.]+)", text, re.MULTILINE)
+    return found | ({"skew": skew.group(1)} if skew else {})
 
 
 def _by_layer(path: Path, size: str) -> dict[str, tuple[Numbers, Numbers]]:

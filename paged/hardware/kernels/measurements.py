@@ -96,6 +96,12 @@ class _Table:
         self.rows = np.arange(len(next(iter(columns.values()), ())))
         if not len(self.rows):
             raise BadHardwareFile(path, None, "it has no rows")
+        for name in ("device", "version"):
+            if name in columns and (differs := columns[name] != columns[name][0]).any():
+                row = int(differs.argmax())
+                raise BadKernelRow(
+                    path, name, row, columns[name][row], f"the rows before have {columns[name][0]}: a table is of one"
+                )
         framework, version = (str(columns[name][0]) if name in columns else "" for name in ("framework", "version"))
         self.version = f"{framework} {version}".strip()
 

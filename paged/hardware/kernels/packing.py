@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 def packed(octets: bytes) -> str:
     """Compressed, as text."""
-    return base64.b64encode(zlib.compress(octets, 9)).decode()
+    return base64.b85encode(zlib.compress(octets, 9)).decode()
 
 
 def unpacked(text: str) -> bytes:
     """Raises ValueError for what was not packed here."""
     try:
-        return zlib.decompress(base64.b64decode(text, validate=True))
+        return zlib.decompress(base64.b85decode(text))
     except zlib.error as error:
         raise ValueError(f"packed numbers are damaged: {error}") from None
 
@@ -39,4 +39,5 @@ def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np
     if len(octets) != 2 * int(np.prod(shape)):
         raise ValueError(f"values has {len(octets):,} bytes unpacked; its axes want {2 * int(np.prod(shape)):,}")
     deltas = np.ascontiguousarray(octets.reshape(2, -1).T).view("<i2").reshape(shape)
-    return np.cumsum(deltas, axis=0, dtype=np.int16) * step
+    values: NDArray[np.float64] = np.cumsum(deltas, axis=0, dtype=np.int16) * np.float64(step)
+    return values

@@ -1,0 +1,81 @@
+"""`paged profile --import`: tables that others timed, as a file that `paged simulate --profile` goes by.
+
+Knows options and words. What is in a folder, and how it is fitted, is the hardware's.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from paged import InvalidConfig
+from paged.cli.show import figures, print_json, printed, table
+from paged.hardware import device_named, model_named
+from paged.hardware.kernels import KernelError, fit_folder
+from paged.hardware.kernels.layer_measurements import LayerMeasurements, described, is_layer_folder, read_layers
+from paged.hardware.kernels.layer_tables import LayerTables
+
+_VERSIONS = {"engine": "vllm_version", "cuda": "cuda_version", "card": "gpu", "taken": "profiled_at"}
+"""What is kept of a folder's own description, and as what it stands there."""
+
+
+def imported(
+    folder: Path, out: Path, *, on: str | None, shape: str | None, source: str, licence: str, json: bool
+) -> None:
+    """Fit, write, and say how far the fit is off. Raises InvalidConfig for what is not said, and what a folder has wrong."""
+    if on is None:
+        raise InvalidConfig("--import needs --on, the device on which they were timed")
+    if is_layer_folder(folder):
+        said = described(folder)
+        shape = shape or said.get("model")
+        if shape is None:
+            raise InvalidConfig(f"{folder} does not say whose layers it has; --shape does")
+        measured = read_layers(folder)
+        tables = LayerTables.fit(
+            measured,
+            name=folder.resolve().name,
+            device=device_named(on).name,
+            model=model_named(shape),
+            skew=float(said.get("skew", 0)),
+            versions={name: said[key] for name, key in _VERSIONS.items() if key in said},
+            source=source,
+            license=licence,
+        )
+        tables.save(out)
+        errors, spans = _errors(tables, measured), tables.measured
+    else:
+        kernels = fit_folder(folder, on, **({"source": source, "license": licence} if source else {}))
+        kernels.save(out)
+        errors, spans = kernels.errors, {}
+    if json:
+        print_json({"file": str(out), "device": on, "errors": errors, "measured": spans})
+        return
+    rows = [[kind, f"{error.rows:,}", f"{error.median:.1%}", f"{error.p90:.1%}"] for kind, error in errors.items()]
+    table(
+        f"{folder.resolve().name}: fitted and measured",
+        ["kind", "rows", "median error", "p90 error"],
+        rows,
+        right=(1, 2, 3),
+    )
+    if spans:
+        figures("measured", [(name, f"{least:,} to {most:,}") for name, (least, most) in spans.items()])
+    printed(f"Written to {out}: `paged simulate TRACE --model … --device {on} --profile {out}` goes by it.")
+
+
+def _errors(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:
+    sizes, seconds = measured.attention
+    answered = tables.layer_attention.at(*sizes.T)
+    kinds = {
+        "attention, decode": sizes[:, 0] == 0,
+        "attention, prefill": sizes[:, 2] == 0,
+        "attention, mixed": (sizes[:, 0] > 0) & (sizes[:, 2] > 0),
+    }
+    found = {kind: _error(answered[rows], seconds[rows]) for kind, rows in kinds.items() if rows.any()}
+    for kind, layers, fitted in (("dense", measured.dense, tables.dense), ("per sequence", measured.head, tables.head)):
+        of = [(fitted[name].seconds(at), timed) for name, (at, timed) in layers.items()]
+        found[kind] = _error(np.concatenate([each for each, _ in of]), np.concatenate([each for _, each in of]))
+    return found
+
+
+def _error(answered: np.ndarray, measured: np.ndarray) -> KernelError:  # type: ignore[type-arg]
+    shares = np.abs(answered / measured - 1)
+    return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))

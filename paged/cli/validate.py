@@ -1,0 +1,112 @@
+"""`paged validate`: a recorded run, or a table of measured closed loops, held against its simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+from typer import Argument, Option
+
+from paged.cli.options import Json
+from paged.cli.outputs import check_outputs
+from paged.cli.show import print_json, printed, table
+from paged.extras import import_with_extra
+from paged.hardware import device_names, model_names
+from paged.report import validation_rows, write_validation_html
+from paged.simulator import Asked, Cell, closed_loops, engine_names, read_run, validated
+
+_ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/simulator.md)."
+
+# fmt: off
+Run = Annotated[Path, Argument(metavar="RUN", exists=True, help="A folder with requests.jsonl and meta.json, a result of `vllm bench serve --save-detailed`, or a table of closed loops (.csv).")]
+Model = Annotated[str | None, Option(help=f"{', '.join(model_names())}; or a JSON file.", show_default="as the run says")]
+DeviceName = Annotated[str | None, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.", show_default="as the run says")]
+Dtype = Annotated[str | None, Option(help="Of weights and KV.", show_default="as the run says")]
+Engine = Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")]
+Blocks = Annotated[int | None, Option(min=2, help="Blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
+TensorParallel = Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")]
+Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where kernels were measured.")]
+Html = Annotated[Path | None, Option("--html", help="Where the page with plots is written.", show_default="validate-RUN.html; with --json none")]
+# fmt: on
+
+
+def validate(
+    run: Run,
+    model: Model = None,
+    device: DeviceName = None,
+    dtype: Dtype = None,
+    engine: Engine = None,
+    blocks: Blocks = None,
+    tensor_parallel: TensorParallel = None,
+    published: Published = False,
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """Simulate a run that somebody recorded from its arrivals and lengths alone, and say how far the simulation is off.
+
+    TTFT and end to end count from when the engine took a request in, TPOT is first to last token ÷ tokens after the first. Nothing is fitted
+    to the run. Errors are signed: above 0 the simulation is too long.
+
+    Example: `paged validate RUN --html run.html`
+    """
+    asked = Asked(
+        model=model,
+        device=device,
+        dtype=dtype,
+        engine=engine,
+        blocks=blocks,
+        tensor_parallel=tensor_parallel,
+        published=published,
+    )
+    if run.suffix == ".csv":
+        _closed(list(closed_loops(run, asked)), json)
+        return
+    recorded = read_run(run)
+    if html is None and not json:
+        html = Path(f"validate-{recorded.name}.html")
+    check_outputs({"--html": html}, [run])
+    if html is not None:
+        import_with_extra("plotly", "report.write_validation_html")
+    found = validated(recorded, asked)
+    if html is not None:
+        write_validation_html(html, found)
+    if json:
+        print_json(found)
+        return
+    table(
+        f"{found.run}, {found.engine}", ["", "measured", "simulated", "error"], validation_rows(found), right=(1, 2, 3)
+    )
+    printed(f"Steps are timed by {found.cost_model}. {found.preemptions:,} preemptions.")
+    for note in found.assumed:
+        printed(f"Note: {note}.")
+    if html is not None:
+        printed(f"Plots: {html}")
+
+
+def _closed(cells: list[Cell], json: bool) -> None:
+    if json:
+        print_json([{**_fields(cell), "ttft_error": cell.ttft_error, "tpot_error": cell.tpot_error} for cell in cells])
+        return
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
+        groups.setdefault(key, []).append(cell)
+    rows = [[*key, *_errors(of)] for key, of in groups.items()]
+    if len(groups) > 1:
+        rows.append(["all", "", "", "", *_errors(cells)])
+    columns = ["engine", "model", "dtype", "devices", "runs", "TPOT, |error|", "signed", "TTFT, |error|", "signed"]
+    table("closed loops: medians of the errors of means", columns, rows, right=range(4, len(columns)))
+    for note in dict.fromkeys(note for cell in cells for note in cell.assumed):
+        printed(f"Note: {note}, of {sum(note in cell.assumed for cell in cells):,} runs.")
+
+
+def _errors(cells: list[Cell]) -> list[str]:
+    shown = [f"{len(cells):,}"]
+    for errors in ([cell.tpot_error for cell in cells], [cell.ttft_error for cell in cells]):
+        shown += [f"{median(map(abs, errors)):.1%}", f"{median(errors):+.1%}"]
+    return shown
+
+
+def _fields(cell: Cell) -> dict[str, object]:
+    return {name: getattr(cell, name) for name in cell.__struct_fields__}

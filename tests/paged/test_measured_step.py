@@ -1,0 +1,170 @@
+"""A step's seconds from measured kernels: what ships, for whom, and what is said of the rest."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from paged.hardware import BadHardwareFile, Faster, Roofline, StepWork, device_named, model_named
+from paged.hardware.launching import Launching
+from paged.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
+from paged.hardware.measured_step import MeasuredStep
+from paged.simulator import Device
+
+SHIPPED = [
+    ("llama-3-8b", "a100-80g", "bf16", 1),
+    ("llama-3.1-8b", "h100", "bf16", 1),
+    ("llama-3.1-70b", "h200", "fp8", 4),
+    ("mixtral-8x7b", "h100", "bf16", 2),
+    ("llama-3.1-8b", "rtx4090", "bf16", 1),
+    ("qwen3-32b", "rtxpro6000", "bf16", 1),
+]
+
+
+def roofline(model="llama-3.1-8b", device="h100", dtype="bf16", degree=1, **more):
+    return Roofline(model=model_named(model), device=device_named(device), dtype=dtype, tensor_parallel=degree, **more)
+
+
+def decode(rows, length):
+    return StepWork.of_rows([1] * rows, [length] * rows, sampled_rows=rows)
+
+
+def prompt(tokens, context=None):
+    return StepWork.of_rows([tokens], [context or tokens], sampled_rows=1)
+
+
+@pytest.mark.parametrize(("model", "device", "dtype", "degree"), SHIPPED)
+def test_measured_steps_are_no_faster_than_the_data_sheet_and_not_absurdly_slower(model, device, dtype, degree):
+    figures = roofline(model, device, dtype, degree, compute_efficiency=1.0, memory_efficiency=1.0, host_overhead_s=0.0)
+    step = step_of(figures)
+    assert isinstance(step, MeasuredStep)
+    for work in (decode(1, 1024), decode(32, 1024), decode(128, 512), prompt(512), prompt(2048)):
+        # 8 % for a card whose sheet has its sustained clock.
+        assert 0.92 * figures.seconds(work) <= step.seconds(work) <= 8 * figures.seconds(work)
+
+
+@pytest.mark.parametrize(("model", "device", "dtype", "degree"), SHIPPED)
+def test_arrays_are_answered_as_their_numbers(model, device, dtype, degree):
+    step = step_of(roofline(model, device, dtype, degree))
+    steps = [
+        decode(1, 10),
+        decode(7, 300),
+        decode(300, 900),
+        StepWork(computed_tokens=0.0),
+        StepWork(computed_tokens=0.0, moved_tokens=64.0),
+    ]
+    mixed = [*steps, prompt(100), StepWork.of_rows([1, 1, 200], [40, 900, 500], sampled_rows=2)]
+    for some in (steps, mixed):
+        np.testing.assert_allclose(
+            step.seconds(StepWork.of_steps(some)), [step.seconds(each) for each in some], rtol=1e-12
+        )
+
+
+def test_work_of_nothing_takes_none():
+    assert step_of(roofline()).seconds(StepWork(computed_tokens=0)) == 0
+
+
+def test_more_work_takes_longer():
+    step = step_of(roofline())
+    assert step.seconds(decode(64, 4096)) > 1.1 * step.seconds(decode(64, 1024))
+    assert step.seconds(prompt(2048)) > 1.5 * step.seconds(prompt(1024))
+    assert step.seconds(prompt(512, 8192)) > step.seconds(prompt(512))
+    both = StepWork.of_rows([1] * 64 + [512], [1024] * 64 + [512], sampled_rows=65)
+    assert step.seconds(both) > max(step.seconds(decode(64, 1024)), step.seconds(prompt(512)))
+
+
+def test_several_short_prompts_take_less_than_one_of_their_length():
+    step = step_of(roofline())
+    several = StepWork.of_rows([128] * 16, [128] * 16, sampled_rows=16)
+    assert step.seconds(several) < step.seconds(prompt(2048))
+
+
+def test_beside_a_prompt_sequences_of_different_lengths_take_longer_where_that_was_measured():
+    alike = StepWork.of_rows([1] * 32 + [256], [1000] * 32 + [256], sampled_rows=33)
+    skewed = StepWork.of_rows([1] * 32 + [256], [500] * 31 + [16500, 256], sampled_rows=33)
+    assert skewed.context_tokens == alike.context_tokens
+    card = step_of(roofline(device="rtxpro6000"))
+    assert card.seconds(skewed) > card.seconds(alike)
+    other = step_of(roofline(device="rtx4090"))
+    assert other.seconds(skewed) == other.seconds(alike)
+
+
+def test_a_step_is_padded_to_the_graph_that_was_captured():
+    step = step_of(roofline(), launching=Launching(graph_sizes=(1, 8, 64)))
+    plain = step_of(roofline(), launching=Launching())
+    dense = [step.layers.dense_seconds(np.array([float(n)]))[0] for n in (5, 8)]
+    assert step.seconds(decode(5, 100)) - plain.seconds(decode(5, 100)) == pytest.approx(dense[1] - dense[0])
+    assert step.seconds(decode(65, 100)) == plain.seconds(decode(65, 100))
+
+
+def test_the_host_is_waited_for_in_every_step():
+    slow, plain = (step_of(roofline(), launching=Launching(host_s=host)) for host in (0.003, 0.0))
+    assert slow.seconds(decode(3, 10)) == pytest.approx(plain.seconds(decode(3, 10)) + 0.003)
+
+
+@pytest.mark.parametrize("work", [decode(16, 1024), prompt(2048)])
+def test_a_faster_device_is_faster_by_what_binds(work):
+    step = step_of(roofline())
+    better = {name: step_of(roofline(faster=Faster(**{name: 2.0}))) for name in ("arithmetic", "bandwidth")}
+    gains = {name: step.seconds(work) / each.seconds(work) for name, each in better.items()}
+    bound, other = ("bandwidth", "arithmetic") if work.decode_rows else ("arithmetic", "bandwidth")
+    assert gains[bound] > 1.4
+    assert gains[other] < 1.25
+    no_host = step_of(roofline(faster=Faster(host=math.inf)))
+    assert step.seconds(work) - no_host.seconds(work) == pytest.approx(step.launching.host_s)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (roofline("llama-2-7b", "groq-lpu", "fp16"), "nobody measured kernels of groq-lpu"),
+        (roofline("deepseek-v2", "h100", "fp8", 8), "latents"),
+        (roofline("qwen3-8b", "rtx4090"), "only llama-3.1-8b"),
+        (roofline("smollm-135m", "a100-80g"), "not measured"),
+        (roofline("llama-3-8b", "a100-80g", "int8"), "not measured"),
+    ],
+)
+def test_who_has_no_measured_kernels_gets_published_figures_and_is_told(asked, words):
+    assert measured_layers(asked) is None
+    assert step_of(asked) is asked
+    assert words in timed_by(asked)
+    assert "published figures" in timed_by(asked)
+
+
+def test_published_figures_can_be_asked_for():
+    assert isinstance(Device(model="llama-3-8b", device="h100").cost_model(), MeasuredStep)
+    asked = Device(model="llama-3-8b", device="h100", published=True)
+    assert isinstance(asked.cost_model(), Roofline)
+    assert "asked for" in asked.timed_by()
+    assert "vLLM 0.24" in Device(model="llama-3-8b", device="h100").timed_by()
+
+
+def test_what_lies_outside_of_the_tables_is_said():
+    assert any("LM head" in note and "2 × beyond" in note for note in step_of(roofline()).layers.notes)
+    experts = step_of(roofline("mixtral-8x7b", "h100", degree=2))
+    assert any("experts" in note for note in experts.layers.notes)
+    assert any("differ in length" in note for note in step_of(roofline(device="rtx4090")).layers.notes)
+
+
+def test_kernels_in_a_file_are_those_of_the_device_that_is_asked_for(tmp_path):
+    path = tmp_path / "own.json"
+    measured_layers(roofline(device="rtx4090")).tables.save(path)
+    assert holds_kernels(path)
+    own = Device(model="llama-3.1-8b", device="rtx4090", profile=str(path)).cost_model()
+    assert own.seconds(decode(8, 100)) == step_of(roofline(device="rtx4090")).seconds(decode(8, 100))
+    with pytest.raises(BadHardwareFile, match="rtx4090, not on h100"):
+        layers_in(path, roofline())
+    with pytest.raises(BadHardwareFile, match=r"llama-3.1-8b in bf16.*not of qwen3-8b"):
+        layers_in(path, roofline("qwen3-8b", "rtx4090"))
+    measured_layers(roofline()).tables.save(path)
+    with pytest.raises(BadHardwareFile, match="timed on h100, not on h200"):
+        layers_in(path, roofline(device="h200"))
+    path.write_text(msgspec.json.encode({"grids": 1}).decode())
+    with pytest.raises(BadHardwareFile):
+        layers_in(path, roofline())
+
+
+def test_models_are_known_by_their_publishers_names():
+    assert model_named("meta-llama/llama-3.1-8b-INSTRUCT") == model_named("llama-3.1-8b")
+    assert model_named("Qwen/Qwen3-30B-A3B").experts is not None

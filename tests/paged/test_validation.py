@@ -1,0 +1,255 @@
+"""Recorded runs, and how far their simulation is off."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paged.simulator import (
+    METRICS,
+    STATISTICS,
+    Asked,
+    BadRun,
+    UnknownEngine,
+    closed_loops,
+    engine_named,
+    engine_names,
+    read_run,
+    validated,
+)
+from paged.simulator.closed_loops import COLUMNS
+from paged.simulator.validation import prepared, simulation_of, taken_in
+from paged.traces import Trace
+
+ARRIVAL = np.linspace(0, 2, 40)
+PROMPTS = np.tile([300, 800, 40, 1500], 10)
+OUTPUTS = np.tile([60, 20, 90, 40], 10)
+META = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "vllm_version": "0.19.0",
+    "engine_kwargs": {
+        "dtype": "bfloat16",
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 1024,
+        "tensor_parallel_size": 1,
+    },
+    "kv_cache": {"num_gpu_blocks": 401, "block_size": 16, "enable_prefix_caching": True},
+    "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
+}
+
+
+def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
+    """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
+    folder.mkdir(exist_ok=True)
+    blank = [
+        {
+            "input_toks": int(i),
+            "output_toks": int(o),
+            "arrival_time": 1e9 + a,
+            "queued_ts": a,
+            "first_token_ts": a,
+            "last_token_ts": a,
+        }
+        for a, i, o in zip(ARRIVAL, PROMPTS, OUTPUTS)
+    ]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, blank)))
+    trace = Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS)
+    simulation = simulation_of(trace, prepared(read_run(folder), Asked()))
+    for _ in simulation.steps():
+        pass
+    first, last = simulation.latencies.first_of_each(), simulation.latencies.last_of_each()
+    rows = [
+        {**row, "queued_ts": q, "first_token_ts": q + slower * (began - q), "last_token_ts": q + slower * (ended - q)}
+        for row, q, began, ended in zip(blank, taken_in(ARRIVAL, simulation), first, last)
+    ]
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, spoil(rows))))
+    return simulation
+
+
+def test_a_run_of_the_simulated_engine_is_met(tmp_path):
+    simulation = write_run(tmp_path / "run")
+    assert simulation.scheduler.stats().preemptions_recompute > 0, "the pool is to be too small"
+    found = validated(read_run(tmp_path / "run"))
+    assert set(found.errors) == set(METRICS)
+    for metric in METRICS:
+        assert set(found.errors[metric]) == set(STATISTICS)
+        assert found.errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, 0.0), abs=1e-6)
+    assert found.engine == "vllm-0.19"
+    assert "rtx4090-llama-3.1-8b" in found.cost_model
+
+
+def test_a_run_that_was_slower_is_said_to_be_by_how_much(tmp_path):
+    write_run(tmp_path / "run", slower=1.25)
+    errors = validated(read_run(tmp_path / "run")).errors
+    for metric in ("ttft", "tpot", "e2e"):
+        assert errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, -0.2), abs=1e-6)
+
+
+def test_when_the_engine_took_requests_in_counts_and_not_when_they_were_sent(tmp_path):
+    simulation = write_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert run.arrival == pytest.approx(ARRIVAL)
+    # Two clocks, a billion seconds apart.
+    assert np.ptp(run.queued - taken_in(ARRIVAL, simulation)) < 1e-6
+    assert (run.queued > run.arrival + 0.005).any()
+
+
+def test_what_a_run_does_not_say_is_assumed_and_said(tmp_path):
+    meta = {**META, "kv_cache": {}, "vllm_version": "0.21.3", "hardware": {}, "engine_kwargs": {}}
+    write_run(tmp_path / "rtx4090-x", meta={**META, "hardware": {"device_name": "NVIDIA GeForce RTX 4090"}})
+    (tmp_path / "rtx4090-x" / "meta.json").write_text(json.dumps(meta))
+    said = " ".join(validated(read_run(tmp_path / "rtx4090-x")).assumed)
+    for words in ("how many blocks", "vLLM 0.21.3 is not described: vllm-0.19", "by the run's name", "dtype None"):
+        assert words in said
+    asked = prepared(read_run(tmp_path / "rtx4090-x"), Asked(blocks=500, engine="vllm-0.24", dtype="bf16"))
+    assert asked.blocks == 499
+    assert asked.max_tokens_per_step == 8192
+    assert not any("blocks" in note for note in asked.assumed)
+
+
+def test_over_time_is_compared_where_it_was_recorded(tmp_path):
+    simulation = write_run(tmp_path / "run")
+    columns = simulation.timeline.columns()
+    ticks = np.arange(0.5, columns["end_s"][-1], 0.5)
+    place = np.searchsorted(columns["end_s"], ticks)
+    lines = ["t,running,waiting,kv_cache_pct"]
+    lines += [
+        f"{t},{columns['rows'][i]},{columns['waiting'][i]},{columns['held'][i] / (400 * 16) * 100 - 10}"
+        for t, i in zip(ticks, place)
+    ]
+    (tmp_path / "run" / "timeseries.csv").write_text("\n".join(lines))
+    error = validated(read_run(tmp_path / "run")).series_error
+    assert error.running == pytest.approx(0, abs=1e-9)
+    assert error.kv_points == pytest.approx(10)
+    assert error.kv_points_mean == pytest.approx(10)
+
+
+def test_requests_that_never_fit_are_left_out_of_both_and_said(tmp_path):
+    write_run(tmp_path / "run")
+    found = validated(read_run(tmp_path / "run"), Asked(blocks=60))
+    assert any("10 requests do not fit into 59 blocks" in note for note in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda rows: [{**rows[0], "input_toks": "many"}], "row 1: input_toks is 'many'"),
+        (lambda rows: [rows[0], {**rows[1], "output_toks": 0}], "row 2: .*0 output"),
+        (lambda rows: [{**rows[0], "last_token_ts": -1}], "row 1: .*rise"),
+        (lambda rows: [{**rows[0], "last_token_ts": 5e6}], "row 1: .*seconds"),
+        (lambda rows: [{k: v for k, v in rows[0].items() if k != "arrival_time"}], "row 1: arrival_time is None"),
+        (lambda rows: [[1, 2]], "row 1: a request is an object"),
+        (lambda rows: [], "no requests"),
+    ],
+)
+def test_a_line_that_cannot_be_is_named(tmp_path, spoil, words):
+    write_run(tmp_path / "run", spoil=spoil)
+    with pytest.raises(BadRun, match=words):
+        read_run(tmp_path / "run")
+
+
+def test_files_that_are_no_runs_are_named(tmp_path):
+    with pytest.raises(BadRun, match=r"no requests\.jsonl"):
+        read_run(tmp_path)
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(BadRun, match="no input_lens"):
+        read_run(tmp_path / "r.json")
+    (tmp_path / "r.json").write_text("{")
+    with pytest.raises(BadRun, match="no JSON"):
+        read_run(tmp_path / "r.json")
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "meta.json").write_text('{"engine_kwargs": {"max_num_seqs": "many"}}')
+    with pytest.raises(BadRun, match=r"meta\.json.*max_sequences"):
+        read_run(tmp_path / "run")
+
+
+def test_a_result_of_bench_serve_is_a_run(tmp_path):
+    found = {
+        "model_id": "meta-llama/Llama-3.1-8B",
+        "input_lens": [100, 200, 300],
+        "output_lens": [3, 2, 0],
+        "ttfts": [0.1, 0.2, 0.0],
+        "itls": [[0.02, 0.03], [0.04], []],
+        "start_times": [5.0, 4.0, 4.5],
+    }
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    run = read_run(tmp_path / "bench.json")
+    # In order of arrival; who has no token is left out.
+    assert run.arrival.tolist() == [0, 1]
+    assert run.prompt_tokens.tolist() == [200, 100]
+    assert run.last == pytest.approx([0.24, 1.15])
+    assert validated(run, Asked(device="h100")).measured["tpot"].mean == pytest.approx((0.04 + 0.025) / 2)
+    del found["start_times"]
+    (tmp_path / "bench.json").write_text(json.dumps({**found, "max_concurrency": 2}))
+    assert read_run(tmp_path / "bench.json").clients == 2
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    with pytest.raises(BadRun, match="neither start_times nor max_concurrency"):
+        read_run(tmp_path / "bench.json")
+
+
+def table(folder, **changed):
+    row = dict(zip(COLUMNS, ("vllm", "", "meta-llama/Llama-3.1-70B", "h100_sxm", "fp8", 512, 64, 4, 4, 100, 12)))
+    path = folder / "loops.csv"
+    path.write_text(",".join(COLUMNS) + "\n" + ",".join(str({**row, **changed}[name]) for name in COLUMNS) + "\n")
+    return path
+
+
+def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
+    (cell,) = closed_loops(table(tmp_path))
+    assert (cell.dtype, cell.tensor_parallel, cell.clients) == ("fp8", 4, 4)
+    assert 0.01 < cell.simulated_ttft_s < 0.5
+    assert 0.005 < cell.simulated_tpot_s < 0.03
+    assert cell.assumed == ("version is not stated: as vllm-0.24",)
+    (unstated,) = closed_loops(table(tmp_path, precision="", backend="trtllm", version="1.0"))
+    assert unstated.assumed == ("precision is not stated: bf16",)
+    assert unstated.simulated_tpot_s > cell.simulated_tpot_s
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ttft_ms": -5}, "row 2: ttft_ms is -5"),
+        ({"tpot_ms": 0.0001}, "another unit"),
+        ({"tpot_ms": "fast"}, "number"),
+        ({"concurrency": 0}, "row 2: concurrency is 0"),
+        ({"backend": "other"}, "backend is other"),
+        ({"precision": "int3"}, "precision is int3"),
+    ],
+)
+def test_a_line_of_a_closed_loop_that_cannot_be_is_named(tmp_path, changed, words):
+    with pytest.raises(BadRun, match=words):
+        list(closed_loops(table(tmp_path, **changed)))
+
+
+def test_a_table_without_a_column_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text("backend,version\n")
+    with pytest.raises(BadRun, match="no column model"):
+        list(closed_loops(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_engines_are_described_with_their_sources(name):
+    found = engine_named(name)
+    assert found.name == name
+    assert found.source
+    assert found.own_policy().watermark == found.watermark
+
+
+def test_an_unknown_engine_is_told_who_is_known():
+    with pytest.raises(UnknownEngine, match=r"unknown engine .*vllm-0\.19"):
+        engine_named("vllm-9")
+
+
+def test_an_engine_that_runs_ahead_sees_requests_a_step_later(tmp_path):
+    write_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    setup = prepared(run, Asked())
+    assert setup.engine.runs_ahead
+    trace = Trace.from_lengths([0, 0.001], [100, 100], [400, 5])
+    ahead = simulation_of(trace, setup)
+    steps = iter(ahead.steps())
+    first, second, third = (next(steps) for _ in range(3))
+    # The second request came while the first step ran; the second step was decided on before.
+    assert first.batch.ids.tolist() == second.batch.ids.tolist() == ["0"]
+    assert set(third.batch.ids.tolist()) == {"0", "1"}
