@@ -27,15 +27,18 @@ def budget_of(plan: Plan) -> str:
     if weighed is None:
         return ""
     budget = plan.scenario.budget()
-    choices = [budget, *weighed.against]
     step = f"a full step takes about {as_time(weighed.step_s)}"
     if weighed.limit_s is not None:
         step += f", where {as_time(weighed.limit_s)} between two tokens are promised"
+    if not weighed.against:
+        # Nothing is harder than the answer, so no other budget could do better.
+        return f"Token budget: {budget:,}, chosen: {step}."
+    choices = [budget, *weighed.against]
     said = f"Token budget: {budget:,}, chosen from {min(choices):,} to {max(choices):,}: {step}"
     if budget != weighed.first:
         said += f"; the search began with {weighed.first:,}"
     better = "no other gives a better answer" if plan.answer is not None else "no other meets, either"
-    return f"{said}; {better}." if weighed.against else f"{said}."
+    return f"{said}; {better}."
 
 
 def binding_lines(plan: Plan, binding: Binding) -> list[str]:
@@ -45,7 +48,9 @@ def binding_lines(plan: Plan, binding: Binding) -> list[str]:
     changing = [effect for effect in binding.effects if effect.gain > 1]
     lines = []
     if binding.binds is None:
-        lines.append(f"What binds: none by itself; {value_of(plan, binding.tried_at)}: missed with each step.")
+        lines.append(
+            f"What binds: none by itself; with each of these steps {value_of(plan, binding.tried_at)} misses, too."
+        )
     else:
         lines.append(f"What binds: {binding.binds.knob}; {effect_words(plan, binding.binds)}.")
         changing.remove(binding.binds)

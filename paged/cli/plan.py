@@ -73,7 +73,7 @@ def plan(
         import_with_extra("plotly", "report.write_plan_html")
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
     found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
-    bindings = _bindings(found, jobs) if explain else [None] * len(found)
+    bindings = _bindings(found, jobs, json) if explain else [None] * len(found)
     explained = list(zip(found, bindings))
     for plan in found:
         if plan.prompts_over_budget:
@@ -96,8 +96,8 @@ def plan(
         raise typer.Exit(options.TARGETS_MISSED)
 
 
-def _bindings(found: list[Plan], jobs: int) -> list[Binding]:
-    """What binds each. Interrupted, it shows the plans."""
+def _bindings(found: list[Plan], jobs: int, json: bool) -> list[Binding]:
+    """What binds each. Interrupted, it shows the plans without."""
     bar = progress_bar(TimeElapsedColumn())
     try:
         with bar or nullcontext():
@@ -105,8 +105,12 @@ def _bindings(found: list[Plan], jobs: int) -> list[Binding]:
                 bar.add_task("what binds", total=None)
             return what_binds(found, jobs=jobs)
     except KeyboardInterrupt:
-        for plan in found:
-            print_probes(plan, why(plan, None))
+        if json:
+            print_json([as_document(plan) for plan in found])
+        else:
+            for plan in found:
+                print_probes(plan, why(plan, None))
+        print("paged: interrupted; what binds is not known", file=sys.stderr)
         raise
 
 

@@ -106,6 +106,7 @@ def _varying(outcome: Outcome) -> dict[str, str]:
         "dtype": device.dtype,
         "tensor_parallel": f"tensor parallel {device.tensor_parallel}",
         "memory_share": f"memory share {device.memory_share:g}",
+        "faster": ", ".join(f"{name} × {getattr(device.faster, name):g}" for name in device.faster.__struct_fields__),
         "blocks": "blocks that fit" if scenario.blocks is None else f"{scenario.blocks:,} blocks",
         "block_size": f"block size {scenario.block_size}",
         "host_blocks": f"{scenario.host_blocks:,} host blocks",

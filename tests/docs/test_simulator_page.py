@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from paged.cli.app import run
 from paged.simulator import SimulationResult
 
 
@@ -36,3 +37,20 @@ def test_the_figures_of_the_page_are_those_of_a_result(page):
     names = [name.partition(".")[0] for cell in cells for name in re.findall(r"`([a-z_.0-9]+)`", cell)]
     assert len(names) > 12
     assert set(names) <= set(SimulationResult.__struct_fields__)
+
+
+@pytest.mark.slow
+def test_the_plans_of_the_page_are_what_the_commands_print(page, capsys):
+    """The same question three times: without a budget, with one that suits, with one that binds."""
+    (shown,) = re.findall(r"^```\n(\$ paged plan .*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    commands = [part.splitlines() for part in shown.split("$ paged ")[1:]]
+    replicas = []
+    for command, *lines in commands:
+        assert run([*command.split(), "--jobs", "1"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line not in printed] == []
+        assert len(lines) >= 3
+        replicas.append(int(re.search(r": ([\d,]+) replicas?; missed", lines[0])[1]))
+    unnamed, suiting, binding = replicas
+    assert unnamed == suiting < binding
+    assert f"What binds: token budget; with 512 tokens a step instead of 2,048: {suiting} replicas." in shown

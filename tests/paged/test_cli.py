@@ -192,6 +192,20 @@ def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(paged
     assert second["load"]["note"] == "excerpt: the first 500 of 19,366 requests"
 
 
+def test_a_trace_says_its_rate_its_lengths_and_by_what_it_was_filtered(paged, tmp_path):
+    line = paged("simulate", "mooncake")[1].splitlines()[0]
+    assert line == (
+        "trace: mooncake_conversation.jsonl: 300 requests over 333 s, 0.901 requests/s, prompts 1,746 tokens on average (p99 3,980), "
+        "outputs 323 tokens on average (p99 864); excerpt: 300 of 12,031 requests, the first with prompts of up to 4,096 tokens, "
+        "as a third of all have"
+    )
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,4,9\n2,6,6\n")
+    assert paged("simulate", path)[1].splitlines()[0] == (
+        "trace: trace.csv: 3 requests over 2 s, 1.50 requests/s, prompts 6 tokens on average (p99 8), outputs 6 tokens on average (p99 9)"
+    )
+
+
 def test_a_rate_is_so_many_requests_a_second_of_what_is_simulated(paged):
     slow, fast = json.loads(
         paged("simulate", "azure", *TINY, "--rate", "2,8", "--length-scale", 0.5, "--jobs", 1, "--json")[1]

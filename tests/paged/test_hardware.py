@@ -39,8 +39,10 @@ def shape(**changes):
 
 def test_the_models_and_devices_that_ship_are_these():
     assert {"llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "mistral-7b"} < set(model_names())
+    assert {"llama-3.1-8b", "llama-3.1-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b"} < set(model_names())
+    assert {"mixtral-8x7b", "gpt-oss-120b"} < set(model_names())
     assert {"qwen2.5-7b", "opt-13b", "opt-30b", "deepseek-v2", "smollm-135m"} < set(model_names())
-    assert device_names() == ["a100-40g", "a100-80g", "cpu", "groq-lpu", "h100", "h200"]
+    assert device_names() == ["a100-40g", "a100-80g", "cpu", "groq-lpu", "h100", "h200", "rtx4090", "rtxpro6000"]
 
 
 @pytest.mark.parametrize("name", model_names())

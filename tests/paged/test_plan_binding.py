@@ -136,7 +136,7 @@ def test_where_nothing_meets_the_budget_that_would_is_said():
     assert binding.tried_at == plan.best.value == 12
     assert binding.binds is None
     assert {effect.answer for effect in binding.effects} == {None}
-    slow = Device(model="llama-3-8b", device="a100-80g")
+    slow = Device(model="llama-3-8b", device="a100-80g", published=True)
     tight = planned("devices", REPLACE(plan.scenario, device=slow, blocks=None), Targets(ttft_s=0.15))
     (binding,) = what_binds([tight])
     assert tight.answer is None

@@ -1,5 +1,7 @@
 """`paged plan` from outside: the probes and the answer, JSON, what nothing meets, and what wrong input gets."""
 
+import csv
+import html
 import io
 import json
 import re
@@ -88,6 +90,100 @@ def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(
     assert both[0] == 1
     assert [plan["answer"] for plan in json.loads(both[1])] == [None, None]
     assert both[2].count("\n") == 2
+
+
+def test_what_binds_is_a_sentence_and_in_the_json(paged):
+    rows = [*POOL, "--max-sequences", 2, "--find", "rate", "--ttft", 0.5]
+    status, out, err = paged("plan", TRACE, *rows)
+    assert (status, err) == (0, "")
+    (line,) = (line for line in out.splitlines() if line.startswith("What binds: "))
+    assert line.startswith("What binds: rows; with 4 sequences instead of 2: ")
+    assert "Not varied: arithmetic (time is by a formula); bandwidth" in out
+    (plan,) = json.loads(paged("plan", TRACE, *rows, "--json")[1])
+    binds = plan["binding"]["binds"]
+    assert (binds["knob"], binds["was"], binds["becomes"]) == ("rows", 2, 4)
+    assert f"{binds['answer']:g} (" in line
+    assert binds["answer"] == pytest.approx(binds["gain"] * plan["answer"])
+    assert plan["binding"]["tried_at"] == pytest.approx(1.1 * plan["answer"], rel=1e-5)
+    short = paged("plan", TRACE, *rows, "--no-explain")[1]
+    assert "What binds" not in short
+    assert json.loads(paged("plan", TRACE, *rows, "--no-explain", "--json")[1])[0]["binding"] is None
+
+
+def test_a_budget_that_was_chosen_is_said_with_why(paged):
+    small = [*SLOW, "--blocks", 400, "--max-sequences", 16, "--jobs", 1, "--find", "rate", "--no-explain", "--gap", 0.1]
+    status, out, _ = paged("plan", TRACE, *small, "--ttft", 0.3)
+    assert status == 0
+    (line,) = (line for line in out.splitlines() if line.startswith("Token budget: "))
+    assert re.match(r"Token budget: [\d,]+, chosen from 128 to 8,192: a full step takes about ", line)
+    assert ", where 100 ms between two tokens are promised" in line
+    assert line.endswith("; no other gives a better answer.")
+    (plan,) = json.loads(paged("plan", TRACE, *small, "--ttft", 0.3, "--json")[1])
+    assert line.startswith(f"Token budget: {plan['max_tokens_per_step']:,}, chosen")
+    assert plan["weighed"]["limit_s"] == 0.1
+    assert "Token budget" not in paged("plan", TRACE, *small, "--max-tokens-per-step", 512)[1]
+    # Every rate meets this gap, so no other budget is held against the answer.
+    assert "\nToken budget: 256, chosen: a full step takes about 51 ms, where " in paged("plan", TRACE, *small)[1]
+
+
+def test_the_search_begins_at_a_rate_in_requests_a_second(paged):
+    find = [*POOL, "--find", "devices", "--ttft", 0.3, "--no-explain", "--json"]
+    (plan,) = json.loads(paged("plan", TRACE, *find, "--rate", 40)[1])
+    assert plan["load"]["per_s"] == pytest.approx(40)
+    same = paged("plan", TRACE, *find, "--rate-scale", plan["rate_scale"])[1]
+    assert json.loads(same)[0]["answer"] == plan["answer"]
+    assert "both say how fast" in paged("plan", TRACE, *find, "--rate", 40, "--rate-scale", 2)[2]
+
+
+def test_a_price_gives_the_cost_of_the_answer(paged):
+    find = [*POOL, "--ttft", 0.3, "--price-per-hour", 3, "--no-explain", "--json"]
+    (devices,) = json.loads(paged("plan", TRACE, *find, "--find", "devices", "--rate", 40)[1])
+    assert devices["answer"] > 1
+    assert devices["cost_per_hour"] == 3 * devices["answer"]
+    tokens_an_hour = 3600 * 40 * devices["load"]["outputs"]["mean"]
+    assert devices["cost_per_million_tokens"] == pytest.approx(devices["cost_per_hour"] / tokens_an_hour * 1e6)
+    (rate,) = json.loads(paged("plan", TRACE, *find, "--find", "rate")[1])
+    assert rate["cost_per_hour"] == 3
+    per_hour = 3600 * rate["requests_per_s"] * rate["load"]["outputs"]["mean"]
+    assert rate["cost_per_million_tokens"] == pytest.approx(3 / per_hour * 1e6)
+    out = paged("plan", TRACE, *find[:-1], "--find", "devices", "--rate", 40)[1]
+    assert f"Cost: {3 * devices['answer']:.2f} an hour, " in out
+
+
+def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_said(paged, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,65,9\n2,64,6\n")
+    find = [*POOL, "--policy", "tgi", "--find", "rate", "--ttft", 1, "--no-explain"]
+    status, _, err = paged("plan", path, *find)
+    assert status == 0
+    assert err.startswith("paged: tgi splits no prompt, and 1 of 3 prompts are over its token budget of 64")
+    assert json.loads(paged("plan", path, *find, "--json")[1])[0]["prompts_over_budget"] == 1
+
+
+def test_a_plan_is_written_as_a_page_and_as_a_table(paged, tmp_path):
+    pytest.importorskip("plotly")
+    page, table = tmp_path / "plan.html", tmp_path / "plan.csv"
+    targets = ["--find", "rate", "--ttft", 0.5, "--gap", 0.5]
+    _, out, _ = paged("plan", TRACE, *POOL, *targets, "--html", page, "--csv", table)
+    text = page.read_text(encoding="utf-8")
+    for line in out.splitlines():
+        if line.startswith(("Highest rate", "What binds", "No change", "Median")):
+            assert html.escape(line) in text
+    assert "default-src 'none'" in text
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    (plan,) = json.loads(paged("plan", TRACE, *POOL, *targets, "--json")[1])
+    assert [float(row["value"]) for row in rows] == [probe["value"] for probe in plan["probes"]]
+    assert [row["met"] for row in rows] == [str(probe["met"]) for probe in plan["probes"]]
+    assert [float(row["value"]) for row in rows if row["is_answer"] == "True"] == [plan["answer"]]
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL)[1])
+    (drawn,) = figures
+    met, missed, target = drawn["data"][:3]
+    whole = [probe for probe in plan["probes"] if probe["p99"] is not None]
+    assert met["x"] == [probe["value"] for probe in whole if probe["met"]]
+    assert met["y"] == [probe["p99"]["ttft_s"] for probe in whole if probe["met"]]
+    assert missed["x"] == [probe["value"] for probe in whole if not probe["met"]]
+    assert target["y"] == [0.5, 0.5]
+    assert paged("plan", TRACE, *POOL, *targets, "--html", page, "--csv", page)[0] == 2
 
 
 def test_a_request_that_never_fits_is_said_with_what_would_do(paged, tmp_path):

@@ -72,7 +72,12 @@ def test_tiles_have_prices_of_their_own():
 def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
     work, seconds = timed_steps(profile=TILED)
     for i in range(0, 200, 7):
-        alone = StepWork(**{name: getattr(work, name)[i].item() for name in work.__struct_fields__})
+        alone = StepWork(
+            **{
+                name: np.atleast_1d(getattr(work, name))[i if np.ndim(getattr(work, name)) else 0].item()
+                for name in work.__struct_fields__
+            }
+        )
         assert TILED.seconds(alone) == seconds[i]
 
 

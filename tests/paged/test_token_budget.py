@@ -82,7 +82,7 @@ def test_a_formula_has_no_rates_that_could_be_others():
     assert not Device().can_be_faster
     device = Device(model="llama-3-8b", device="a100-80g", faster=Faster(host=2))
     assert device.can_be_faster
-    assert device.cost_model().faster == Faster(host=2)
+    assert device.cost_model().roofline.faster == Faster(host=2)
 
 
 def test_without_a_model_the_budget_is_2048_and_of_a_policy_that_splits_nothing_its_own():
@@ -92,4 +92,4 @@ def test_without_a_model_the_budget_is_2048_and_of_a_policy_that_splits_nothing_
     assert budget("paged") == budget("sarathi") == 2048
     assert budget("tgi") == 4096
     with_model = Device(model="llama-3-8b", device="a100-80g")
-    assert budget("paged", device=with_model, max_sequences=16) == 256
+    assert budget("paged", device=with_model, max_sequences=16) == 512

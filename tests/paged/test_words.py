@@ -17,7 +17,7 @@ LOAD = ["azure", "--limit", "20", "--blocks", "500"]
         (["--rate-scale", "fast"], '--rate-scale takes a number, or several with commas between; got "fast"'),
         (
             ["--max-tokens-per-step", "knees"],
-            '--max-tokens-per-step takes a whole number of at least 1, knee or own, or several with commas between; got "knees"',
+            '--max-tokens-per-step takes a whole number of at least 1, auto, knee or own, or several with commas between; got "knees"',
         ),
     ],
 )
