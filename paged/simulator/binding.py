@@ -108,16 +108,25 @@ def _steps(plan: Plan) -> list[_Step]:
     steps.append(_Step("rows", rows, 2 * rows, _with(scenario, max_sequences=2 * rows)))
     if scenario.device.can_be_faster:
         faster = scenario.device.faster
-        of_device: dict[Knob, float] = {
-            "arithmetic": _STEP_OF_DEVICE,
-            "bandwidth": _STEP_OF_DEVICE,
-            "host": math.inf,
-        }
+        step = _step_of_device(plan)
+        of_device: dict[Knob, float] = {"arithmetic": step, "bandwidth": step, "host": math.inf}
         for knob, factor in of_device.items():
             was = getattr(faster, knob)
             device = _with(scenario.device, faster=_with(faster, **{knob: was * factor}))
-            steps.append(_Step(knob, was, was * factor, _with(scenario, device=device)))
+            relaxed = _with(scenario, device=device)
+            if knob == "arithmetic" and plan.weighed is not None:
+                # A budget that was chosen would have been larger: full steps take as long as before with so much more in them.
+                size = scenario.block_size
+                relaxed = _with(relaxed, max_tokens_per_step=int(budget * factor) // size * size)
+            steps.append(_Step(knob, was, was * factor, relaxed))
     return steps
+
+
+def _step_of_device(plan: Plan) -> float:
+    """How much faster a device's rates are made. Of few devices one fewer leaves each of the others more than such a step to do: so much."""
+    if plan.find != "devices" or plan.answer is None or plan.answer < 2:
+        return _STEP_OF_DEVICE
+    return max(_STEP_OF_DEVICE, plan.answer / (plan.answer - 1))
 
 
 def _next_budgets(scenario: Scenario) -> list[int]:

@@ -109,8 +109,18 @@ def test_rates_of_the_device_bind_where_nothing_else_is_scarce(knob, trace):
     assert gains["memory"] == gains["rows"] == 1
 
 
-def test_where_one_step_of_nothing_helps_nothing_binds_by_itself():
+def test_of_two_replicas_the_rates_are_made_twice_as_fast():
     plan = planned("devices", scenario_of())
+    (binding,) = what_binds([plan])
+    steps = {effect.knob: effect.becomes for effect in binding.effects}
+    assert steps["arithmetic"] == steps["bandwidth"] == max(1.25, plan.answer / (plan.answer - 1))
+    assert steps["host"] == math.inf
+
+
+def test_where_no_step_helps_nothing_binds_by_itself():
+    """A lone prompt a replica, and a gap that the host alone would exceed."""
+    plan = planned("rate", small(), Targets(ttft_s=0.8))
+    plan = REPLACE(plan, scenario=REPLACE(plan.scenario, device=Device()), answer=1e4)
     (binding,) = what_binds([plan])
     assert binding.binds is None
     assert all(effect.gain == 1 and effect.answer == plan.answer for effect in binding.effects)
