@@ -14,7 +14,7 @@ from paged.hardware.kernels import KernelError, fit_folder
 from paged.hardware.kernels.layer_measurements import LayerMeasurements, described, is_layer_folder, read_layers
 from paged.hardware.kernels.layer_tables import LayerTables
 
-_VERSIONS = {"engine": "vllm_version", "cuda": "cuda_version", "card": "gpu", "taken": "profiled_at"}
+_VERSIONS = {"vLLM": "vllm_version", "CUDA": "cuda_version", "card": "gpu", "taken": "profiled_at"}
 """What is kept of a folder's own description, and as what it stands there."""
 
 
@@ -36,12 +36,16 @@ def imported(
             device=device_named(on).name,
             model=model_named(shape),
             skew=float(said.get("skew", 0)),
-            versions={name: said[key] for name, key in _VERSIONS.items() if key in said},
+            versions={
+                name: said[key].partition("T")[0] if name == "taken" else said[key]
+                for name, key in _VERSIONS.items()
+                if key in said
+            },
             source=source,
             license=licence,
         )
         tables.save(out)
-        errors, spans = _errors(tables, measured), tables.measured
+        errors, spans = errors_of_layers(tables, measured), tables.measured
     else:
         kernels = fit_folder(folder, on, **({"source": source, "license": licence} if source else {}))
         kernels.save(out)
@@ -61,7 +65,7 @@ def imported(
     printed(f"Written to {out}: `paged simulate TRACE --model … --device {on} --profile {out}` goes by it.")
 
 
-def _errors(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:
+def errors_of_layers(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:
     sizes, seconds = measured.attention
     answered = tables.layer_attention.at(*sizes.T)
     kinds = {

@@ -43,9 +43,9 @@ class TableLayers:
     @property
     def about(self) -> str:
         """See `Layers`."""
-        return (
-            f"measured layers of {self.tables.name} ({', '.join(self.tables.versions.values())}): {self.tables.source}"
-        )
+        versions = ", ".join(f"{name} {version}" for name, version in self.tables.versions.items())
+        who = f": {self.tables.source}" if self.tables.source else ""
+        return f"measured layers of {self.tables.name} ({versions or 'no versions stated'}){who}"
 
     @property
     def skew(self) -> float:

@@ -100,11 +100,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...]
 
 
-def prepared(run: RecordedRun, asked: Asked) -> Prepared:
-    """What a run says, what was asked, and what is assumed for the rest. Raises InvalidConfig where nobody says model or device, and what
+def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = None) -> Prepared:
+    """What a run says, what was asked, and what is assumed for the rest; `engine` instead of one that is known by a name. Raises InvalidConfig where nobody says model or device, and what
     names raise."""
     setup, assumed = run.setup, list[str]()
-    engine = engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
+    engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
     model = asked.model or setup.model
     device = asked.device or _device_of(setup.device_name, run.name, assumed)
     if model is None or device is None:
@@ -163,9 +163,9 @@ def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) 
     return Simulation(trace, scheduler, setup.step, runs_ahead=setup.engine.runs_ahead, clients=clients)
 
 
-def validated(run: RecordedRun, asked: Asked | None = None) -> Validation:
+def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
     """The run simulated from its arrivals and lengths alone. Raises what `prepared` raises."""
-    setup = prepared(run, asked or Asked())
+    setup = prepared(run, asked or Asked(), engine)
     trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
     simulation = simulation_of(trace, setup, clients=run.clients)
     for _ in simulation.steps():

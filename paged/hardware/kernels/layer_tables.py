@@ -178,18 +178,26 @@ def _grid(sizes: Numbers, seconds: Numbers) -> tuple[list[Numbers], Numbers]:
     is_kept = np.all([np.isin(column, axis) for column, axis in zip(sizes.T, axes)], axis=0)
     prices = non_negative_least_squares(_amounts(*sizes[is_kept].T) / seconds[is_kept, None], np.ones(is_kept.sum()))
     grid = np.full([len(axis) for axis in axes], np.nan)
-    places = tuple(np.searchsorted(axis, column[is_kept]) for axis, column in zip(axes, sizes.T))
-    grid[places] = seconds[is_kept]
+    cells = tuple(np.searchsorted(axis, column[is_kept]) for axis, column in zip(axes, sizes.T))
+    grid[cells] = seconds[is_kept]
     grid[0] = grid[0, :1]
     grid[:, :, 0] = grid[:, :, 0, :1]
-    grid[:, :, 1:, 0] = np.where(np.isnan(grid[:, :, 1:, 0]), grid[:, :, 1:, 1], grid[:, :, 1:, 0])
     grid[0, :, 0, :] = seconds.min()
     for place in range(2, len(axes[2])):
         # More sequences than were timed beside a prompt cost what they do without one.
         more = grid[:, :, place - 1] + np.maximum(grid[:1, :1, place] - grid[:1, :1, place - 1], 0)
         grid[:, :, place] = np.where(np.isnan(grid[:, :, place]).mean() > 0.9, more, grid[:, :, place])
     guide = (_amounts(*np.meshgrid(*axes, indexing="ij")) @ prices).reshape(grid.shape)
-    return axes, guide * np.exp(completed(np.log(grid / guide), tuple(np.log1p(axis) for axis in axes)))
+    ratio = np.log(grid / guide)
+    places = [np.log1p(axis) for axis in axes]
+    # A step that only decodes, or only computes a prompt, is another kernel's than a mixed one: each is filled from its own.
+    ratio[0, :, 1:, 1:] = completed(ratio[0, 0, 1:, 1:], (places[2][1:], places[3][1:]))
+    ratio[1:, :, 0, :] = completed(ratio[1:, :, 0, 0], (places[0][1:], places[1]))[:, :, None]
+    mixed = (places[0][1:], places[1], places[2][1:], places[3][1:])
+    ratio[1:, :, 1:, 1:] = completed(ratio[1:, :, 1:, 1:], mixed)
+    filled = guide * np.exp(ratio)
+    filled[:, :, 1:, 0] = filled[:, :, 1:, 1]
+    return axes, filled
 
 
 def _axes(sizes: Numbers) -> list[Numbers]:
