@@ -24,6 +24,9 @@ from paged.hardware.launching import Launching
 from paged.hardware.measured_step import Layers, MeasuredStep
 from paged.hardware.roofline import Roofline
 
+BAND = (-0.30, 0.27)
+"""How far steps by published figures are from those by measured kernels, where there are any: the 10th percentile of decode steps and the
+90th of prompts (benchmarks/results/validation.md)."""
 _LAYERS = Path(__file__).parent / "kernels" / "layers"
 
 
@@ -152,7 +155,10 @@ def timed_by(step: MeasuredStep | Roofline, *, published: bool = False) -> str:
     """What a step's seconds come from, in words."""
     if isinstance(step, MeasuredStep):
         return step.layers.about
-    return "published figures: " + ("they were asked for" if published else unmeasured(step))
+    why = "they were asked for" if published else unmeasured(step)
+    return (
+        f"published figures, which elsewhere were mostly {BAND[0]:+.0%} to {BAND[1]:+.0%} off measured kernels: {why}"
+    )
 
 
 def unmeasured(roofline: Roofline) -> str:
