@@ -11,7 +11,7 @@ from typing import Any
 
 from paged import InvalidConfig
 from paged.cli import options
-from paged.hardware import model_named
+from paged.hardware import device_named, model_named
 from paged.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 
 _TIME = StepTime()
@@ -23,7 +23,7 @@ def scenarios(
     device: options.DeviceName = None,
     profile: options.ProfilePath = None,
     published: options.Published = False,
-    dtype: options.Dtype = "bf16",
+    dtype: options.Dtype = None,
     tensor_parallel: options.TensorParallel = 1,
     memory_share: options.MemoryShare = 0.9,
     blocks: options.Blocks = None,
@@ -72,7 +72,7 @@ def scenarios(
         device=Device(
             model=model,
             device=device,
-            dtype=dtype,
+            dtype=dtype or (device_named(device).usual_dtype if device else "bf16"),
             tensor_parallel=tensor_parallel,
             memory_share=memory_share,
             profile=profile,

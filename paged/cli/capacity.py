@@ -33,7 +33,7 @@ _STEP_HELP = "Token budget of a step: activations are for so many."
 # fmt: off
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
 DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
-Dtype = Annotated[str, Option(help=f"Of weights, activations and KV: {', '.join(DTYPES)}.")]
+Dtype = Annotated[str | None, Option(help=f"Of weights, activations and KV: {', '.join(DTYPES)}.", show_default="bf16, or what the device has")]
 Batch = Annotated[int, Option(min=1, help="Sequences.")]
 Length = Annotated[int, Option(min=1, help="Tokens of each.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
@@ -47,7 +47,7 @@ MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_def
 def capacity(
     model: ModelArgument,
     device: DeviceName = "a100-80g",
-    dtype: Dtype = "bf16",
+    dtype: Dtype = None,
     batch: Batch = 16,
     length: Length = 1024,
     tensor_parallel: TensorParallel = 1,
@@ -64,10 +64,11 @@ def capacity(
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
+    placed = device_named(device)
     roofline = Roofline(
         model=model_named(model),
-        device=device_named(device),
-        dtype=dtype,
+        device=placed,
+        dtype=dtype or placed.usual_dtype,
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )

@@ -54,7 +54,7 @@ Model = Annotated[str | None, Option(help="A model's name, or a JSON file (docs/
 DeviceName = Annotated[str | None, Option("--device", help="What it runs on: a device's name, or a JSON file.", show_default="none", rich_help_panel=_DEVICE)]
 ProfilePath = Annotated[str | None, Option("--profile", metavar="FILE", help="What a step takes, from steps that `paged profile` timed.", show_default="the roofline of model and device", rich_help_panel=_DEVICE)]
 Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where somebody measured the device's kernels.", rich_help_panel=_DEVICE)]
-Dtype = Annotated[str, Option(help="Of weights and KV.", rich_help_panel=_DEVICE)]
+Dtype = Annotated[str | None, Option(help="Of weights and KV.", show_default="bf16, or what the device has", rich_help_panel=_DEVICE)]
 TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model is split.", rich_help_panel=_DEVICE)]
 MemoryShare = Annotated[float, Option(help="Of the device's memory, what may be used.", rich_help_panel=_DEVICE)]
 PricePerHour = Annotated[float | None, Option(help="Of all devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]

@@ -54,6 +54,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidConfig(f'{self.name} has no rate for dtype "{dtype}"; it has {", ".join(self.peak_flops)}')
         return self.peak_flops[dtype]
 
+    @property
+    def usual_dtype(self) -> str:
+        """What stands in for a dtype that nobody named: bf16, or where it has no rate for that the first that it has."""
+        return "bf16" if "bf16" in self.peak_flops else next(iter(self.peak_flops))
+
     def ridge(self, dtype: str) -> float:
         """Operations a byte at which arithmetic and memory take equally long: the corner of the roofline."""
         return self.peak(dtype) / self.bandwidth

@@ -1,8 +1,5 @@
 """Tables of one model's layers: read from others' folders, fitted, saved, and asked."""
 
-import csv
-from itertools import product
-
 import numpy as np
 import pytest
 
@@ -12,35 +9,7 @@ from paged.hardware.kernels.layer_measurements import described, read_layers
 from paged.hardware.kernels.layer_tables import LayerTables
 from paged.hardware.kernels.multilinear import Multilinear
 
-CHUNKS, BEFORE, ROWS, LENGTHS = (0, 16, 64, 256), (0, 64, 512), (0, 1, 8, 64), (0, 128, 1024)
-
-
-def seconds(chunk, before, rows, length):
-    """A law: a launch, what is read, what is multiplied."""
-    return 5e-6 + 2e-9 * rows * length + 1e-11 * chunk * (before + chunk / 2)
-
-
-def write_folder(folder, change=lambda name, rows: rows):
-    """A folder in the form of others, by the law; `change` may spoil a table's rows."""
-    tokens = (1, 8, 64, 512)
-    dense = [
-        ["layer", "tokens", "time_us"],
-        *([name, n, 10 + 0.1 * n] for name in ("qkv_proj", "layernorm", "embedding") for n in tokens),
-    ]
-    head = [["layer", "sequences", "time_us"], *([name, n, 20 + n] for name in ("lm_head", "sampler") for n in (1, 16))]
-    sizes = (
-        (c, k, n, v)
-        for c, k, n, v in product(CHUNKS, BEFORE, ROWS, LENGTHS)
-        if (c or n) and (c or not k) and bool(n) == bool(v)
-    )
-    attention = [
-        ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"],
-        *([*at, 1e6 * seconds(*at)] for at in sizes),
-    ]
-    for name, rows in (("dense", dense), ("per_sequence", head), ("attention", attention)):
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(change(name, rows))
-    return folder
+from .files_of_others import seconds, write_folder  # noqa: TID252
 
 
 def fitted(folder):

@@ -17,54 +17,10 @@ from paged.simulator import (
     read_run,
     validated,
 )
-from paged.simulator.closed_loops import COLUMNS
 from paged.simulator.validation import prepared, simulation_of, taken_in
 from paged.traces import Trace
 
-ARRIVAL = np.linspace(0, 2, 40)
-PROMPTS = np.tile([300, 800, 40, 1500], 10)
-OUTPUTS = np.tile([60, 20, 90, 40], 10)
-META = {
-    "model": "meta-llama/Llama-3.1-8B",
-    "vllm_version": "0.19.0",
-    "engine_kwargs": {
-        "dtype": "bfloat16",
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 1024,
-        "tensor_parallel_size": 1,
-    },
-    "kv_cache": {"num_gpu_blocks": 401, "block_size": 16, "enable_prefix_caching": True},
-    "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
-}
-
-
-def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
-    """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
-    folder.mkdir(exist_ok=True)
-    blank = [
-        {
-            "input_toks": int(i),
-            "output_toks": int(o),
-            "arrival_time": 1e9 + a,
-            "queued_ts": a,
-            "first_token_ts": a,
-            "last_token_ts": a,
-        }
-        for a, i, o in zip(ARRIVAL, PROMPTS, OUTPUTS)
-    ]
-    (folder / "meta.json").write_text(json.dumps(meta))
-    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, blank)))
-    trace = Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS)
-    simulation = simulation_of(trace, prepared(read_run(folder), Asked()))
-    for _ in simulation.steps():
-        pass
-    first, last = simulation.latencies.first_of_each(), simulation.latencies.last_of_each()
-    rows = [
-        {**row, "queued_ts": q, "first_token_ts": q + slower * (began - q), "last_token_ts": q + slower * (ended - q)}
-        for row, q, began, ended in zip(blank, taken_in(ARRIVAL, simulation), first, last)
-    ]
-    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, spoil(rows))))
-    return simulation
+from .files_of_others import ARRIVAL, META, table, write_run  # noqa: TID252
 
 
 def test_a_run_of_the_simulated_engine_is_met(tmp_path):
@@ -186,13 +142,6 @@ def test_a_result_of_bench_serve_is_a_run(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(found))
     with pytest.raises(BadRun, match="neither start_times nor max_concurrency"):
         read_run(tmp_path / "bench.json")
-
-
-def table(folder, **changed):
-    row = dict(zip(COLUMNS, ("vllm", "", "meta-llama/Llama-3.1-70B", "h100_sxm", "fp8", 512, 64, 4, 4, 100, 12)))
-    path = folder / "loops.csv"
-    path.write_text(",".join(COLUMNS) + "\n" + ",".join(str({**row, **changed}[name]) for name in COLUMNS) + "\n")
-    return path
 
 
 def test_a_closed_loop_is_simulated_by_its_line(tmp_path):

@@ -1,0 +1,95 @@
+"""Files as others write them: recorded runs, tables of closed loops, of layers."""
+
+import csv
+import json
+from itertools import product
+
+import numpy as np
+
+from paged.simulator import Asked, read_run
+from paged.simulator.closed_loops import COLUMNS
+from paged.simulator.validation import prepared, simulation_of, taken_in
+from paged.traces import Trace
+
+ARRIVAL = np.linspace(0, 2, 40)
+PROMPTS = np.tile([300, 800, 40, 1500], 10)
+OUTPUTS = np.tile([60, 20, 90, 40], 10)
+META = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "vllm_version": "0.19.0",
+    "engine_kwargs": {
+        "dtype": "bfloat16",
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 1024,
+        "tensor_parallel_size": 1,
+    },
+    "kv_cache": {"num_gpu_blocks": 401, "block_size": 16, "enable_prefix_caching": True},
+    "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
+}
+
+
+def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
+    """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
+    folder.mkdir(exist_ok=True)
+    blank = [
+        {
+            "input_toks": int(i),
+            "output_toks": int(o),
+            "arrival_time": 1e9 + a,
+            "queued_ts": a,
+            "first_token_ts": a,
+            "last_token_ts": a,
+        }
+        for a, i, o in zip(ARRIVAL, PROMPTS, OUTPUTS)
+    ]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, blank)))
+    trace = Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS)
+    simulation = simulation_of(trace, prepared(read_run(folder), Asked()))
+    for _ in simulation.steps():
+        pass
+    first, last = simulation.latencies.first_of_each(), simulation.latencies.last_of_each()
+    rows = [
+        {**row, "queued_ts": q, "first_token_ts": q + slower * (began - q), "last_token_ts": q + slower * (ended - q)}
+        for row, q, began, ended in zip(blank, taken_in(ARRIVAL, simulation), first, last)
+    ]
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, spoil(rows))))
+    return simulation
+
+
+def table(folder, **changed):
+    row = dict(zip(COLUMNS, ("vllm", "", "meta-llama/Llama-3.1-70B", "h100_sxm", "fp8", 512, 64, 4, 4, 100, 12)))
+    path = folder / "loops.csv"
+    path.write_text(",".join(COLUMNS) + "\n" + ",".join(str({**row, **changed}[name]) for name in COLUMNS) + "\n")
+    return path
+
+
+CHUNKS, BEFORE, ROWS, LENGTHS = (0, 16, 64, 256), (0, 64, 512), (0, 1, 8, 64), (0, 128, 1024)
+
+
+def seconds(chunk, before, rows, length):
+    """A law: a launch, what is read, what is multiplied."""
+    return 5e-6 + 2e-9 * rows * length + 1e-11 * chunk * (before + chunk / 2)
+
+
+def write_folder(folder, change=lambda name, rows: rows):
+    """A folder in the form of others, by the law; `change` may spoil a table's rows."""
+    tokens = (1, 8, 64, 512)
+    dense = [
+        ["layer", "tokens", "time_us"],
+        *([name, n, 10 + 0.1 * n] for name in ("qkv_proj", "layernorm", "embedding") for n in tokens),
+    ]
+    head = [["layer", "sequences", "time_us"], *([name, n, 20 + n] for name in ("lm_head", "sampler") for n in (1, 16))]
+    sizes = (
+        (c, k, n, v)
+        for c, k, n, v in product(CHUNKS, BEFORE, ROWS, LENGTHS)
+        if (c or n) and (c or not k) and bool(n) == bool(v)
+    )
+    attention = [
+        ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"],
+        *([*at, 1e6 * seconds(*at)] for at in sizes),
+    ]
+    for name, rows in (("dense", dense), ("per_sequence", head), ("attention", attention)):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(change(name, rows))
+    return folder
