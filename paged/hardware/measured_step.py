@@ -85,7 +85,7 @@ class MeasuredStep:
         pairs: Any = work.attended_pairs
         moved = self.roofline.moved_seconds(work.moved_tokens) if work.moved_tokens else 0.0
         if not tokens:
-            return moved + (self.launching.host_s if work.moved_tokens else 0.0)
+            return moved + (self._host_s if work.moved_tokens else 0.0)
         rows: Any = work.decode_rows
         length = work.decode_context / rows if rows else 0.0
         chunk = tokens - rows
@@ -100,9 +100,9 @@ class MeasuredStep:
             longer = at(chunk, before, rows, float(work.longest_decode)) - at(chunk, before, rows, length)
             seconds += self.layers.skew * max(longer, 0.0)
         if not self._is_plain:
-            seconds *= float(self._attention_relief(work))
+            seconds *= float(self._relief(slice(-2, -1), work))
         return (
-            self.launching.host_s / self.roofline.faster.host
+            self._host_s
             + _read(self._dense, tokens)
             + (_read(self._head, sampled) if sampled else 0.0)
             + seconds
@@ -120,6 +120,10 @@ class MeasuredStep:
         )
 
     @cached_property
+    def _host_s(self) -> float:
+        return self.launching.host_s / self.roofline.faster.host
+
+    @cached_property
     def _is_plain(self) -> bool:
         return self.roofline.faster.arithmetic == 1 and self.roofline.faster.bandwidth == 1
 
@@ -129,7 +133,7 @@ class MeasuredStep:
         tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
         seconds = self.layers.dense_seconds(tokens)
         if not self._is_plain:
-            seconds = seconds * self._relief(0, StepWork(computed_tokens=tokens))
+            seconds = seconds * self._relief(slice(-2), StepWork(computed_tokens=tokens))
         return [0.0, *seconds.tolist()]
 
     @cached_property
@@ -137,16 +141,21 @@ class MeasuredStep:
         rows = np.arange(1.0, MOST_ROWS + 1)
         seconds = self.layers.head_seconds(rows)
         if not self._is_plain:
-            seconds = seconds * self._relief(-1, StepWork(computed_tokens=rows, sampled_rows=rows))
+            seconds = seconds * self._relief(slice(-1, None), StepWork(computed_tokens=rows, sampled_rows=rows))
         return [0.0, *seconds.tolist()]
 
-    def _attention_relief(self, work: StepWork) -> Any:
-        return self._relief(-2, work)
+    def _relief(self, places: slice, work: StepWork) -> Any:
+        """What share of their time these parts of a step take on the faster device, by the rooflines of both; of a roofline's parts attention
+        and the output projection are the last two."""
+        parts: tuple[Part, ...] = self.roofline.parts(work)[places]
+        faster, published = (
+            sum(roofline.part_seconds(part) for part in parts) for roofline in (self.roofline, self._published)
+        )
+        return faster / published
 
-    def _relief(self, place: int, work: StepWork) -> Any:
-        """What part of its time a part of the step takes on the faster device, by the roofline of both."""
-        faster: Part = self.roofline.parts(work)[place]
-        return self.roofline.part_seconds(faster) / self.roofline.as_published().part_seconds(faster)
+    @cached_property
+    def _published(self) -> Roofline:
+        return self.roofline.as_published()
 
     def _of_arrays(self, work: StepWork) -> Numbers:
         columns = {name: np.asarray(getattr(work, name), np.float64) for name in work.__struct_fields__}
@@ -165,12 +174,11 @@ class MeasuredStep:
             return np.array([self.seconds(step) for step in steps]).reshape(shape)
         seconds = at(0.0, 0.0, rows, length)
         if not self._is_plain:
-            seconds = seconds * self._attention_relief(work)
+            seconds = seconds * self._relief(slice(-2, -1), work)
         does_run = tokens > 0
         seconds = np.where(does_run, seconds, 0.0)
         seconds = seconds + _read_many(self._dense, tokens) + _read_many(self._head, columns["sampled_rows"])
-        host = self.launching.host_s / self.roofline.faster.host
-        seconds = seconds + host * (does_run | (columns["moved_tokens"] > 0))
+        seconds = seconds + self._host_s * (does_run | (columns["moved_tokens"] > 0))
         return np.broadcast_to(seconds + self.roofline.moved_seconds(columns["moved_tokens"]), shape)
 
 

@@ -172,12 +172,16 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
         pass
     latencies = simulation.latencies
     first, last = latencies.first_of_each(), latencies.last_of_each()
+    served = ~np.isnan(first)
+    if not served.any():
+        raise InvalidConfig(
+            f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.block_size}"
+        )
     if run.clients is not None:
         queued = first - latencies.ttft_of_each()
     else:
         # Who was recorded without it counts from the arrival.
         queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
-    served = ~np.isnan(first)
     assumed = setup.assumed
     if not served.all():
         assumed += (
@@ -186,7 +190,7 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
     measured = _figures(run.queued[served], run.first[served], run.last[served], run.output_tokens[served])
     simulated = _figures(queued[served], first[served], last[served], run.output_tokens[served])
     errors = {
-        metric: {name: getattr(simulated[metric], name) / getattr(measured[metric], name) - 1 for name in STATISTICS}
+        metric: {name: _off(getattr(simulated[metric], name), getattr(measured[metric], name)) for name in STATISTICS}
         for metric in METRICS
     }
     error, series = None, dict[str, list[float]]()
@@ -204,6 +208,13 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
         series_error=error,
         series=series,
     )
+
+
+def _off(simulated: float, measured: float) -> float:
+    """Signed share of the measured; of nothing at all 0, or without bound."""
+    if measured == 0:
+        return 0.0 if simulated == 0 else np.inf
+    return simulated / measured - 1
 
 
 def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np.int64]) -> dict[str, Figures]:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from paged import InvalidConfig
 from paged.simulator import (
     METRICS,
     STATISTICS,
@@ -79,6 +80,17 @@ def test_over_time_is_compared_where_it_was_recorded(tmp_path):
     assert error.running == pytest.approx(0, abs=1e-9)
     assert error.kv_points == pytest.approx(10)
     assert error.kv_points_mean == pytest.approx(10)
+
+
+def test_a_pool_that_holds_none_of_the_requests_is_told(tmp_path):
+    write_run(tmp_path / "run")
+    with pytest.raises(InvalidConfig, match="none of the run's 40 requests fits into 2 blocks"):
+        validated(read_run(tmp_path / "run"), Asked(blocks=3))
+
+
+def test_a_time_of_nothing_has_an_error_without_bound(tmp_path):
+    write_run(tmp_path / "run", spoil=lambda rows: [{**row, "first_token_ts": row["queued_ts"]} for row in rows])
+    assert validated(read_run(tmp_path / "run")).errors["ttft"]["p50"] == np.inf
 
 
 def test_requests_that_never_fit_are_left_out_of_both_and_said(tmp_path):
