@@ -9,7 +9,7 @@ import msgspec
 from typer import Argument, Option
 
 from paged.cli.options import Json
-from paged.cli.show import as_bytes, as_time, counted, figures, print_json, short
+from paged.cli.show import as_bytes, counted, figures, print_json, short
 from paged.hardware import (
     DTYPES,
     Capacity,
@@ -90,8 +90,8 @@ def capacity(
         return
     place = f"{found.tensor_parallel} × {found.device}"
     figures(f"{found.model} in {found.dtype} on {place}: memory", _memory(found, roofline))
-    shown = [(name, as_time(value)) for name, value in seconds.items()]
-    notes = [("", f"but {note}") for note in (step.layers.notes if isinstance(step, MeasuredStep) else ())]
+    shown = [(name, f"{1e3 * value:,.1f} ms") for name, value in seconds.items()]
+    notes = [("note", note) for note in (step.layers.notes if isinstance(step, MeasuredStep) else ())]
     figures(f"a step on {place}", [*shown, ("timed by", timed_by(step)), *notes])
     figures(f"operations a byte, {found.device} in {found.dtype}", _arithmetic(found, roofline))
 

@@ -17,7 +17,7 @@ def print_outcome(outcome: Outcome) -> None:
     result, scenario = outcome.result, outcome.scenario
     is_chosen = scenario.max_tokens_per_step == "auto" and scenario.policy_rules().chunked
     lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
-    notes = [("", f"but {note}") for note in scenario.device.notes()]
+    notes = [("note", note) for note in scenario.device.notes()]
     figures(
         _title(result),
         [("trace", described(outcome.load)), ("steps are timed by", scenario.device.timed_by()), *notes, *lines],
