@@ -117,6 +117,11 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
         asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
     )
     setup_of_run = prepared(run, own)
+    if setup_of_run.engine.reserved_rows:
+        # Who measures a concurrency sets the engine up for it.
+        rows = max(1, clients - setup_of_run.engine.reserved_rows)
+        setup_of_run = msgspec.structs.replace(setup_of_run, max_sequences=rows)
+        assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
     ttft_of, tpot_of = _simulated(setup_of_run, prompt, output, clients)
     return Cell(
         backend=row["backend"],

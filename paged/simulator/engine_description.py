@@ -36,6 +36,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                          its defaults
     memory_share         of the device's memory that it takes
     reserved_blocks      of the blocks that it counts, those that hold no tokens (vLLM's null block)
+    reserved_rows        of the sequences that it is set up for, those that it does not serve
     runs_ahead           it decides on a step while the one before runs
     launching            what it adds to the kernels of a step
     source               where the figures come from, and which were fitted on what
@@ -50,6 +51,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefix_caching: bool = True
     memory_share: float = 0.9
     reserved_blocks: int = 0
+    reserved_rows: int = 0
     runs_ahead: bool = False
     launching: Launching = Launching()
     source: str = ""

@@ -163,7 +163,10 @@ def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
     assert 0.005 < cell.simulated_tpot_s < 0.03
     assert cell.assumed == ("version is not stated: as vllm-0.24",)
     (unstated,) = closed_loops(table(tmp_path, precision="", backend="trtllm", version="1.0"))
-    assert unstated.assumed == ("precision is not stated: bf16",)
+    assert unstated.assumed[0] == "precision is not stated: bf16"
+    assert "keeps one for itself" in unstated.assumed[1]
+    # One of four clients waits for another's whole answer.
+    assert unstated.simulated_ttft_s > 0.5 * 64 * unstated.simulated_tpot_s / 4
     assert unstated.simulated_tpot_s > cell.simulated_tpot_s
 
 
