@@ -215,6 +215,19 @@ def test_microseconds_are_found_out(tmp_path):
         fit_folder(written(tmp_path, of), "h100")
 
 
+def test_a_table_of_another_device_is_refused_and_one_of_two_devices(tmp_path):
+    of = tables()
+    of["gemm_perf"] = [{**row, "device": "NVIDIA A100-SXM4-80GB"} for row in of["gemm_perf"]]
+    with pytest.raises(BadKernelRow, match=r"gemm_perf.*NVIDIA A100-SXM4-80GB; kernels of h100 were asked for"):
+        fit_folder(written(tmp_path, of), "h100")
+    for row in of["gemm_perf"]:
+        row["device"] = "NVIDIA H100 80GB HBM3"
+    assert fit_folder(written(tmp_path, of), "h100").name == "h100"
+    of["gemm_perf"][5]["device"] = "NVIDIA H200"
+    with pytest.raises(BadKernelRow, match=r"row 5 has NVIDIA H200; the rows before have NVIDIA H100"):
+        fit_folder(written(tmp_path, of), "h100")
+
+
 def test_a_table_of_no_known_dtype_is_refused(tmp_path):
     of = tables()
     for row in of["gemm_perf"]:

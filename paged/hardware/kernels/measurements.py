@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.extras import import_with_extra
+from paged.hardware.catalogue import device_names
 from paged.hardware.device import Device
 from paged.hardware.errors import BadHardwareFile
 from paged.hardware.kernels import guide
@@ -61,6 +62,7 @@ def read_folder(folder: str | Path, device: Device) -> Measurements:
 
     def timed(name: str, understood: Callable[[_Table], Columns], least: Callable[[Columns], Any]) -> Timed:
         table = _Table.read(folder, name)
+        table.must_be_of(device)
         versions[name] = table.version
         columns = understood(table)
         seconds = table.numbers("latency") * 1e-3
@@ -117,6 +119,14 @@ class _Table:
                 header, *rows = csv.reader(file)
             return cls(text, {column: np.asarray([row[place] for row in rows]) for place, column in enumerate(header)})
         raise BadHardwareFile(folder, name, "there is neither a .parquet nor a .csv file of this name")
+
+    def must_be_of(self, device: Device) -> None:
+        """Raises BadKernelRow where the table names another device that paged knows, and not this one."""
+        said = "" if "device" not in self.columns else str(self.columns["device"][0])
+        # A catalogue's name is a family, and what tells its members apart.
+        own, *families = (name.partition("-")[0] for name in (device.name, *device_names()))
+        if own not in said.lower() and any(family in said.lower() for family in families):
+            raise BadKernelRow(self.path, "device", 0, said, f"kernels of {device.name} were asked for")
 
     def keep(self, is_kept: NDArray[np.bool_]) -> None:
         self.rows = self.rows[is_kept]
