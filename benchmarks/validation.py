@@ -31,6 +31,7 @@ from paged.simulator import (
     Asked,
     Cell,
     Validation,
+    by_engine,
     closed_loops,
     engine_named,
     read_run,
@@ -177,11 +178,7 @@ def _closed(cells: list[Cell]) -> Iterator[str]:
     yield ""
     yield "| engine | model | dtype | devices | runs | TPOT, absolute | signed | TTFT, absolute | signed |"
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
-    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
-    for cell in cells:
-        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
-        groups.setdefault(key, []).append(cell)
-    for key, of in (*sorted(groups.items()), (("all", "", "", ""), cells)):
+    for key, of in (*sorted(by_engine(cells).items()), (("all", "", "", ""), cells)):
         tpot, ttft = [cell.tpot_error for cell in of], [cell.ttft_error for cell in of]
         spread = [
             _bold(f"{median(map(abs, errors)):.1%}", median(map(abs, errors)) > goal)

@@ -66,6 +66,7 @@ def imported(
 
 
 def errors_of_layers(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:
+    """How far layers' tables are from layers that were timed, by kind."""
     sizes, seconds = measured.attention
     answered = tables.layer_attention.at(*sizes.T)
     kinds = {
@@ -73,13 +74,8 @@ def errors_of_layers(tables: LayerTables, measured: LayerMeasurements) -> dict[s
         "attention, prefill": sizes[:, 2] == 0,
         "attention, mixed": (sizes[:, 0] > 0) & (sizes[:, 2] > 0),
     }
-    found = {kind: _error(answered[rows], seconds[rows]) for kind, rows in kinds.items() if rows.any()}
+    found = {kind: KernelError.of(answered[rows], seconds[rows]) for kind, rows in kinds.items() if rows.any()}
     for kind, layers, fitted in (("dense", measured.dense, tables.dense), ("per sequence", measured.head, tables.head)):
         of = [(fitted[name].seconds(at), timed) for name, (at, timed) in layers.items()]
-        found[kind] = _error(np.concatenate([each for each, _ in of]), np.concatenate([each for _, each in of]))
+        found[kind] = KernelError.of(np.concatenate([each for each, _ in of]), np.concatenate([each for _, each in of]))
     return found
-
-
-def _error(answered: np.ndarray, measured: np.ndarray) -> KernelError:  # type: ignore[type-arg]
-    shares = np.abs(answered / measured - 1)
-    return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import msgspec
 from typer import Argument, Option
 
 from paged.cli.options import Json
@@ -14,7 +15,7 @@ from paged.cli.show import print_json, printed, table
 from paged.extras import import_with_extra
 from paged.hardware import device_names, model_names
 from paged.report import validation_rows, write_validation_html
-from paged.simulator import Asked, Cell, closed_loops, engine_names, read_run, validated
+from paged.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated
 
 _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/simulator.md)."
 
@@ -86,12 +87,14 @@ def validate(
 
 def _closed(cells: list[Cell], json: bool) -> None:
     if json:
-        print_json([{**_fields(cell), "ttft_error": cell.ttft_error, "tpot_error": cell.tpot_error} for cell in cells])
+        print_json(
+            [
+                {**msgspec.to_builtins(cell), "ttft_error": cell.ttft_error, "tpot_error": cell.tpot_error}
+                for cell in cells
+            ]
+        )
         return
-    groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
-        groups.setdefault(key, []).append(cell)
+    groups = by_engine(cells)
     rows = [[*key, *_errors(of)] for key, of in groups.items()]
     if len(groups) > 1:
         rows.append(["all", "", "", "", *_errors(cells)])
@@ -106,7 +109,3 @@ def _errors(cells: list[Cell]) -> list[str]:
     for errors in ([cell.tpot_error for cell in cells], [cell.ttft_error for cell in cells]):
         shown += [f"{median(map(abs, errors)):.1%}", f"{median(errors):+.1%}"]
     return shown
-
-
-def _fields(cell: Cell) -> dict[str, object]:
-    return {name: getattr(cell, name) for name in cell.__struct_fields__}

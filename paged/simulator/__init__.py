@@ -4,7 +4,7 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 """
 
 from paged.simulator.binding import Binding, Effect, Knob, what_binds
-from paged.simulator.closed_loops import Cell, closed_loops
+from paged.simulator.closed_loops import Cell, by_engine, closed_loops
 from paged.simulator.decisions import Decision, as_line, decision_of, differences
 from paged.simulator.engine_description import EngineDescription, UnknownEngine, engine_named, engine_names
 from paged.simulator.fidelity import RecordedSeconds, predict, replay
@@ -73,6 +73,7 @@ __all__ = [
     "Validation",
     "Weighed",
     "as_line",
+    "by_engine",
     "by_seed",
     "closed_loops",
     "decision_of",

@@ -9,7 +9,7 @@ last one has ended, of about one length. Knows files and statistics. Does not kn
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -80,6 +80,15 @@ def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]
                 yield _cell(row, asked)
             except _BadCell as error:
                 raise BadRun(path, number, str(error)) from None
+
+
+def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:
+    """The cells of each engine, model, dtype and devices, in their order."""
+    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
+        groups.setdefault(key, []).append(cell)
+    return groups
 
 
 class _BadCell(Exception):

@@ -14,10 +14,11 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from paged.hardware.device import Device
 from paged.hardware.kernels.grid import STEP, Grid
-from paged.hardware.kernels.packing import packed, unpacked
+from paged.hardware.kernels.packing import packed, packed_numbers, unpacked, unpacked_numbers
 
 FORMAT = 1
 """Of the file; raised when a field changes its meaning."""
@@ -29,6 +30,12 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rows: int
     median: float
     p90: float
+
+    @classmethod
+    def of(cls, answered: NDArray[np.float64], measured: NDArray[np.float64]) -> KernelError:
+        """Of at least one row."""
+        shares = np.abs(answered / measured - 1)
+        return cls(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
 
 class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,14 +76,14 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ticks += [values for values in grid.axes.values() if values not in ticks]
             axes[key] = {name: ticks.index(values) for name, values in grid.axes.items()}
         deltas = [np.diff(grid.steps, axis=0, prepend=np.int16(0)).ravel() for grid in grids.values()]
-        octets = np.concatenate(deltas).astype("<i2").view(np.uint8).reshape(-1, 2).T
         bits = np.packbits(np.concatenate([grid.is_measured.ravel() for grid in grids.values()]))
-        return cls(ticks=ticks, axes=axes, steps=packed(octets.tobytes()), measured=packed(bits.tobytes()))
+        return cls(
+            ticks=ticks, axes=axes, steps=packed_numbers(np.concatenate(deltas)), measured=packed(bits.tobytes())
+        )
 
     def grids(self) -> dict[str, Grid]:
         """The grids by their keys."""
-        octets = np.frombuffer(unpacked(self.steps), np.uint8).reshape(2, -1).T
-        deltas = np.ascontiguousarray(octets).view("<i2").ravel()
+        deltas = unpacked_numbers(self.steps)
         bits = np.unpackbits(np.frombuffer(unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
         found = {}
         start = 0

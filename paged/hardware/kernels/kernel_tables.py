@@ -198,8 +198,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def error(self, kind: str, timed: Timed) -> KernelError:
         """How far answers are from kernels that were timed, at least one."""
-        shares = np.abs(self.answers(kind, timed.columns) / timed.seconds - 1)
-        return KernelError(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
+        return KernelError.of(self.answers(kind, timed.columns), timed.seconds)
 
     def answers(self, kind: str, columns: Columns) -> Seconds:
         """Of each row of a table. Raises UnknownKernel."""

@@ -25,19 +25,30 @@ def unpacked(text: str) -> bytes:
         raise ValueError(f"packed numbers are damaged: {error}") from None
 
 
+def packed_numbers(numbers: NDArray[np.int16]) -> str:
+    """Whole numbers in a row."""
+    # All low bytes, then all high ones, which are nearly all alike.
+    return packed(np.ascontiguousarray(numbers, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
+
+
+def unpacked_numbers(text: str) -> NDArray[np.int16]:
+    """What `packed_numbers` packed, int16 [as many]. Raises ValueError for what was not packed here."""
+    octets = np.frombuffer(unpacked(text), np.uint8)
+    numbers: NDArray[np.int16] = np.ascontiguousarray(octets.reshape(2, -1).T).view("<i2").ravel()
+    return numbers
+
+
 def packed_steps(values: NDArray[np.float64], step: float) -> str:
     """Numbers as multiples of `step`, the difference to the one before along the first axis."""
     steps = np.round(values / step).clip(-32768, 32767).astype(np.int16)
     deltas = np.diff(steps, axis=0, prepend=np.int16(0))
-    # All low bytes, then all high ones, which are nearly all alike.
-    return packed(np.ascontiguousarray(deltas, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
+    return packed_numbers(deltas)
 
 
 def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np.float64]:
     """What `packed_steps` packed. Raises ValueError for another number of them."""
-    octets = np.frombuffer(unpacked(text), np.uint8)
-    if len(octets) != 2 * int(np.prod(shape)):
+    if len(octets := unpacked(text)) != 2 * int(np.prod(shape)):
         raise ValueError(f"values has {len(octets):,} bytes unpacked; its axes want {2 * int(np.prod(shape)):,}")
-    deltas = np.ascontiguousarray(octets.reshape(2, -1).T).view("<i2").reshape(shape)
+    deltas = unpacked_numbers(text).reshape(shape)
     values: NDArray[np.float64] = np.cumsum(deltas, axis=0, dtype=np.int16) * np.float64(step)
     return values
