@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from paged.block_manager import InvalidConfig
-from paged.checkpoint import named_or_shipped
+from paged.checkpoint import checkpoint_path, named_or_shipped
 from paged.door import shown
 from paged.engine import Engine
 from paged.live_request import LiveRequest
@@ -89,7 +89,9 @@ class LLM:
         """
         is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         several: list[Any] = list(messages) if is_several else [messages]
-        prompts = [chat_prompt(self.engine.model, conversation) for conversation in several]
+        model = self.engine.model
+        is_shipped = model.path == checkpoint_path()
+        prompts = [chat_prompt(model.tokenizer, conversation, is_shipped=is_shipped) for conversation in several]
         return self.generate(prompts, sampling_params, **options)
 
     def beam_search(

@@ -6,44 +6,65 @@ Knows messages and templates. Does not know how an answer is made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paged.block_manager import PagedError
-from paged.checkpoint import checkpoint_path
 from paged.door import checked_text, shown
 
-if TYPE_CHECKING:
-    from paged.model.loading import LoadedModel
-
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 # Of the model that ships: it was never taught to talk.
-_PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer:{}\n\n"}
+_PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer:{}\n\n", "tool": "Result: {}\n"}
+# What a message may have beside role and content, for templates that know tools.
+_MORE = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 _ANSWER = "Answer:"
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class InvalidChat(PagedError, ValueError):
     """Messages of the wrong shape, or a model without a template for them."""
 
 
-def chat_prompt(model: LoadedModel, messages: Sequence[Message]) -> list[int]:
+def chat_prompt(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    *,
+    is_shipped: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[int]:
     """The token ids of a prompt that the assistant's next message continues.
 
-    messages  mappings with "role", one of ROLES, and "content", text; the last one is not the assistant's
+    tokenizer   the model's, with its chat template; None is refused
+    messages    mappings with "role", one of ROLES, and "content", text; the last one is not the assistant's
+    is_shipped  it is the model that ships, which has no template
+    tools       what the assistant may call, as the template takes it
+    options     more of the template's own
 
     Raises InvalidChat, or InvalidRequest for a lone surrogate.
     """
     checked_messages(messages)
-    if model.tokenizer is None:
-        raise InvalidChat(f"{model.path}: no tokenizer there, so messages cannot become a prompt.")
-    if model.path == checkpoint_path():
+    if tokenizer is None:
+        raise InvalidChat("the model has no tokenizer, so messages cannot become a prompt.")
+    if is_shipped:
         parts = [_PLAIN[each["role"]].format(_as_said(each)) for each in messages]
-        found: Any = model.tokenizer.encode("".join(parts) + _ANSWER, verbose=False)
+        found: Any = tokenizer.encode("".join(parts) + _ANSWER, verbose=False)
         return [int(token) for token in found]
-    if not model.tokenizer.chat_template:
-        raise InvalidChat(f"{model.path}: its tokenizer has no chat template; make a prompt of the messages yourself.")
-    found = model.tokenizer.apply_chat_template(list(map(dict, messages)), add_generation_prompt=True, tokenize=True)
+    if not tokenizer.chat_template:
+        raise InvalidChat("the model's tokenizer has no chat template; make a prompt of the messages yourself.")
+    # It comes with transformers, which whoever has a tokenizer has.
+    from jinja2 import TemplateError
+
+    try:
+        found = tokenizer.apply_chat_template(
+            list(map(dict, messages)),
+            tools=None if tools is None else list(map(dict, tools)),
+            add_generation_prompt=True,
+            tokenize=True,
+            **(options or {}),
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InvalidChat(f"the chat template does not take these messages: {error}") from None
     ids = found["input_ids"] if isinstance(found, Mapping) else found
     return [int(token) for token in ids]
 
@@ -62,7 +83,7 @@ def checked_messages(messages: Any) -> None:
     if not several:
         raise InvalidChat("there is no message; at least one of the user is needed.")
     for number, message in enumerate(several):
-        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        if not isinstance(message, Mapping) or set(message) - _MORE != {"role", "content"}:
             raise InvalidChat(f"message {number} has to be a mapping with role and content; got {shown(message)}.")
         if message["role"] not in ROLES:
             raise InvalidChat(

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from paged.block_manager import PagedError
 
+# Characters of a library's message that are quoted.
+_LONGEST_CAUSE = 300
+
 
 class ModelError(PagedError):
     """A checkpoint that cannot be run."""
@@ -38,3 +41,9 @@ class BudgetTooSmall(PagedError, ValueError):
         super().__init__(message)
         self.wanted = wanted
         self.given = given
+
+
+def short_cause(error: BaseException) -> str:
+    """What a library says of a file, as one line that a terminal can hold: its first words may be no cause."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from paged.attention import LayerOptions
-from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
+from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel, short_cause
 from paged.model.hook import ATTENTION, register, under_way
 from paged.model.native.packed import pack_linears
-
-# Characters of a library's message that are quoted.
-_LONGEST_CAUSE = 300
+from paged.model.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -70,7 +68,7 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     _check_architecture(config, folder)
     wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
     module = _module(folder, wanted).to(where).eval()
-    return as_loaded(module, folder, _tokenizer(folder), where)
+    return as_loaded(module, folder, load_tokenizer(folder), where)
 
 
 def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
@@ -110,7 +108,7 @@ def usable_device(name: str | torch.device) -> torch.device:
         where = torch.device(name)
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError) as error:
-        raise UnsupportedModel(f"device {str(name)!r} cannot be used here: {_cause(error)}") from error
+        raise UnsupportedModel(f"device {str(name)!r} cannot be used here: {short_cause(error)}") from error
     return where
 
 
@@ -130,7 +128,7 @@ def _config(folder: Path) -> Any:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: config.json cannot be read: {_cause(error)}") from error
+        raise BrokenCheckpoint(f"{folder}: config.json cannot be read: {short_cause(error)}") from error
 
 
 def _check_architecture(config: Any, folder: Path) -> None:
@@ -170,7 +168,7 @@ def _module(folder: Path, dtype: Any) -> Any:
             ignore_mismatched_sizes=True,
         )
     except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {_cause(error)}") from error
+        raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {short_cause(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
         if shows_progress:
@@ -180,17 +178,6 @@ def _module(folder: Path, dtype: Any) -> Any:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise BrokenCheckpoint(f"{folder}: weights that are missing or of another shape: {', '.join(wrong[:3])}{more}.")
     return module
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise BrokenCheckpoint(f"{folder}: the tokenizer cannot be read: {_cause(error)}") from error
 
 
 def _eos(module: Any, config: Any) -> tuple[int, ...]:
@@ -256,9 +243,3 @@ def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
     if len(trial.shapes) != 1:
         raise UnsupportedModel(f"{folder}: its layers' K and V have {len(trial.shapes)} shapes; one is supported.")
     return trial
-
-
-def _cause(error: BaseException) -> str:
-    """What a library says of a file, as one line that a terminal can hold: its first words may be no cause."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"

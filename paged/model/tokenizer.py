@@ -1,0 +1,20 @@
+"""The tokenizer of a checkpoint folder. Knows transformers' loader. Does not know the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paged.model.errors import BrokenCheckpoint, short_cause
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The Hugging Face tokenizer of a folder, None where there is none. Nothing is fetched. Raises BrokenCheckpoint."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise BrokenCheckpoint(f"{folder}: the tokenizer cannot be read: {short_cause(error)}") from error

@@ -1,0 +1,276 @@
+"""One call while it is answered: what the engine brings is written to the client, whole or as it comes.
+
+    wait for the first news ─> status and headers ─> pieces ─> usage, [DONE]
+
+Nothing is sent before there is an answer, so that what goes wrong until then has a status of its own. A client that goes, a deadline that
+passes and a queue that takes too long end the call, and its requests with it. Knows the engine's outputs, forms of answers and one client.
+Does not know limits, tenants or how requests are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from paged.block_manager import PagedError
+from paged.results import Completion, EngineOutput
+from paged.serving.answers import DONE, Form, Usage, encode, error_event
+from paged.serving.engine_client import EngineAway, EngineDied, Inbox, RefusedByEngine
+from paged.serving.errors import SERVER, ApiError, unavailable, wrong
+from paged.serving.records import RequestRecord
+
+Send = Callable[[dict[str, Any]], Any]
+_BODY = "http.response.body"
+# Errors of the engine that say that a request is too long for it.
+_TOO_LONG = {"NeverFits"}
+RESTART_S = 1.0
+
+
+class ClientGone(PagedError, ConnectionError):
+    """Nobody reads the answer."""
+
+
+class Answering(Response):
+    """The response to one call. `on_end` is called once, however it ends."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        form: Form,
+        record: RequestRecord,
+        *,
+        streams: bool,
+        n: int,
+        prompts: list[list[int]],
+        include_usage: bool,
+        continuous_usage: bool,
+        opening_text: list[str] | None,
+        clock: Callable[[], float],
+        on_end: Callable[[Answering], None],
+        on_gap: Callable[[float, int], None],
+        headers: dict[str, str],
+    ) -> None:
+        self.inbox = inbox
+        self.form = form
+        self.record = record
+        self.background = None
+        self._streams = streams
+        self._n = n
+        self._prompts = prompts
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        self._opening_text = opening_text
+        self._clock = clock
+        self._on_end = on_end
+        self._on_gap = on_gap
+        self._more_headers = headers
+        self._usage = Usage()
+        self._num_out = 0
+        self._latest: dict[int, float] = {}
+        # Since when a write waits for the client, and the task that writes.
+        self.sending_since: float | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer."""
+        self.task = asyncio.current_task()
+        listener = asyncio.get_running_loop().create_task(self._listen(receive))
+        record = self.record
+        try:
+            if self._streams:
+                await self._stream(send)
+            else:
+                await self._whole(send)
+        except (ClientGone, asyncio.CancelledError):
+            record.status, record.error = 499, record.error or "client_gone"
+            record.finish_reason = "abort"
+        except PagedError as error:
+            await self._say(send, _as_api_error(error))
+        finally:
+            listener.cancel()
+            record.ended = self._clock()
+            self._on_end(self)
+
+    def fail(self, error: PagedError) -> None:
+        """End the call: its deadline has passed, say."""
+        self.inbox.fail(error)
+
+    async def _listen(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.inbox.fail(ClientGone("the client has gone."))
+
+    async def _whole(self, send: Send) -> None:
+        while await self.inbox.take():
+            pass
+        completions = [self.inbox.completions[place] for place in range(len(self._prompts))]
+        record = self.record
+        for place, completion in enumerate(completions):
+            _must_be_answered(completion.error, completion.outputs[0].finish_reason)
+            self._account(completion)
+            if completion.prompt_logprobs is not None:
+                completions[place] = msgspec.structs.replace(completion, prompt_token_ids=self._prompts[place])
+        record.finish_reason = completions[0].outputs[0].finish_reason
+        if record.answer is not None:
+            record.answer = "".join(output.text for completion in completions for output in completion.outputs)
+        body = self.form.whole(completions, self._usage)
+        await self._start(send, {"content-type": "application/json", "content-length": str(len(body))})
+        await self._write(send, body, more=False)
+
+    async def _stream(self, send: Send) -> None:
+        news = await self.inbox.take()
+        for _, output in news:
+            _must_be_answered(output.error, output.finish_reason)
+        # A proxy is to hand pieces on as they come.
+        headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+        await self._start(send, headers)
+        opening = self._openings()
+        if opening:
+            await self._write(send, opening)
+        try:
+            while news:
+                pieces = self._pieces(news)
+                if pieces:
+                    await self._write(send, pieces)
+                news = await self.inbox.take()
+        except (ClientGone, asyncio.CancelledError):
+            raise
+        except PagedError as error:
+            failure = _as_api_error(error)
+            self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
+            await self._write(send, error_event(failure.body()) + DONE, more=False)
+            return
+        last = self.form.usage_piece(self._usage) if self._include_usage else b""
+        await self._write(send, last + DONE, more=False)
+
+    def _openings(self) -> bytes:
+        """What each choice begins with: whose message it is, or the prompt that is echoed."""
+        num = len(self._prompts) * self._n
+        if self.form.is_chat:
+            return b"".join(self.form.opening(index) for index in range(num))
+        if self._opening_text is None:
+            return b""
+        found = []
+        for index in range(num):
+            text = self._opening_text[index // self._n]
+            piece = self.form.piece([EngineOutput("", [], text)], index)
+            if piece is not None:
+                found.append(piece)
+        return b"".join(found)
+
+    def _pieces(self, news: list[tuple[int, EngineOutput]]) -> bytes:
+        """What has come, as pieces: one a choice, however much it was."""
+        now, record, form = self._clock(), self.record, self.form
+        if len(news) == 1:
+            grouped = {news[0][0] * self._n + news[0][1].sequence: [news[0][1]]}
+        else:
+            grouped = {}
+            for place, output in news:
+                grouped.setdefault(place * self._n + output.sequence, []).append(output)
+        found = []
+        for index, outputs in grouped.items():
+            num_tokens = 0
+            for output in outputs:
+                num_tokens += len(output.token_ids)
+                if output.error is not None or output.finish_reason in ("rejected", "abort"):
+                    _must_be_answered(output.error, output.finish_reason)
+                if output.finish_reason is not None:
+                    record.finish_reason = record.finish_reason or output.finish_reason
+                if output.usage is not None:
+                    self._take_usage(output)
+            self._num_out += num_tokens
+            if num_tokens:
+                before = self._latest.get(index)
+                if before is not None:
+                    self._on_gap(now - before, num_tokens)
+                self._latest[index] = now
+            usage = None
+            if self._continuous_usage:
+                num_in = sum(map(len, self._prompts))
+                usage = Usage(num_in, self._num_out, num_in + self._num_out)
+            piece = form.piece(outputs, index, usage)
+            if piece is not None:
+                found.append(piece)
+            if record.answer is not None:
+                record.answer += "".join(output.text for output in outputs)
+        if record.first is None and self._num_out:
+            record.first = now
+        record.last, record.output_tokens = now, self._num_out
+        return b"".join(found)
+
+    def _take_usage(self, output: EngineOutput) -> None:
+        used, record = output.usage, self.record
+        assert used is not None, "it was looked"
+        self._usage.add(used)
+        record.cached_tokens += used.hit_tokens
+        record.recomputed_tokens += used.recomputed_tokens
+        record.swapped_blocks += used.swapped_blocks
+        record.preemptions += used.preemptions
+        if output.timings is not None and output.timings.longest_gap_s is not None:
+            record.longest_pause_s = max(record.longest_pause_s, output.timings.longest_gap_s)
+
+    def _account(self, completion: Completion) -> None:
+        """What a whole answer took."""
+        record, timings = self.record, completion.timings
+        if completion.usage is not None:
+            self._take_usage(EngineOutput(completion.id, [], usage=completion.usage, timings=timings))
+            record.output_tokens += completion.usage.output_tokens
+        if timings.ttft_s is not None:
+            first = record.arrived + timings.ttft_s
+            record.first = first if record.first is None else min(first, record.first)
+            record.last = max(record.last or 0.0, record.arrived + timings.e2e_s)
+
+    async def _start(self, send: Send, headers: dict[str, str]) -> None:
+        self.record.status = 200
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._more_headers}.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self.sending_since = self._clock()
+        await send({"type": _BODY, "body": body, "more_body": more})
+        self.sending_since = None
+
+    async def _say(self, send: Send, error: ApiError) -> None:
+        """An error instead of an answer."""
+        record = self.record
+        record.status, record.error, record.finish_reason = error.status, error.code or error.kind, _reason_of(error)
+        body = encode(error.body())
+        headers = {
+            **self._more_headers,
+            **error.headers(),
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+        }
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await send({"type": _BODY, "body": body, "more_body": False})
+
+
+def _reason_of(error: ApiError) -> str:
+    return error.code if error.code in ("deadline", "queue_timeout") else "error"
+
+
+def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
+    """Raise ApiError for a request that the engine ended without an answer."""
+    if error is not None:
+        raise ApiError(500, f"the engine could not finish this request: {error}", kind=SERVER, code="engine_error")
+    if finish_reason == "rejected":
+        raise wrong("the request does not fit into the memory that there is.", code="context_length_exceeded")
+    if finish_reason == "abort":
+        raise ApiError(500, "the request was aborted.", kind=SERVER, code="aborted")
+
+
+def _as_api_error(error: PagedError) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RefusedByEngine):
+        return wrong(str(error), code="context_length_exceeded" if error.kind in _TOO_LONG else None)
+    if isinstance(error, EngineAway):
+        return unavailable(str(error), error.back_in_s)
+    if isinstance(error, EngineDied):
+        return unavailable(str(error), RESTART_S, "engine_died")
+    return ApiError(500, str(error), kind=SERVER, code="internal_error")

@@ -1,0 +1,342 @@
+"""Paths: who may call what, and which call of the front it is.
+
+Knows HTTP's methods, headers and statuses. Does not know engines, queues or sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from paged import __version__
+from paged.serving.answers import encode
+from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
+from paged.serving.front import Call, Front
+from paged.serving.settings import digest_of, is_one_of
+
+_OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
+_ADMIN = ("/requests/", "/dashboard/")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_ERRORS: dict[int | str, Any] = {
+    status: {
+        "description": what,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}},
+    }
+    for status, what in {
+        400: "A request that can never be answered",
+        401: "No key, or a wrong one",
+        404: "No such model",
+        408: "The body came too slowly",
+        413: "The body is too long",
+        422: "Never: kept for tools that expect it",
+        429: "Too much at the moment; Retry-After says when to come again",
+        503: "No engine at the moment",
+        504: "Not finished by its deadline",
+    }.items()
+}
+
+
+class Guard:
+    """What happens before a path is looked up: an id, a key, a body that is neither too long nor too slow."""
+
+    def __init__(self, app: Any, front: Front) -> None:
+        self._app = app
+        self._front = front
+        settings = front.settings
+        self._keys: list[tuple[bytes, str | None]] = [(digest_of(key), None) for key in settings.api_keys]
+        self._keys += [(digest_of(key), tenant.name) for tenant in settings.tenants for key in tenant.keys]
+        self._digests = [digest for digest, _ in self._keys]
+        self._admins = [digest_of(key) for key in settings.admin_keys]
+        self._needs_key = settings.needs_key
+        header = settings.tenant_header
+        self._tenant_header = None if header is None else header.lower().encode("latin-1")
+        self._root = settings.root_path.rstrip("/")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        arrived = self._front.clock()
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.match(given) else self._front.new_id()
+        try:
+            path = scope["path"].removeprefix(self._root)
+            tenant, key = self._who(path, scope["method"], headers)
+            body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else b""
+        except ApiError as error:
+            await _respond(send, error, request_id)
+            return
+        call = Call(
+            request_id, path, arrived, key, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
+        )
+        scope["state"]["call"] = call
+        is_read = False
+
+        async def read() -> dict[str, Any]:
+            nonlocal is_read
+            if is_read:
+                return await receive()  # type: ignore[no-any-return]
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, read, send)
+
+    def _who(self, path: str, method: str, headers: dict[bytes, bytes]) -> tuple[str | None, str]:
+        """The tenant and the key of whoever calls. Raises ApiError."""
+        shown = headers.get(b"authorization", b"").decode("latin-1")
+        key = shown[7:].strip() if shown[:7].lower() == "bearer " else ""
+        if method == "OPTIONS" or path in _OPEN:
+            return None, ""
+        if path.startswith(_ADMIN):
+            if self._admins and is_one_of(key, self._admins) is None:
+                status, kind = (401, AUTHENTICATION) if not key else (403, PERMISSION)
+                raise ApiError(status, "an admin key is needed here.", kind=kind, code="invalid_api_key")
+            return None, key
+        tenant = None
+        if self._needs_key:
+            found = is_one_of(key, self._digests)
+            if found is None:
+                raise ApiError(401, "a valid API key is needed.", kind=AUTHENTICATION, code="invalid_api_key")
+            tenant = self._keys[found][1]
+        if tenant is None and self._tenant_header is not None:
+            named = headers.get(self._tenant_header, b"").decode("latin-1")[:256]
+            tenant = named or None
+        return tenant, key
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
+        """All of the body. Raises ApiError for one that is too long or too slow."""
+        settings = self._front.settings
+        most = settings.max_body_bytes
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced[:20]) > most:
+            raise _too_long(most)
+        parts, total = [], 0
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ApiError(499, "the client has gone.", code="client_gone")
+                    part = message.get("body", b"")
+                    total += len(part)
+                    if total > most:
+                        raise _too_long(most)
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {settings.body_timeout_s:g} s.") from None
+
+
+def _too_long(most: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {most:,} bytes.", code="body_too_long")
+
+
+async def _respond(send: Any, error: ApiError, request_id: str) -> None:
+    body = encode(error.body())
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "x-request-id": request_id,
+        # What is left of the body is not read.
+        "connection": "close",
+        **error.headers(),
+    }
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def build_app(front: Front) -> Any:
+    """The ASGI application of a front, which it starts and ends."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await front.start()
+        yield
+        await front.close()
+
+    app = FastAPI(
+        title="paged", version=__version__, lifespan=lifespan, redoc_url=None, root_path=front.settings.root_path
+    )
+    _say_errors(app)
+    _add_inference(app, front)
+    _add_watching(app, front)
+    _add_failure(app)
+    guarded: Any = Guard(app, front)
+    if front.settings.allowed_origins:
+        guarded = CORSMiddleware(
+            guarded, allow_origins=list(front.settings.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return guarded
+
+
+def _call(request: Request) -> Call:
+    found: Call = request.state.call
+    return found
+
+
+def _headers(request: Request) -> dict[str, str]:
+    return {"x-request-id": _call(request).id}
+
+
+def _say_errors(app: FastAPI) -> None:
+    """Errors have OpenAI's form, whoever finds them."""
+
+    @app.exception_handler(ApiError)
+    async def _own(request: Request, error: ApiError) -> Response:
+        return JSONResponse(error.body(), error.status, {**_headers(request), **error.headers()})
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+        message = f"{place}: {first['msg']}" if place else str(first["msg"])
+        found = wrong(message[:1000], place or None, "invalid_value")
+        return JSONResponse(found.body(), 400, _headers(request))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        found = ApiError(error.status_code, str(error.detail))
+        return JSONResponse(found.body(), error.status_code, {**(error.headers or {}), **_headers(request)})
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> Response:
+        found = ApiError(500, "an error of the server's own; it is in its log.", kind=SERVER, code="internal_error")
+        return JSONResponse(found.body(), 500, _headers(request))
+
+
+def _add_inference(app: FastAPI, front: Front) -> None:
+    @app.post("/v1/completions", responses=_ERRORS)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue text, or token ids."""
+        return await front.completion(body, _call(request))
+
+    @app.post("/v1/chat/completions", responses=_ERRORS)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Continue a conversation."""
+        return await front.chat(body, _call(request))
+
+    @app.get("/v1/models", responses={401: _ERRORS[401]})
+    async def models(request: Request) -> Response:
+        """The model that is served, by all of its names."""
+        ready = front.engine.ready
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": front.began,
+                "owned_by": "paged",
+                "root": str(front.folder) if front.settings.engine.model else name,
+                "parent": None,
+                "max_model_len": None if ready is None else ready.max_model_len,
+            }
+            for name in front.names
+        ]
+        return JSONResponse({"object": "list", "data": data}, headers=_headers(request))
+
+    @app.get("/v1/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]})
+    async def model(name: str, request: Request) -> Response:
+        """One of them."""
+        front.must_know(name)
+        found = {"id": name, "object": "model", "created": front.began, "owned_by": "paged"}
+        return JSONResponse(found, headers=_headers(request))
+
+    @app.post("/tokenize", responses=_ERRORS)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """Text, or messages, as token ids."""
+        front.must_know(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise wrong("one of prompt and messages is needed.", "prompt")
+        asking = front.asking
+
+        def tokens() -> list[int]:
+            if body.messages is not None:
+                return asking.chat(body.messages, body.tools)
+            return asking.encoded(body.prompt or "", add_special_tokens=body.add_special_tokens)
+
+        found = await asyncio.to_thread(tokens)
+        ready = front.engine.ready
+        answer: dict[str, Any] = {
+            "count": len(found),
+            "max_model_len": None if ready is None else ready.max_model_len,
+            "tokens": found,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = asking.token_texts(found)
+        return JSONResponse(answer, headers=_headers(request))
+
+    @app.post("/detokenize", responses=_ERRORS)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """Token ids as text."""
+        front.must_know(body.model)
+        text = await asyncio.to_thread(front.asking.text, body.tokens)
+        return JSONResponse({"prompt": text}, headers=_headers(request))
+
+
+def _add_watching(app: FastAPI, front: Front) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the server lives: 503 once its engine is gone for good."""
+        return Response(status_code=503 if front.engine.state == "dead" else 200)
+
+    app.add_api_route("/ping", health, methods=["GET"])
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether it takes requests now: 503 while an engine is being begun, and once the server is to end."""
+        try:
+            front.must_serve()
+        except ApiError as error:
+            return JSONResponse(error.body(), error.status, error.headers())
+        return Response(status_code=200)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The server's version."""
+        return {"version": __version__}
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Calls that are being answered."""
+        return {"server_load": front.num_open}
+
+
+def _add_failure(app: FastAPI) -> None:
+    """The errors' shape, in the document of the interface."""
+    usual = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = usual()
+        text = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+        found.setdefault("components", {}).setdefault("schemas", {})["Failure"] = {
+            "type": "object",
+            "required": ["error"],
+            "properties": {
+                "error": {
+                    "type": "object",
+                    "required": ["message", "type", "param", "code"],
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": text,
+                        "code": text,
+                    },
+                }
+            },
+        }
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]

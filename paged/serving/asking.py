@@ -1,0 +1,200 @@
+"""A client's body as what an engine is asked: token ids and sampling parameters.
+
+Knows OpenAI's and vLLM's meanings, defaults and limits, and a tokenizer. Does not know engines, sockets or queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from paged.door import checked_text
+from paged.model.chat import InvalidChat, chat_prompt
+from paged.sampling.errors import InvalidSampling
+from paged.sampling.params import SamplingParams
+from paged.sampling.structured import StructuredOutputsParams
+from paged.scheduler import InvalidRequest
+from paged.serving.bodies import ChatRequest, CompletionRequest, Message, ResponseFormat, StructuredOutputs, Tool
+from paged.serving.errors import wrong
+from paged.serving.settings import Settings
+
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion that names none, as OpenAI has it."""
+
+
+class Asking:
+    """Turns bodies into prompts and parameters. `tokenizer` may be None: then prompts have to be token ids."""
+
+    def __init__(self, settings: Settings, tokenizer: Any, is_shipped: bool) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._is_shipped = is_shipped
+
+    def prompts(self, body: CompletionRequest) -> list[list[int]]:
+        """The token ids of each prompt of a completion. Raises ApiError."""
+        prompt = body.prompt
+        several: Sequence[Any]
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            several = [prompt]
+        else:
+            several = prompt
+        most = self._settings.max_prompts
+        if len(several) > most:
+            raise wrong(f"{len(several):,} prompts; a request may have {most:,}.", "prompt")
+        return [self.encoded(each) if isinstance(each, str) else list(each) for each in several]
+
+    def encoded(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text as token ids. Raises ApiError."""
+        if self._tokenizer is None:
+            raise wrong("the model has no tokenizer; prompts have to be token ids.", "prompt")
+        try:
+            checked_text(text)
+        except InvalidRequest as error:
+            raise wrong(str(error), "prompt") from None
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        if not found:
+            raise wrong("the prompt is empty; at least one token is needed.", "prompt")
+        return found
+
+    def chat(
+        self, messages: list[Message], tools: list[Tool] | None, options: dict[str, Any] | None = None
+    ) -> list[int]:
+        """A conversation as token ids, by the model's chat template. Raises ApiError."""
+        plain = [_plain(message) for message in messages]
+        try:
+            return chat_prompt(
+                self._tokenizer,
+                plain,
+                is_shipped=self._is_shipped,
+                tools=[tool.model_dump() for tool in tools] if tools else None,
+                options=options,
+            )
+        except (InvalidChat, InvalidRequest) as error:
+            raise wrong(str(error), "messages") from None
+
+    def text(self, tokens: list[int]) -> str:
+        """Token ids as text. Raises ApiError."""
+        if self._tokenizer is None:
+            raise wrong("the model has no tokenizer.", "tokens")
+        size = len(self._tokenizer)
+        for token in tokens:
+            if token >= size:
+                raise wrong(f"token id {token} is outside the vocabulary of {size:,}.", "tokens")
+        return str(self._tokenizer.decode(tokens))
+
+    def token_texts(self, tokens: list[int]) -> list[str]:
+        """Each token as the tokenizer writes it."""
+        return [str(each) for each in self._tokenizer.convert_ids_to_tokens(tokens)]
+
+    def completion_params(self, body: CompletionRequest) -> SamplingParams:
+        """How a completion is sampled. Raises ApiError."""
+        n = body.n or 1
+        if body.best_of is not None and body.stream and body.best_of > n:
+            raise wrong("best_of does not go with stream: which answers are best is known at the end.", "best_of")
+        return self._params(
+            body,
+            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+            logprobs=body.logprobs,
+            best_of=body.best_of,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        )
+
+    def chat_params(self, body: ChatRequest, room: int) -> SamplingParams:
+        """How an answer of a conversation is sampled, which has `room` for so many tokens. Raises ApiError."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise wrong("top_logprobs goes with logprobs: true.", "top_logprobs")
+        most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        return self._params(
+            body, max_tokens=most or max(1, room), logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        )
+
+    def _params(
+        self, body: CompletionRequest | ChatRequest, *, max_tokens: int, logprobs: int | None, **more: Any
+    ) -> SamplingParams:
+        settings = self._settings
+        temperature = 1.0 if body.temperature is None else float(body.temperature)
+        n, best_of = body.n or 1, more.get("best_of")
+        if max(n, best_of or 1) > settings.max_n:
+            raise wrong(f"{max(n, best_of or 1):,} answers; a request may have {settings.max_n:,}.", "n")
+        if logprobs is not None and logprobs > settings.max_logprobs:
+            raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", "logprobs")
+        draws = temperature > 0
+        form = _form(body.response_format, body.structured_outputs)
+        if body.min_tokens is not None and body.min_tokens > max_tokens:
+            raise wrong(f"min_tokens {body.min_tokens} is above max_tokens {max_tokens}.", "min_tokens")
+        try:
+            return SamplingParams(
+                n=n,
+                temperature=temperature,
+                # What narrows a draw means nothing where nothing is drawn.
+                top_k=body.top_k if draws and body.top_k is not None and body.top_k > 0 else None,
+                top_p=float(body.top_p) if draws and body.top_p is not None and body.top_p < 1 else None,
+                min_p=float(body.min_p) if draws and body.min_p else None,
+                seed=body.seed % 2**64 if draws and body.seed is not None else None,
+                presence_penalty=float(body.presence_penalty or 0.0),
+                frequency_penalty=float(body.frequency_penalty or 0.0),
+                repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+                logit_bias=_biases(body.logit_bias),
+                allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+                bad_words=tuple(body.bad_words or ()),
+                max_tokens=max_tokens,
+                min_tokens=body.min_tokens or 0,
+                stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
+                stop_token_ids=tuple(body.stop_token_ids or ()),
+                include_stop_str_in_output=bool(body.include_stop_str_in_output),
+                ignore_eos=bool(body.ignore_eos),
+                logprobs=logprobs,
+                structured_outputs=form,
+                **more,
+            )
+        except InvalidSampling as error:
+            raise wrong(str(error)) from None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """As a chat template takes it."""
+    found = message.model_dump(exclude_none=True)
+    content = message.content
+    if isinstance(content, list):
+        found["content"] = "".join(part.text for part in content)
+    elif content is None:
+        found["content"] = ""
+    if message.role == "developer":
+        found["role"] = "system"
+    return found
+
+
+def _biases(named: dict[str, Any] | None) -> dict[int, float] | None:
+    if not named:
+        return None
+    found = {}
+    for token, bias in named.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise wrong(f'the keys of logit_bias have to be token ids; got "{token[:20]}".', "logit_bias")
+        found[int(token)] = float(bias)
+    return found
+
+
+def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    named = asked is not None and asked.type != "text"
+    if structured is not None and named:
+        raise wrong(
+            "response_format and structured_outputs both name a form; one of them is enough.", "response_format"
+        )
+    try:
+        if structured is not None:
+            fields = structured.model_dump(by_alias=True, exclude_none=True)
+            if "choice" in fields:
+                fields["choice"] = tuple(fields["choice"])
+            return StructuredOutputsParams(**fields)
+        if asked is None or not named:
+            return None
+        if asked.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        if asked.json_schema is None:
+            raise wrong("response_format json_schema needs json_schema.", "response_format")
+        return StructuredOutputsParams(json=msgspec.json.encode(asked.json_schema.schema_).decode())
+    except InvalidSampling as error:
+        raise wrong(str(error), "response_format" if structured is None else "structured_outputs") from None

@@ -1,0 +1,376 @@
+"""The front's side of the engine: requests go out, and what they bring is sorted by the calls that asked.
+
+    starting ─> ready ─> restarting ─> ready          dead: it died too often, or could not begin
+
+An engine that dies is replaced. Requests that it had begun end with EngineDied, for what it had said of them is gone; those that had not begun
+are given to the next one, once. Knows messages, processes and calls. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paged.block_manager import PagedError
+from paged.results import Completion, EngineOutput
+from paged.serving.settings import Settings
+from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
+
+MOST_TRIES = 2
+"""Engines that a request is given to."""
+
+
+class EngineDied(PagedError, RuntimeError):
+    """The engine process ended while it had this request."""
+
+
+class EngineAway(PagedError, RuntimeError):
+    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come."""
+
+    def __init__(self, message: str, back_in_s: float | None) -> None:
+        super().__init__(message)
+        self.back_in_s = back_in_s
+
+
+class RefusedByEngine(PagedError, ValueError):
+    """The engine did not take a request; `kind` is the class of its error."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Inbox:
+    """What the prompts of one call bring. One task takes from it; what it does not take is kept, and is bounded by the answers' length."""
+
+    __slots__ = ("_error", "_news", "_waiter", "begun", "completions", "num_open", "on_begun")
+
+    def __init__(self) -> None:
+        self.begun: float | None = None
+        self.num_open = 0
+        self.completions: dict[int, Completion] = {}
+        self.on_begun: Callable[[int], None] | None = None
+        self._news: list[tuple[int, EngineOutput]] = []
+        self._error: PagedError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> list[tuple[int, EngineOutput]]:
+        """What has come since the last time, each with the place of its prompt: at least one output, or none once all have ended. Raises what
+        the call failed with."""
+        while not self._news and self.num_open and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._news:
+            taken, self._news = self._news, []
+            return taken
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def begin(self, place: int, now: float) -> None:
+        """The prompt at this place was let in."""
+        if self.begun is None:
+            self.begun = now
+        if self.on_begun is not None:
+            self.on_begun(place)
+
+    def push(self, place: int, output: EngineOutput) -> None:
+        """More has come."""
+        self._news.append((place, output))
+        if output.finished:
+            self.num_open -= 1
+        self._wake()
+
+    def complete(self, place: int, completion: Completion) -> None:
+        """All of a prompt's answers have come."""
+        self.completions[place] = completion
+        self.num_open -= 1
+        self._wake()
+
+    def fail(self, error: PagedError) -> None:
+        """Nothing more comes; what has come is still there."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Held:
+    """A request that the engine has, or is to have: whose it is, and how many engines it was given to."""
+
+    __slots__ = ("add", "has_begun", "inbox", "num_tries", "place")
+
+    def __init__(self, add: Add, inbox: Inbox, place: int) -> None:
+        self.add = add
+        self.inbox = inbox
+        self.place = place
+        self.has_begun = False
+        self.num_tries = 0
+
+
+class EngineClient:
+    """The engine of a server. Belongs to one event loop.
+
+    on_ready, on_stepped, on_restart   called with Ready, with each Stepped, and when an engine died
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._context = zmq.asyncio.Context()
+        self._folder = Path(tempfile.mkdtemp(prefix="paged-"))
+        self._life = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._out: zmq.asyncio.Socket | None = None
+        self._held: dict[str, _Held] = {}
+        self._questions: dict[int, asyncio.Future[bytes | None]] = {}
+        self._num_asked = 0
+        self._deaths: deque[float] = deque()
+        self._keeper: asyncio.Task[None] | None = None
+        self._has_begun = asyncio.Event()
+        self._began_at = 0.0
+        self._takes_s = 20.0
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self.state = "starting"
+        self.why = ""
+        self.ready: Ready | None = None
+        self.figures: Figures | None = None
+        self.num_restarts = 0
+        self.on_ready: Callable[[Ready], None] | None = None
+        self.on_stepped: Callable[[Stepped], None] | None = None
+        self.on_restart: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begin to keep an engine."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def wait_until_ready(self) -> Ready:
+        """Once the engine takes requests. Raises EngineAway where it cannot begin."""
+        await self._has_begun.wait()
+        if self.ready is None:
+            raise EngineAway(self.why, None)
+        return self.ready
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the engine that runs."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not begun."""
+        return sum(not held.has_begun for held in self._held.values())
+
+    @property
+    def num_alive(self) -> int:
+        """Requests that have not ended."""
+        return len(self._held)
+
+    def is_alive(self, request_id: str) -> bool:
+        """Whether a request of this id has not ended."""
+        return request_id in self._held
+
+    def must_take(self) -> None:
+        """Raise EngineAway where no requests are taken."""
+        if self.state == "ready":
+            return
+        if self.state in ("dead", "closed"):
+            raise EngineAway(self.why, None)
+        left = max(1.0, self._began_at + self._takes_s - self._clock())
+        raise EngineAway(f"the engine is {self.state}.", left)
+
+    def submit(self, adds: list[Add], inbox: Inbox) -> None:
+        """Give the engine a call's requests. Raises EngineAway."""
+        self.must_take()
+        for place, add in enumerate(adds):
+            held = self._held[add.id] = _Held(add, inbox, place)
+            inbox.num_open += 1
+            self._give(held)
+
+    def abort(self, ids: list[str]) -> None:
+        """Nobody waits for these any more."""
+        alive = [request_id for request_id in ids if self._held.pop(request_id, None) is not None]
+        if alive and self.state == "ready":
+            self._send(Abort(alive))
+
+    async def ask(self, what: str, request_id: str = "") -> bytes | None:
+        """The engine's answer to a question, JSON; None: it knows no such request. Raises EngineAway."""
+        self.must_take()
+        self._num_asked += 1
+        number = self._num_asked
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._send(Ask(number, what, request_id))
+        try:
+            return await answer
+        finally:
+            self._questions.pop(number, None)
+
+    async def close(self) -> None:
+        """End the engine, and whatever it still has."""
+        self.state, self.why = "closed", "the server ends."
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        self._fail_all(EngineDied(self.why))
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _keep(self) -> None:
+        """An engine after the other, until they die too often."""
+        while True:
+            failure = await self._live()
+            now = self._clock()
+            if failure is not None and self.num_restarts == 0 and self.ready is None:
+                # It could not even begin: the next one could not either.
+                self._die(failure)
+                return
+            self._deaths.append(now)
+            while self._deaths and self._deaths[0] < now - self._settings.restart_window_s:
+                self._deaths.popleft()
+            if len(self._deaths) > self._settings.max_restarts:
+                self._die(
+                    f"the engine died {len(self._deaths)} times within {self._settings.restart_window_s:g} s, and is not begun again."
+                )
+                return
+            self.num_restarts += 1
+            self._pass_on()
+            if self.on_restart is not None:
+                self.on_restart()
+
+    def _die(self, why: str) -> None:
+        self.state, self.why, self.ready = "dead", why, None
+        self._fail_all(EngineDied(why))
+        self._has_begun.set()
+
+    async def _live(self) -> str | None:
+        """One engine from its beginning to its end; why it could not begin, if it could not."""
+        self._life += 1
+        self._began_at = self._clock()
+        to_engine, from_engine = (f"ipc://{self._folder}/{name}{self._life}" for name in ("to", "from"))
+        out, incoming = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        for socket, endpoint in ((out, to_engine), (incoming, from_engine)):
+            socket.set_hwm(0)
+            socket.bind(endpoint)
+        weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
+        beginning = Beginning(self._settings.engine, to_engine, from_engine, weights, self._settings.kv_events)
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "paged.serving.engine_process",
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin is not None, "it was asked for"
+        process.stdin.write(msgspec.json.encode(beginning) + b"\n")
+        self._out = out
+        reader = asyncio.get_running_loop().create_task(self._read(incoming))
+        try:
+            status = await process.wait()
+            # What it sent before it died has come already, or will at once.
+            await asyncio.wait([reader], timeout=0.2)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            reader.cancel()
+            found = (await asyncio.gather(reader, return_exceptions=True))[0]
+            self._out = None
+            out.close(linger=0)
+            incoming.close(linger=0)
+            self.state = "restarting" if self.state == "ready" else self.state
+            for answer in self._questions.values():
+                if not answer.done():
+                    answer.set_result(None)
+        return found if isinstance(found, str) else f"the engine ended with status {status} while it began."
+
+    async def _read(self, incoming: zmq.asyncio.Socket) -> str:
+        """Sort what the engine sends, until it says that it cannot begin."""
+        while True:
+            message = self._decode(await incoming.recv())
+            if isinstance(message, Stepped):
+                self._stepped(message)
+            elif isinstance(message, Refused):
+                held = self._held.pop(message.id, None)
+                if held is not None:
+                    held.inbox.fail(RefusedByEngine(message.error, message.kind))
+            elif isinstance(message, Told):
+                answer = self._questions.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.answer)
+            elif isinstance(message, Ready):
+                self._begun_with(message)
+            else:
+                return message.error
+
+    def _begun_with(self, ready: Ready) -> None:
+        self._takes_s = max(1.0, self._clock() - self._began_at)
+        self.ready, self.state = ready, "ready"
+        if self.on_ready is not None:
+            self.on_ready(ready)
+        self._has_begun.set()
+        for held in list(self._held.values()):
+            self._give(held)
+
+    def _stepped(self, step: Stepped) -> None:
+        held_ones, now = self._held, self._clock()
+        for request_id in step.begun:
+            held = held_ones.get(request_id)
+            if held is not None:
+                held.has_begun = True
+                held.inbox.begin(held.place, now)
+        for output in step.outputs:
+            held = held_ones.get(output.id)
+            if held is not None:
+                if output.finished:
+                    del held_ones[output.id]
+                held.inbox.push(held.place, output)
+        for completion in step.completions:
+            held = held_ones.pop(completion.id, None)
+            if held is not None:
+                held.inbox.complete(held.place, completion)
+        if step.figures is not None:
+            self.figures = step.figures
+        if self.on_stepped is not None:
+            self.on_stepped(step)
+
+    def _pass_on(self) -> None:
+        """The engine died: what it had begun has failed, the rest waits for the next one."""
+        error = EngineDied("the engine died while it had this request; it was not finished.")
+        for request_id, held in list(self._held.items()):
+            if held.has_begun or held.num_tries >= MOST_TRIES:
+                del self._held[request_id]
+                held.inbox.fail(error)
+
+    def _fail_all(self, error: PagedError) -> None:
+        held_ones, self._held = self._held, {}
+        for held in held_ones.values():
+            held.inbox.fail(error)
+
+    def _give(self, held: _Held) -> None:
+        held.num_tries += 1
+        self._send(held.add)
+
+    def _send(self, message: Any) -> None:
+        assert self._out is not None, "there is an engine"
+        # Without a limit on what is on its way this neither waits nor fails. The future is done at once.
+        self._out.send(self._encode(message), zmq.NOBLOCK)

@@ -1,0 +1,278 @@
+"""The engine's process: requests come in as messages, steps are made, and what they brought goes out, a message a step.
+
+    stdin: how to begin, a line       to: messages in       from: messages out
+
+It never waits for who reads: what it sends is kept by ZeroMQ until the front takes it. It ends when its standard input does, so that no
+engine outlives its server, however that ended. Knows an Engine and messages. Does not know HTTP, tokenizers or clients.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from threading import Thread
+from typing import Any
+
+import msgspec
+import zmq
+
+from paged.block_manager import PagedError
+from paged.checkpoint import named_or_shipped
+from paged.engine import Engine
+from paged.extras import MissingExtra
+from paged.live_request import LiveRequest
+from paged.model.capacity import bytes_per_block
+from paged.results import Completion, EngineOutput
+from paged.scheduler import Batch, UnknownRequest
+from paged.serving.pace import Pace
+from paged.serving.wire import (
+    Abort,
+    Add,
+    Ask,
+    Beginning,
+    Failed,
+    Figures,
+    Ready,
+    Refused,
+    Stepped,
+    ToEngine,
+    Told,
+    received,
+)
+from paged.steps import EngineFailed
+
+FIGURES_EVERY_S = 0.1
+"""Between two Figures while steps are made."""
+MOST_FORECAST = 512
+"""Places behind the queue that are looked at."""
+MOST_FAILED = 3
+"""Steps in a row that may raise before the process gives up, and a new one is to begin."""
+UNRECOVERABLE = 70
+"""The exit status then."""
+
+
+class EngineServer:
+    """One engine, asked by messages."""
+
+    def __init__(self, engine: Engine, incoming: zmq.Socket[bytes], outgoing: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._in, self._out = incoming, outgoing
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._pace = Pace()
+        # Requests that have not been let in, and those of which only the whole is wanted.
+        self._waiting: set[str] = set()
+        self._whole: dict[str, LiveRequest] = {}
+        self._begun: list[str] = []
+        self._tokens = 0
+        self._told_figures = -1.0
+        engine.on_batch = self._note_batch
+
+    def serve(self) -> None:
+        """Take messages and make steps, for as long as the process lives."""
+        num_failed = 0
+        while True:
+            self._take_messages()
+            if not self._engine.has_unfinished:
+                continue
+            try:
+                self._step()
+                num_failed = 0
+            except Exception as error:
+                traceback.print_exc()
+                num_failed += 1
+                if isinstance(error, EngineFailed) or num_failed >= MOST_FAILED:
+                    os._exit(UNRECOVERABLE)
+
+    def _take_messages(self) -> None:
+        """Everything that has come; waits for something where there is nothing to do."""
+        if not self._engine.has_unfinished:
+            self._in.poll()
+        while True:
+            try:
+                message = self._decode(self._in.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if isinstance(message, Add):
+                self._add(message)
+            elif isinstance(message, Abort):
+                self._abort(message.ids)
+            else:
+                self._tell(message)
+
+    def _add(self, asked: Add) -> None:
+        engine = self._engine
+        try:
+            engine.add_request(
+                asked.prompt,
+                received(asked.params),
+                id=asked.id,
+                arrival=asked.arrival,
+                priority=asked.priority,
+                salt=asked.salt,
+            )
+        except (PagedError, MissingExtra) as error:
+            self._send(Refused(asked.id, type(error).__name__, str(error)))
+            return
+        self._waiting.add(asked.id)
+        if not asked.streams:
+            live = engine.live_request(asked.id)
+            assert live is not None, "a request that was just added lives"
+            self._whole[asked.id] = live
+
+    def _abort(self, ids: list[str]) -> None:
+        outputs = []
+        for request_id in ids:
+            try:
+                output = self._engine.abort(request_id)
+            except UnknownRequest:
+                # It has ended, or was refused: the front will see.
+                continue
+            if output is not None:
+                outputs.append(output)
+        if outputs:
+            self._deliver(outputs, 0.0)
+
+    def _tell(self, asked: Ask) -> None:
+        self._send(Told(asked.number, None))
+
+    def _note_batch(self, batch: Batch) -> None:
+        """A batch ran."""
+        self._tokens += batch.num_scheduled_tokens
+        if self._waiting:
+            for request_id in batch.admitted:
+                if request_id in self._waiting:
+                    self._waiting.discard(request_id)
+                    self._begun.append(request_id)
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        outputs = self._engine.step()
+        seconds = time.monotonic() - began
+        if self._tokens:
+            self._pace.note(self._tokens, seconds)
+        self._deliver(outputs, seconds)
+
+    def _deliver(self, outputs: list[EngineOutput], seconds: float) -> None:
+        completions: list[Completion] = []
+        if self._whole:
+            outputs = self._split(outputs, completions)
+        for output in outputs:
+            if output.finished:
+                self._waiting.discard(output.id)
+        now = time.monotonic()
+        figures = None
+        if now - self._told_figures >= FIGURES_EVERY_S or not self._engine.has_unfinished:
+            self._told_figures, figures = now, self._figures(now)
+        self._send(Stepped(outputs, completions, self._begun, self._tokens, seconds, figures))
+        self._begun, self._tokens = [], 0
+
+    def _split(self, outputs: list[EngineOutput], completions: list[Completion]) -> list[EngineOutput]:
+        """The outputs of those that stream; of the others, `completions` gets those that are whole now."""
+        streamed = []
+        for output in outputs:
+            if output.id not in self._whole:
+                streamed.append(output)
+            elif output.finished:
+                self._waiting.discard(output.id)
+                whole = self._whole.pop(output.id).completion()
+                # The front has it.
+                completions.append(msgspec.structs.replace(whole, prompt=None, prompt_token_ids=[]))
+        return streamed
+
+    def _figures(self, now: float) -> Figures:
+        engine = self._engine
+        scheduler, manager = engine.scheduler, engine.manager
+        counts, ran = scheduler.counts(), engine.stats()
+        return Figures(
+            now=now,
+            running=counts["running"],
+            waiting=counts["waiting"],
+            paused=counts["paused"],
+            swapped=counts["swapped"],
+            loading=counts["loading"],
+            free_blocks=manager.num_free,
+            cached_blocks=manager.num_cached,
+            used_blocks=manager.num_used,
+            shared_blocks=int((manager.ref_counts > 1).sum()),
+            reserved_blocks=scheduler.num_reserved,
+            host_free=manager.host_free,
+            host_cached=manager.host_cached,
+            host_used=manager.host_used,
+            totals=msgspec.structs.asdict(scheduler.stats()),
+            steps=ran.steps,
+            failed_steps=ran.failed_steps,
+            host_s=ran.host_s,
+            model_s=ran.model_s,
+            forecast=self._forecast(),
+        )
+
+    def _forecast(self) -> list[float]:
+        """In how many seconds each waiting request is let in, and those that would come behind them."""
+        return []
+
+    def _send(self, message: Any) -> None:
+        self._out.send(self._encode(message), zmq.NOBLOCK)
+
+
+def ready(engine: Engine) -> Ready:
+    """What the front has to know of it."""
+    limits, manager, model = engine.scheduler.limits, engine.manager, engine.model
+    pool = manager.num_blocks * manager.block_size
+    longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+    return Ready(
+        block_size=manager.block_size,
+        num_blocks=manager.num_blocks,
+        host_blocks=manager.num_host_blocks,
+        block_bytes=bytes_per_block([model], manager.block_size),
+        max_model_len=longest,
+        max_sequences=limits.max_sequences,
+        max_tokens_per_step=limits.max_tokens_per_step,
+        vocabulary_size=model.vocabulary_size,
+        policy=engine.scheduler.policy.name,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        backend=engine.runner.backend.name,
+        prefix_caching=manager.prefix_caching,
+    )
+
+
+def main() -> None:
+    """Begin as standard input says, and serve until it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The front is told to end, and ends this process when its requests have.
+        signal.signal(number, signal.SIG_IGN)
+    beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
+    Thread(target=_end_with_the_front, daemon=True).start()
+    context = zmq.Context()
+    incoming, outgoing = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket, endpoint in ((incoming, beginning.to_engine), (outgoing, beginning.from_engine)):
+        socket.set_hwm(0)
+        socket.connect(endpoint)
+    options = msgspec.structs.asdict(beginning.engine)
+    try:
+        engine = Engine(named_or_shipped(options.pop("model")), clock=time.monotonic, **options)
+    except (PagedError, MissingExtra, OSError, MemoryError) as error:
+        outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
+        outgoing.close(linger=5000)
+        context.term()
+        os._exit(2)
+    outgoing.send(msgspec.msgpack.encode(ready(engine)))
+    # What was loaded lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    EngineServer(engine, incoming, outgoing).serve()
+
+
+def _end_with_the_front() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What can go wrong between a client and the engine, each with what OpenAI's interface says of it.
+
+    {"error": {"message": …, "type": …, "param": …, "code": …}}
+
+Knows statuses, types and codes. Does not know how a body is written to a socket.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paged.block_manager import PagedError
+
+INVALID, AUTHENTICATION, PERMISSION = "invalid_request_error", "authentication_error", "permission_error"
+OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error"
+
+
+class InvalidSettings(PagedError, ValueError):
+    """A server that cannot be set up so."""
+
+
+class ServerFailed(PagedError, RuntimeError):
+    """The server cannot begin: the port is taken, or its engine did not come up."""
+
+
+class ApiError(PagedError):
+    """What a client is told instead of an answer.
+
+    status, kind (its `type`), code, param  as OpenAI's interface has them
+    retry_after                seconds after which to come again; None: nothing is said
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The error as a client reads it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """When to come again: in whole seconds, as HTTP has it, and in milliseconds, which OpenAI's client prefers."""
+        found = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after is not None:
+            found["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+            found["retry-after-ms"] = str(max(1, math.ceil(self.retry_after * 1000)))
+        return found
+
+
+def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that can never be answered as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, retry_after: float, code: str = "overloaded") -> ApiError:
+    """Too much at the moment; `retry_after` is when there will be room."""
+    return ApiError(429, message, kind=OVERLOADED, code=code, retry_after=retry_after)
+
+
+def unavailable(message: str, retry_after: float | None, code: str = "engine_unavailable") -> ApiError:
+    """Nobody can be answered at the moment."""
+    return ApiError(503, message, kind=SERVER, code=code, retry_after=retry_after)

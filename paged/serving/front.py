@@ -1,0 +1,316 @@
+"""The server without its sockets: calls are checked, let in, given to the engine, answered and accounted.
+
+    body ─> tokens and parameters ─> gate ─> engine ─> Answering ─> record
+
+Knows settings, the gate, the engine's client and what is written down of each call. Does not know paths or how HTTP is parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from paged.checkpoint import checkpoint_path
+from paged.model.tokenizer import load_tokenizer
+from paged.sampling.params import SamplingParams
+from paged.serving.answering import Answering
+from paged.serving.answers import Form
+from paged.serving.asking import Asking
+from paged.serving.bodies import ChatRequest, CompletionRequest
+from paged.serving.engine_client import EngineAway, EngineClient, Inbox
+from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
+from paged.serving.gate import Gate, fingerprint_of
+from paged.serving.records import RequestRecord
+from paged.serving.settings import Settings
+from paged.serving.wire import Add, Ready, sent
+
+SWEEP_S = 1.0
+INLINE_CHARS = 8_000
+"""Longer texts are made tokens of in another thread."""
+SHIPPED_NAME = "paged"
+
+
+@dataclass(slots=True)
+class Call:
+    """Who calls, and how: `key` is what the client showed, `tenant` whose it is."""
+
+    id: str
+    path: str
+    arrived: float
+    key: str
+    tenant: str | None
+    body: bytes
+    traceparent: str | None = None
+
+
+class Front:
+    """A server's calls. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        self.settings = settings
+        self.clock, self.wall, self.new_id = clock, wall, new_id
+        named = settings.engine.model
+        self.folder = checkpoint_path() if named is None else Path(named)
+        is_shipped = named is None
+        usual = SHIPPED_NAME if is_shipped else named
+        assert usual is not None, "one of both is there"
+        self.names = settings.served_model_names or (usual,)
+        self.began = int(wall())
+        self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped)
+        self.gate = Gate(settings)
+        self.engine = EngineClient(settings, clock)
+        self.is_draining = False
+        self._open: set[Answering] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to keep an engine, and to look after those who read too slowly."""
+        self.engine.start()
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.engine.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more, and let those that are there end, for so many seconds."""
+        self.is_draining = True
+        until = self.clock() + timeout_s
+        while self._open and self.clock() < until:
+            await asyncio.sleep(0.02)
+        for answering in list(self._open):
+            answering.fail(unavailable("the server ends, and this request was not finished in time.", None, "shutdown"))
+        until = self.clock() + 1.0
+        while self._open and self.clock() < until:
+            await asyncio.sleep(0.02)
+
+    @property
+    def num_open(self) -> int:
+        """Calls that are being answered."""
+        return len(self._open)
+
+    def must_serve(self) -> Ready:
+        """Raise ApiError where no request is taken at the moment."""
+        if self.is_draining:
+            raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
+        try:
+            self.engine.must_take()
+        except EngineAway as error:
+            raise unavailable(str(error), error.back_in_s) from None
+        assert self.engine.ready is not None, "it takes requests"
+        return self.engine.ready
+
+    def must_know(self, model: str | None) -> str:
+        """The name by which the model is called, which the client may leave out. Raises ApiError."""
+        if model is not None and model not in self.names:
+            raise ApiError(
+                404,
+                f'no model "{model[:100]}" here; there is {", ".join(self.names)}.',
+                code="model_not_found",
+                param="model",
+            )
+        return model or self.names[0]
+
+    async def completion(self, body: CompletionRequest, call: Call) -> Answering:
+        """Answer a completion. Raises ApiError before anything was begun."""
+        ready, model = self.must_serve(), self.must_know(body.model)
+        params = self.asking.completion_params(body)
+        if body.echo and body.stream and body.logprobs is not None:
+            raise wrong("echo with logprobs does not go with stream.", "echo")
+        size = len(call.body)
+        prompts = await self._away(size, lambda: self.asking.prompts(body))
+        opening = None
+        if body.echo and body.stream:
+            opening = [self.asking.text(prompt) for prompt in prompts]
+        form = Form(f"cmpl-{call.id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
+        return self._answering(call, ready, body, prompts, params, form, opening)
+
+    async def chat(self, body: ChatRequest, call: Call) -> Answering:
+        """Answer a conversation. Raises ApiError before anything was begun."""
+        ready, model = self.must_serve(), self.must_know(body.model)
+        tools = body.tools if body.tool_choice != "none" else None
+        prompt = await self._away(
+            len(call.body), lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs)
+        )
+        params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
+        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        form = Form(f"chatcmpl-{call.id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
+        return self._answering(call, ready, body, [prompt], params, form, None)
+
+    async def _away(self, size: int, what: Callable[[], Any]) -> Any:
+        """Do it, in another thread if it takes a while."""
+        return what() if size <= INLINE_CHARS else await asyncio.to_thread(what)
+
+    def _answering(
+        self,
+        call: Call,
+        ready: Ready,
+        body: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        form: Form,
+        opening: list[str] | None,
+    ) -> Answering:
+        settings, engine = self.settings, self.engine
+        for prompt in prompts:
+            _must_fit(prompt, params, ready)
+        streams = bool(body.stream)
+        options = body.stream_options
+        record = RequestRecord(
+            call.id,
+            call.path,
+            call.arrived,
+            call.tenant,
+            streams,
+            params.n,
+            params.max_tokens,
+            prompt_tokens=sum(map(len, prompts)),
+        )
+        if settings.log_prompts:
+            record.prompt, record.answer = call.body.decode("utf-8", "replace"), ""
+        now = self.clock()
+        deadline_s = settings.request_timeout_s if body.deadline_s is None else float(body.deadline_s)
+        self._enter(call, prompts, now, deadline_s)
+        inbox = Inbox()
+        ids = [f"{form.id}-{place}" for place in range(len(prompts))]
+        waits = set(range(len(prompts)))
+
+        def leave(place: int) -> None:
+            if place in waits:
+                waits.remove(place)
+                self.gate.leave(call.tenant, 1, len(prompts[place]))
+
+        inbox.on_begun = leave
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def end(answering: Answering) -> None:
+            for timer in timers:
+                timer.cancel()
+            self._open.discard(answering)
+            engine.abort(ids)
+            for place in list(waits):
+                leave(place)
+            record.begun = inbox.begun
+            self._account(answering, call)
+
+        answering = Answering(
+            inbox,
+            form,
+            record,
+            streams=streams,
+            n=params.n,
+            prompts=prompts,
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            opening_text=opening,
+            clock=self.clock,
+            on_end=end,
+            on_gap=self._note_gap,
+            headers={"x-request-id": call.id},
+        )
+        self._open.add(answering)
+        salt = _salt(call.tenant, body.cache_salt)
+        adds = [
+            Add(
+                request_id,
+                prompt,
+                sent(params),
+                call.arrived,
+                streams,
+                call.tenant,
+                body.priority or 0,
+                salt,
+            )
+            for request_id, prompt in zip(ids, prompts, strict=True)
+        ]
+        engine.submit(adds, inbox)
+        record.submitted = now
+        if deadline_s is not None:
+            late = ApiError(504, f"not finished within {deadline_s:g} s.", kind=TIMEOUT, code="deadline")
+            timers.append(loop.call_later(max(0.0, call.arrived + deadline_s - now), answering.fail, late))
+        if settings.max_queue_s is not None:
+            timers.append(loop.call_later(settings.max_queue_s, self._waited_too_long, answering))
+        return answering
+
+    def _enter(self, call: Call, prompts: list[list[int]], now: float, deadline_s: float | None) -> None:
+        """Take places in the queue for a call. Raises ApiError (429)."""
+        forecast = self.forecast(now)
+        num, behind = len(prompts), self.gate.all.num
+        if deadline_s is not None and behind < len(forecast) and forecast[behind] > deadline_s:
+            raise overloaded(
+                f"it could begin in about {forecast[behind]:.1f} s, past its deadline of {deadline_s:g} s.",
+                forecast[behind],
+                "deadline",
+            )
+        self.gate.enter(call.tenant, fingerprint_of(call.key, call.body), num, sum(map(len, prompts)), now, forecast)
+
+    def forecast(self, now: float) -> list[float]:
+        """In how many seconds each waiting request begins, and those that would come behind them, as the engine said last."""
+        figures = self.engine.figures
+        if figures is None:
+            return []
+        age = now - figures.now
+        return [max(0.0, each - age) for each in figures.forecast]
+
+    def _waited_too_long(self, answering: Answering) -> None:
+        if answering.inbox.begun is None:
+            limit = self.settings.max_queue_s
+            forecast = self.forecast(self.clock())
+            wait = forecast[0] if forecast else 1.0
+            answering.fail(overloaded(f"it waited for {limit:g} s and had not begun.", max(1.0, wait), "queue_timeout"))
+
+    async def _sweep(self) -> None:
+        """End calls whose clients read nothing."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            late = self.clock() - self.settings.stall_timeout_s
+            for answering in list(self._open):
+                if (
+                    answering.sending_since is not None
+                    and answering.sending_since < late
+                    and answering.task is not None
+                ):
+                    answering.record.error = "client_stalled"
+                    answering.task.cancel()
+
+    def _note_gap(self, seconds: float, tokens: int) -> None:
+        """So many tokens of a stream came so long after the one before them."""
+
+    def _account(self, answering: Answering, call: Call) -> None:
+        """A call has ended."""
+
+
+def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
+    longest = ready.max_model_len
+    if len(prompt) + params.max_tokens > longest:
+        raise wrong(
+            f"the prompt has {len(prompt):,} tokens, and up to {params.max_tokens:,} are to follow; the most is {longest:,} in all.",
+            "max_tokens" if len(prompt) < longest else "prompt",
+            "context_length_exceeded",
+        )
+    highest = max(prompt)
+    if highest >= ready.vocabulary_size:
+        raise wrong(f"token id {highest:,} is outside the vocabulary of {ready.vocabulary_size:,}.", "prompt")
+
+
+def _salt(tenant: str | None, salt: str | None) -> str | None:
+    """Tenants share nothing with each other, whatever salts they choose."""
+    if tenant is None and salt is None:
+        return None
+    name = "" if tenant is None else tenant
+    return f"{len(name) if tenant is not None else '-'}:{name}{salt or ''}{'+' if salt is not None else ''}"

@@ -1,0 +1,178 @@
+"""Who is let in when too many want something, and when the others are to come again.
+
+    | waiting requests | places kept for those who were told to come | free |        up to max_waiting
+
+Who is not let in is told when to come, by the scheduler's forecast of when places become free, and from then on a place is kept for him: who
+comes again, known by his key and what he asks, is let in before anyone who came later. A kept place lapses when nobody comes. Half of the places
+are never kept, so that those who do not come again leave no engine idle. Knows counts, times and fingerprints. Does not know HTTP or requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from paged.serving.errors import overloaded
+from paged.serving.settings import Settings, Tenant
+
+EARLY_S = 1.0
+"""Who comes so much before his time is let in, if there is room."""
+LAPSE_S = 10.0
+"""For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
+MOST_KEPT = 10_000
+LEAST_WAIT_S = 0.5
+UNKNOWN_S = 1.0
+"""What a place takes to become free while nothing is known of it."""
+
+
+class Kept:
+    """A place that is kept for somebody: `due` is when he was told to come, `lapses` when it is kept no more."""
+
+    __slots__ = ("due", "lapses", "told")
+
+    def __init__(self, due: float, lapses: float, told: float) -> None:
+        self.due = due
+        self.lapses = lapses
+        self.told = told
+
+
+class Crowd:
+    """The waiting requests of one tenant, or of all: how many, how many tokens, and what is kept."""
+
+    def __init__(self, max_waiting: int | None, max_tokens: int | None) -> None:
+        self.max_waiting = max_waiting
+        self.max_tokens = max_tokens
+        self.num = 0
+        self.tokens = 0
+        self.num_kept = 0
+
+    def has_room(self, num: int, tokens: int, *, is_kept: bool) -> bool:
+        """Whether so many more requests of so many tokens may wait. One alone always may wait for tokens that are too many."""
+        limit = self.max_waiting
+        if limit is not None:
+            if is_kept:
+                # A promise is kept, though the forecast was a little too hopeful.
+                limit += max(1, limit // 4)
+            elif self.num >= limit // 2:
+                limit -= min(self.num_kept, limit)
+            if self.num + num > max(limit, num if not self.num else 0):
+                return False
+        return self.max_tokens is None or not self.num or self.tokens + tokens <= self.max_tokens
+
+    def num_over(self, num: int) -> int:
+        """Requests that have to begin before so many more have room."""
+        if self.max_waiting is None:
+            return max(1, self.num // 2)
+        return max(1, self.num + self.num_kept + num - self.max_waiting)
+
+
+class Gate:
+    """Counts who waits, lets in, and keeps places."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.all = Crowd(settings.max_waiting, settings.max_waiting_tokens)
+        self._tenants: dict[str, Crowd] = {}
+        self._of_name: dict[str, Tenant] = {tenant.name: tenant for tenant in settings.tenants}
+        self._kept: OrderedDict[tuple[str | None, bytes], deque[Kept]] = OrderedDict()
+        # In the order in which they were promised, whoever's they are: those at the front lapse first, or nearly.
+        self._promised: deque[tuple[tuple[str | None, bytes], Kept]] = deque()
+
+    def enter(
+        self, tenant: str | None, fingerprint: bytes, num: int, tokens: int, now: float, forecast: Sequence[float]
+    ) -> None:
+        """Let so many requests of so many prompt tokens in, which wait from now on. `forecast`: in how many seconds each waiting request
+        begins, and those that would come behind them.
+
+        Raises ApiError (429) with the time after which there is room, and keeps it.
+        """
+        self._lapse(now)
+        crowd, key = self._crowd(tenant), (tenant, fingerprint)
+        mine = self._kept.get(key)
+        is_kept = mine is not None and now >= mine[0].due - EARLY_S
+        if all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd}):
+            if mine is not None:
+                self._give_up(key, mine[0])
+            self._count(tenant, num, tokens)
+            return
+        if mine is not None and now < mine[0].due:
+            # He came too early: his place is kept still.
+            raise overloaded("too early; there is room when you were told.", mine[0].due - now)
+        if mine is not None:
+            self._give_up(key, mine[0])
+        wait = self._wait(crowd, num, now, forecast)
+        due = now + wait
+        if len(self._promised) < MOST_KEPT:
+            kept = Kept(due, due + max(LAPSE_S, wait), now)
+            self._kept.setdefault(key, deque()).append(kept)
+            self._promised.append((key, kept))
+            for each in {self.all, crowd}:
+                each.num_kept += 1
+        full = f"{self.all.num} requests wait" if crowd is self.all else f"{crowd.num} requests of yours wait"
+        raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
+
+    def leave(self, tenant: str | None, num: int, tokens: int) -> None:
+        """Requests that were let in wait no more: they have begun, or ended."""
+        self._count(tenant, -num, -tokens)
+        crowd = self._tenants.get(tenant or "")
+        if crowd is not None and not crowd.num and not crowd.num_kept and tenant not in self._of_name:
+            del self._tenants[tenant or ""]
+
+    @property
+    def num_kept(self) -> int:
+        """Places that are kept."""
+        return self.all.num_kept
+
+    def _wait(self, crowd: Crowd, num: int, now: float, forecast: Sequence[float]) -> float:
+        """Seconds until places for so many more, behind all that are kept, are free."""
+        over = max(self.all.num_over(num), crowd.num_over(num) if crowd is not self.all else 0)
+        if not forecast:
+            wait = UNKNOWN_S * over
+        elif over <= len(forecast):
+            wait = forecast[over - 1]
+        else:
+            # As fast as the last of those that are foreseen.
+            half = len(forecast) // 2
+            each = (forecast[-1] - forecast[half]) / max(1, len(forecast) - 1 - half)
+            wait = forecast[-1] + max(each, 0.0) * (over - len(forecast))
+        return max(LEAST_WAIT_S, wait)
+
+    def _crowd(self, tenant: str | None) -> Crowd:
+        if tenant is None:
+            return self.all
+        crowd = self._tenants.get(tenant)
+        if crowd is None:
+            of_name = self._of_name.get(tenant)
+            limits = (None, None) if of_name is None else (of_name.max_waiting, of_name.max_waiting_tokens)
+            crowd = self._tenants[tenant] = Crowd(*limits)
+        return crowd
+
+    def _count(self, tenant: str | None, num: int, tokens: int) -> None:
+        for each in {self.all, self._crowd(tenant)}:
+            each.num += num
+            each.tokens += tokens
+            assert each.num >= 0, "who leaves was let in"
+
+    def _give_up(self, key: tuple[str | None, bytes], kept: Kept) -> None:
+        """A place is kept no more."""
+        mine = self._kept[key]
+        mine.remove(kept)
+        if not mine:
+            del self._kept[key]
+        kept.lapses = -1.0
+        for each in {self.all, self._crowd(key[0])}:
+            each.num_kept -= 1
+
+    def _lapse(self, now: float) -> None:
+        promised = self._promised
+        while promised and (promised[0][1].lapses < 0 or promised[0][1].lapses <= now):
+            key, kept = promised.popleft()
+            if kept.lapses >= 0:
+                self._give_up(key, kept)
+
+
+def fingerprint_of(key: str, body: bytes) -> bytes:
+    """By which who comes again is known: what he asks, and by whose key."""
+    return hashlib.blake2b(
+        body, key=hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), digest_size=16
+    ).digest()

@@ -1,0 +1,105 @@
+"""uvicorn's HTTP protocol with limits on what comes before a request: bytes and seconds of its head, and open connections.
+
+A client that sends its head slowly, or without an end, holds a connection and nothing else, and not for long. Knows bytes and times. Does not
+know what a request asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from paged.serving.answers import encode
+from paged.serving.errors import ApiError, unavailable, wrong
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. `max_connections` and `header_timeout_s` are the server's; `limited` makes a class of these."""
+
+    max_connections = 8192
+    header_timeout_s = 20.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Bytes of a head that has not ended; -1: none is being read.
+        self._head = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self.refuse(
+                unavailable(f"all {self.max_connections:,} connections are taken.", 1.0, "too_many_connections")
+            )
+            return
+        self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """It has sent something."""
+        if self.transport.is_closing():
+            return
+        if self._head >= 0:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.refuse(ApiError(431, f"the request's head is longer than {MAX_HEAD_BYTES:,} bytes."))
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._head = max(self._head, 0)
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        """Its head has come."""
+        self._head = -1
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """It is no HTTP."""
+        self.refuse(wrong(msg))
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with this error, and close."""
+        body = encode(error.body())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error.headers(),
+        }
+        lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
+        self._stop_timer()
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self.transport.close()
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.refuse(ApiError(408, f"the request's head did not come within {self.header_timeout_s:g} s."))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def limited(max_connections: int, header_timeout_s: float) -> type[LimitedProtocol]:
+    """The protocol with these limits."""
+    return type(
+        "LimitedProtocol",
+        (LimitedProtocol,),
+        {"max_connections": max_connections, "header_timeout_s": header_timeout_s},
+    )

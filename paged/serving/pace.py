@@ -1,0 +1,47 @@
+"""How long a step takes, learnt while it runs: seconds for the step, and for each token that it computes.
+
+    seconds ≈ a + b · tokens        least squares, in which a step counts half as much after some hundred others
+
+Knows steps' tokens and seconds. Does not know what was computed.
+"""
+
+from __future__ import annotations
+
+KEPT = 0.99
+"""What a step counts after another one."""
+
+
+class Pace:
+    """Least squares over steps, the latest most."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens in so many seconds."""
+        self._n = self._n * KEPT + 1.0
+        self._x = self._x * KEPT + tokens
+        self._y = self._y * KEPT + seconds
+        self._xx = self._xx * KEPT + tokens * tokens
+        self._xy = self._xy * KEPT + tokens * seconds
+
+    def coefficients(self) -> tuple[float, float]:
+        """Seconds a step, and seconds a token, neither below 0; (0, 0) before the first step."""
+        if not self._n or not self._x:
+            return 0.0, 0.0
+        spread = self._n * self._xx - self._x * self._x
+        if spread <= 1e-9 * self._n * self._xx:
+            # All steps alike: what is a step's and what a token's cannot be told.
+            return 0.0, self._y / self._x
+        each = (self._n * self._xy - self._x * self._y) / spread
+        step = (self._y - each * self._x) / self._n
+        if each < 0:
+            return self._y / self._n, 0.0
+        if step < 0:
+            return 0.0, self._xy / self._xx
+        return step, each
+
+    def seconds(self, steps: float, tokens: float) -> float:
+        """How long so many steps take that compute so many tokens in all."""
+        step, each = self.coefficients()
+        return step * steps + each * tokens

@@ -1,0 +1,51 @@
+"""What is known of one request over HTTP, from its coming to its end: for metrics, for the log and for traces.
+
+Knows times, counts and names. Does not hold a word of a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One call of a client, which may have several prompts. Times are of the monotonic clock, None where it did not get there.
+
+    endpoint          the path
+    arrived           the head of the request had come
+    submitted         it was given to the engine
+    begun             the first of its prompts was let in
+    first, last       its first and latest token were handed to the socket
+    ended             all was written, or the client has gone
+    status            of the HTTP answer; 499: the client went first
+    finish_reason     of its first answer: "stop", "length", "abort", "error", "deadline", "queue_timeout"; "" where it was refused
+    error             the code of the error body, if there was one
+    prompt_tokens     of all prompts; cached_tokens of them were found in the prefix cache
+    longest_pause_s   longest gap between two tokens
+    """
+
+    id: str
+    endpoint: str
+    arrived: float
+    tenant: str | None = None
+    streams: bool = False
+    n: int = 1
+    max_tokens: int = 0
+    submitted: float | None = None
+    begun: float | None = None
+    first: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    status: int = 0
+    finish_reason: str = ""
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    swapped_blocks: int = 0
+    preemptions: int = 0
+    longest_pause_s: float = 0.0
+    prompt: str | None = None
+    answer: str | None = None

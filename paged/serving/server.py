@@ -1,0 +1,128 @@
+"""A server from its settings: sockets, signals, and its end.
+
+    SIGTERM ─> no new requests, running ones go on ─> all have ended, or the time is over ─> the end
+
+Knows uvicorn and signals. Does not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from paged.serving.app import build_app
+from paged.serving.engine_client import EngineAway
+from paged.serving.errors import InvalidSettings, ServerFailed
+from paged.serving.front import Front
+from paged.serving.http_protocol import limited
+from paged.serving.settings import Settings
+
+_BACKLOG = 4096
+
+
+class _Draining(uvicorn.Server):
+    """uvicorn's server, which lets requests end before it does. A second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+        super().__init__(config)
+        self._front = front
+        self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal has come: end what is there first."""
+        if self._loop is None or self._ending is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._ending = self._ending or asyncio.get_running_loop().create_task(self._drained())
+
+    async def _drained(self) -> None:
+        await self._front.drain(self._front.settings.shutdown_timeout_s)
+        self.should_exit = True
+
+
+def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = None) -> None:
+    """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken.
+
+    Raises InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
+    """
+    settings.check()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    front = Front(settings)
+    config = uvicorn.Config(
+        build_app(front),
+        host=settings.host,
+        port=settings.port,
+        http=limited(settings.max_connections, settings.header_timeout_s),
+        ws="none",
+        loop="uvloop" if sys.platform != "win32" else "asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_graceful_shutdown=2,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=settings.tls_client_ca,
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+        # Guard makes paths of it.
+        root_path="",
+    )
+    server = _Draining(config, front)
+    failure: list[str] = []
+
+    async def watch() -> None:
+        try:
+            await front.engine.wait_until_ready()
+        except EngineAway as error:
+            failure.append(str(error))
+            server.should_exit = True
+            return
+        if on_ready is not None:
+            on_ready(front, _port_of(server))
+
+    async def run() -> None:
+        watcher = asyncio.get_running_loop().create_task(_when_started(server, watch))
+        try:
+            await server.serve()
+        finally:
+            watcher.cancel()
+
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSettings(f"the certificate or its key cannot be read: {error}") from None
+    try:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(run())
+    except SystemExit:
+        raise ServerFailed(f"{settings.host}:{settings.port} cannot be listened on; is another server there?") from None
+    if failure:
+        raise ServerFailed(failure[0])
+
+
+async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    await then()
+
+
+def _port_of(server: uvicorn.Server) -> int:
+    return int(server.servers[0].sockets[0].getsockname()[1])

@@ -1,0 +1,167 @@
+"""What the server's two processes say to each other: msgspec structs as MessagePack, a message each.
+
+    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Told ──> front
+
+Times are those of the machine's monotonic clock, which both read. Knows fields. Does not know sockets, HTTP or the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from paged.results import Completion, EngineOutput
+from paged.sampling.params import SamplingParams
+from paged.sampling.structured import StructuredOutputsParams
+from paged.serving.settings import EngineSettings
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """What the process is started with: `to` and `from` are ZeroMQ endpoints that the front has bound."""
+
+    engine: EngineSettings
+    to_engine: str
+    from_engine: str
+    tenant_weights: dict[str, float]
+    kv_events: dict[str, Any] | None = None
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """A request. `params` are the fields of SamplingParams that are not the usual ones; `arrival` is when it came to the server.
+
+    streams  its outputs are sent as they come; else its whole completion at the end
+    """
+
+    id: str
+    prompt: list[int]
+    params: dict[str, Any]
+    arrival: float
+    streams: bool
+    tenant: str | None = None
+    priority: int = 0
+    salt: str | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Nobody waits for these any more; their last outputs come all the same."""
+
+    ids: list[str]
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`."""
+
+    number: int
+    what: str
+    id: str = ""
+
+
+ToEngine = Add | Abort | Ask
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests.
+
+    max_model_len  tokens of one sequence, as model and pool allow
+    """
+
+    block_size: int
+    num_blocks: int
+    host_blocks: int
+    block_bytes: int
+    max_model_len: int
+    max_sequences: int
+    max_tokens_per_step: int
+    vocabulary_size: int
+    policy: str
+    dtype: str
+    device: str
+    backend: str
+    prefix_caching: bool
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot begin: `error` is what a user can put right."""
+
+    error: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request was not taken: the class of the error and what it says."""
+
+    id: str
+    kind: str
+    error: str
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What is so now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
+
+    forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
+    """
+
+    now: float
+    running: int
+    waiting: int
+    paused: int
+    swapped: int
+    loading: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    shared_blocks: int
+    reserved_blocks: int
+    host_free: int
+    host_cached: int
+    host_used: int
+    totals: dict[str, int]
+    steps: int
+    failed_steps: int
+    host_s: float
+    model_s: float
+    forecast: list[float]
+
+
+class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
+    """A step has ended, or requests ended outside any.
+
+    begun     requests that were let in for the first time
+    tokens    computed in it
+    figures   now and then
+    """
+
+    outputs: list[EngineOutput]
+    completions: list[Completion]
+    begun: list[str]
+    tokens: int
+    seconds: float
+    figures: Figures | None = None
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """The answer to a question, as JSON; None: there is no such request."""
+
+    number: int
+    answer: bytes | None
+
+
+FromEngine = Ready | Failed | Refused | Stepped | Told
+
+_USUAL = SamplingParams()
+
+
+def sent(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as plain values, without what is as usual."""
+    named = {name: getattr(params, name) for name in params.__struct_fields__}
+    return {name: msgspec.to_builtins(value) for name, value in named.items() if value != getattr(_USUAL, name)}
+
+
+def received(fields: dict[str, Any]) -> SamplingParams:
+    """The same again. Raises InvalidSampling."""
+    form = fields.get("structured_outputs")
+    if form is not None:
+        fields = {**fields, "structured_outputs": StructuredOutputsParams(**form)}
+    if (bias := fields.get("logit_bias")) is not None:
+        fields = {**fields, "logit_bias": {int(token): value for token, value in bias.items()}}
+    return SamplingParams(**fields)
