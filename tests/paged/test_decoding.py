@@ -278,7 +278,7 @@ def test_a_conversation_goes_on_from_what_is_known(model):
         ("hello", "messages have to be a list of mappings with role and content; got 'hello'"),
         ([{"role": "user"}], "message 0 has to be a mapping with role and content"),
         ([{"role": "user", "content": 3}], "message 0: content has to be text; got 3"),
-        ([{"role": "robot", "content": "x"}], "role has to be one of system, user, assistant; got 'robot'"),
+        ([{"role": "robot", "content": "x"}], "role has to be one of system, user, assistant, tool; got 'robot'"),
         ([{"role": "assistant", "content": "x"}], "the last message is the assistant's"),
     ],
 )
