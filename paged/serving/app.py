@@ -26,6 +26,9 @@ from paged.serving.settings import digest_of, is_one_of
 
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
 _ADMIN = ("/requests/", "/dashboard/")
+_KINDS = {"str", "int", "float", "bool", "TextPart"}
+# A body that is longer by so many times is not read to its end.
+_LINGERS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _ERRORS: dict[int | str, Any] = {
     status: {
@@ -120,7 +123,7 @@ class Guard:
         settings = self._front.settings
         most = settings.max_body_bytes
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced[:20]) > most:
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > _LINGERS * most):
             raise _too_long(most)
         parts, total = [], 0
         try:
@@ -131,9 +134,13 @@ class Guard:
                         raise ApiError(499, "the client has gone.", code="client_gone")
                     part = message.get("body", b"")
                     total += len(part)
-                    if total > most:
+                    if total <= most:
+                        parts.append(part)
+                    else:
+                        # A client that still writes would not read the answer: the rest is read, and forgotten.
+                        parts.clear()
+                    if total > _LINGERS * most or (total > most and not message.get("more_body", False)):
                         raise _too_long(most)
-                    parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
@@ -202,7 +209,11 @@ def _say_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+        # Between fields and places pydantic names the kinds that were tried.
+        named = [str(part) for part in first["loc"][1:] if str(part).isidentifier() or isinstance(part, int)]
+        place = ".".join(part for part in named if part not in _KINDS)[:200]
+        if first["type"] == "json_invalid":
+            place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
         found = wrong(message[:1000], place or None, "invalid_value")
         return JSONResponse(found.body(), 400, _headers(request))

@@ -31,38 +31,53 @@ class Asking:
         self._settings = settings
         self._tokenizer = tokenizer
         self._is_shipped = is_shipped
+        # A text of more than so many characters a token cannot be within a context.
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
 
-    def prompts(self, body: CompletionRequest) -> list[list[int]]:
-        """The token ids of each prompt of a completion. Raises ApiError."""
+    def prompts(self, body: CompletionRequest, most: int) -> list[list[int]]:
+        """The token ids of each prompt of a completion, which has room for `most`. Raises ApiError."""
         prompt = body.prompt
         several: Sequence[Any]
         if isinstance(prompt, str) or isinstance(prompt[0], int):
             several = [prompt]
         else:
             several = prompt
-        most = self._settings.max_prompts
-        if len(several) > most:
-            raise wrong(f"{len(several):,} prompts; a request may have {most:,}.", "prompt")
-        return [self.encoded(each) if isinstance(each, str) else list(each) for each in several]
+        if len(several) > self._settings.max_prompts:
+            raise wrong(f"{len(several):,} prompts; a request may have {self._settings.max_prompts:,}.", "prompt")
+        return [self.encoded(each, most) if isinstance(each, str) else list(each) for each in several]
 
-    def encoded(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text as token ids. Raises ApiError."""
+    def encoded(self, text: str, most: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        """Text as token ids. One that has more than `most` for sure is not looked at. Raises ApiError."""
         if self._tokenizer is None:
             raise wrong("the model has no tokenizer; prompts have to be token ids.", "prompt")
         try:
             checked_text(text)
         except InvalidRequest as error:
             raise wrong(str(error), "prompt") from None
+        self._must_not_be_longer(len(text), most, "prompt")
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         if not found:
             raise wrong("the prompt is empty; at least one token is needed.", "prompt")
         return found
 
+    def _must_not_be_longer(self, num_chars: int, most: int | None, param: str) -> None:
+        if most is not None and num_chars > most * self._longest_token:
+            raise wrong(
+                f"the text has {num_chars:,} characters, which are more than {most:,} tokens in any case.",
+                param,
+                "context_length_exceeded",
+            )
+
     def chat(
-        self, messages: list[Message], tools: list[Tool] | None, options: dict[str, Any] | None = None
+        self,
+        messages: list[Message],
+        tools: list[Tool] | None,
+        options: dict[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """A conversation as token ids, by the model's chat template. Raises ApiError."""
         plain = [_plain(message) for message in messages]
+        self._must_not_be_longer(sum(len(each["content"]) for each in plain), most, "messages")
         try:
             return chat_prompt(
                 self._tokenizer,

@@ -132,7 +132,7 @@ class Front:
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("echo with logprobs does not go with stream.", "echo")
         size = len(call.body)
-        prompts = await self._away(size, lambda: self.asking.prompts(body))
+        prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
         opening = None
         if body.echo and body.stream:
             opening = [self.asking.text(prompt) for prompt in prompts]
@@ -144,7 +144,8 @@ class Front:
         ready, model = self.must_serve(), self.must_know(body.model)
         tools = body.tools if body.tool_choice != "none" else None
         prompt = await self._away(
-            len(call.body), lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs)
+            len(call.body),
+            lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
         )
         params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None

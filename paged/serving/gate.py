@@ -27,14 +27,14 @@ UNKNOWN_S = 1.0
 
 
 class Kept:
-    """A place that is kept for somebody: `due` is when he was told to come, `lapses` when it is kept no more."""
+    """Places that are kept for somebody, one a prompt: `due` is when he was told to come, `lapses` when it is kept no more."""
 
-    __slots__ = ("due", "lapses", "told")
+    __slots__ = ("due", "lapses", "num")
 
-    def __init__(self, due: float, lapses: float, told: float) -> None:
+    def __init__(self, num: int, due: float, lapses: float) -> None:
+        self.num = num
         self.due = due
         self.lapses = lapses
-        self.told = told
 
 
 class Crowd:
@@ -103,11 +103,11 @@ class Gate:
         wait = self._wait(crowd, num, now, forecast)
         due = now + wait
         if len(self._promised) < MOST_KEPT:
-            kept = Kept(due, due + max(LAPSE_S, wait), now)
+            kept = Kept(num, due, due + max(LAPSE_S, wait))
             self._kept.setdefault(key, deque()).append(kept)
             self._promised.append((key, kept))
             for each in {self.all, crowd}:
-                each.num_kept += 1
+                each.num_kept += num
         full = f"{self.all.num} requests wait" if crowd is self.all else f"{crowd.num} requests of yours wait"
         raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
 
@@ -161,7 +161,7 @@ class Gate:
             del self._kept[key]
         kept.lapses = -1.0
         for each in {self.all, self._crowd(key[0])}:
-            each.num_kept -= 1
+            each.num_kept -= kept.num
 
     def _lapse(self, now: float) -> None:
         promised = self._promised

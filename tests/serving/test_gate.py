@@ -1,0 +1,169 @@
+"""Who is let in when too many come, and whether who was told to come again is let in then."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from paged.serving.errors import ApiError
+from paged.serving.gate import Gate, fingerprint_of
+from paged.serving.settings import Settings, Tenant
+
+
+def gate(max_waiting=4, **more):
+    return Gate(Settings(max_waiting=max_waiting, **more))
+
+
+def refused(gate, name, now, forecast=(), tenant=None, num=1, tokens=10):
+    """In how many seconds it is told to come again; None: it was let in."""
+    try:
+        gate.enter(tenant, name.encode(), num, tokens, now, list(forecast))
+    except ApiError as error:
+        assert error.status == 429
+        assert error.retry_after is not None and error.retry_after > 0
+        return error.retry_after
+    return None
+
+
+def test_as_many_wait_as_may_and_one_more_is_told_when_the_next_place_is_free():
+    door = gate()
+    assert [refused(door, f"r{i}", 0.0) for i in range(4)] == [None] * 4
+    assert refused(door, "late", 0.0, [3.0, 5.0, 6.0, 9.0]) == 3.0
+    assert refused(door, "later", 0.0, [3.0, 5.0, 6.0, 9.0]) == 5.0
+
+
+def test_a_place_is_kept_for_who_was_told_to_come_and_not_given_to_who_came_later():
+    door = gate()
+    for i in range(4):
+        refused(door, f"r{i}", 0.0)
+    refused(door, "told", 0.0, [2.0, 4.0, 6.0, 8.0])
+    door.leave(None, 1, 10)
+    assert refused(door, "newcomer", 2.0, [2.0, 4.0, 6.0]) is not None
+    assert refused(door, "told", 2.0, [2.0, 4.0, 6.0]) is None
+    assert door.all.num == 4
+
+
+def test_who_comes_too_early_keeps_his_place_and_is_told_what_is_left():
+    door = gate()
+    for i in range(4):
+        refused(door, f"r{i}", 0.0)
+    refused(door, "told", 0.0, [5.0] * 4)
+    assert refused(door, "told", 2.0, [3.0] * 4) == pytest.approx(3.0)
+    assert door.num_kept == 1
+
+
+def test_who_does_not_come_loses_his_place():
+    door = gate()
+    for i in range(4):
+        refused(door, f"r{i}", 0.0)
+    refused(door, "told", 0.0, [2.0] * 4)
+    door.leave(None, 1, 10)
+    assert refused(door, "newcomer", 11.0, [20.0] * 4) is not None
+    # Two places were kept from then on, of which the first has lapsed, and one that is let in does not need his any more.
+    door.leave(None, 1, 10)
+    assert refused(door, "another", 12.1) is None
+
+
+def test_half_of_the_places_are_never_kept_so_that_the_engine_has_work_though_nobody_comes_again():
+    door = gate(8)
+    for i in range(8):
+        refused(door, f"r{i}", 0.0)
+    for i in range(50):
+        refused(door, f"told{i}", 0.0, [1.0] * 8)
+    for _ in range(8):
+        door.leave(None, 1, 10)
+    assert [refused(door, f"new{i}", 0.5) for i in range(4)] == [None] * 4
+    assert refused(door, "new4", 0.5) is not None
+
+
+def test_a_tenant_has_a_limit_of_its_own_within_the_servers():
+    door = gate(10, tenants=(Tenant(name="small", max_waiting=1), Tenant(name="big")))
+    assert refused(door, "a", 0.0, tenant="small") is None
+    assert refused(door, "b", 0.0, tenant="small") is not None
+    assert refused(door, "b", 0.0, tenant="big") is None
+
+
+def test_tokens_are_limited_too_but_one_that_is_alone_always_may_wait():
+    door = gate(10, max_waiting_tokens=100)
+    assert refused(door, "a", 0.0, tokens=500) is None
+    assert refused(door, "b", 0.0, tokens=1) is not None
+    door.leave(None, 1, 500)
+    assert refused(door, "c", 100.0, tokens=99) is None
+
+
+def test_what_is_asked_and_by_whose_key_is_the_fingerprint():
+    assert fingerprint_of("k", b"a") == fingerprint_of("k", b"a")
+    assert len({fingerprint_of(*each) for each in [("k", b"a"), ("k", b"b"), ("l", b"a"), ("", b"a")]}) == 4
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["enter", "leave", "wait"]),
+            st.integers(0, 5),
+            st.sampled_from([None, "a", "b"]),
+            st.floats(0, 30),
+        ),
+        max_size=60,
+    ),
+)
+def test_counts_are_those_of_who_was_let_in_and_no_more_wait_than_may(most, calls):
+    door = Gate(Settings(max_waiting=most, tenants=(Tenant(name="a", max_waiting=2),)))
+    inside, now = [], 0.0
+    for what, who, tenant, seconds in calls:
+        if what == "wait":
+            now += seconds
+        elif what == "leave" and inside:
+            door.leave(inside.pop(who % len(inside)), 1, 10)
+        elif what == "enter" and refused(door, f"{who}", now, [1.0, 2.0], tenant) is None:
+            inside.append(tenant)
+        assert door.all.num == len(inside) <= most + max(1, most // 4)
+        assert door.all.tokens == 10 * len(inside)
+        assert inside.count("a") <= 3
+        assert door.num_kept >= 0
+    while inside:
+        door.leave(inside.pop(), 1, 10)
+    assert door.all.num == door.all.tokens == 0
+
+
+def replayed(load, error, seed, num=3000, max_waiting=16):
+    """Of clients that wait as told and come again, the share that is let in then. One request is served at a time, for a second in the mean;
+    what is forecast is the mean, off by a factor of up to 1 ± `error`."""
+    random_ = random.Random(seed)
+    door = gate(max_waiting)
+    events, now = [], 0.0
+    for i in range(num):
+        now += random_.expovariate(load)
+        heapq.heappush(events, (now, i, "comes"))
+    waiting, free_at, again = 0, 0.0, {}
+    while events:
+        now, who, what = heapq.heappop(events)
+        if what == "free":
+            free_at = now
+        else:
+            off = random_.uniform(1 - error, 1 + error)
+            forecast = [max(0.0, free_at - now) + off * place for place in range(waiting + 256)]
+            wait = refused(door, f"client{who}", now, forecast)
+            if what == "comes again":
+                again[who] = wait is None
+            if wait is None:
+                waiting += 1
+            elif what == "comes":
+                heapq.heappush(events, (now + wait, who, "comes again"))
+        if waiting and free_at <= now:
+            waiting -= 1
+            door.leave(None, 1, 10)
+            free_at = now + random_.expovariate(1.0)
+            heapq.heappush(events, (free_at, -1, "free"))
+    assert len(again) > num / 10
+    return sum(again.values()) / len(again)
+
+
+@pytest.mark.parametrize("load", [1.4, 3.0])
+@pytest.mark.parametrize("error", [0.0, 0.3])
+def test_nine_of_ten_who_wait_as_told_are_let_in_when_they_come_again(load, error):
+    assert replayed(load, error, seed=1) >= 0.9
