@@ -7,7 +7,7 @@ clock, randomness as a seed a request. Calls are serialised by the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -70,6 +70,7 @@ class Engine:
     host_blocks         host blocks to swap to
     host_caching        content that leaves the device is kept in host blocks, and comes back on a hit
     costs               a Costs, what copying and computing cost; "measured": timed here, at the start; None: the usual
+    tenant_weights      shares of tenants, by name, under a policy that is fair between them ("paged-fair"); of those not named: 1
     max_chunk           prompt tokens of one sequence in a step, at most; None: what the step has room for
     max_model_len       tokens of one sequence; None: what the model and the pool allow
     backend             how attention is computed, see attention.known_backends(); "auto": the fastest that does it here
@@ -112,6 +113,7 @@ class Engine:
         block_size: int = 16,
         host_blocks: int = 0,
         policy: str = "paged",
+        tenant_weights: Mapping[str, float] | None = None,
         max_tokens_per_step: int = 256,
         max_sequences: int = 32,
         max_chunk: int | None = None,
@@ -185,6 +187,7 @@ class Engine:
         self.scheduler = Scheduler(
             manager,
             policy=policy,
+            tenant_weights=tenant_weights,
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
             max_chunk=max_chunk,
@@ -235,9 +238,10 @@ class Engine:
         reads_cache: bool = True,
         writes_cache: bool = True,
         retention: Retention | None = None,
+        tenant: str | None = None,
     ) -> str:
         """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default:
-        now. What is said of the cache is the Request's.
+        now. What is said of the cache, and on whose account it is, is the Request's.
 
         Raises InvalidSampling, InvalidRequest (no text and no token ids, ids outside the vocabulary, text without a
         tokenizer), NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
@@ -262,6 +266,7 @@ class Engine:
                 reads_cache=reads_cache,
                 writes_cache=writes_cache,
                 retention=retention,
+                tenant=tenant,
             )
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)

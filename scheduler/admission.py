@@ -214,7 +214,7 @@ def _takes_plain_ones(state: State) -> bool:
 def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:
     """`admit` for an ordinary request of these tokens, for which there is room, where this batch has no leader."""
     manager, num_tokens = state.manager, len(tokens)
-    state.waiting.remove(request)
+    state.waiting.let_in(request)
     step.admitted.append(request.request.id)
     row, found, count = manager.admit(tokens, request.root, min(step.budget, state.limits.max_chunk))
     request.tokens[0] = None
@@ -237,7 +237,7 @@ def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDAr
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """A waiting request, for which there is room, gets its rows."""
-    state.waiting.remove(request)
+    state.waiting.let_in(request)
     _bound_if_due(state, request)
     step.admitted.append(request.id)
     for sequence, tokens in enumerate(request.tokens):

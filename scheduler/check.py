@@ -5,7 +5,10 @@ The numbers are those of docs/invariants.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paged.scheduler.batch import Batch
+from paged.scheduler.request import RequestState
 from paged.scheduler.state import State
 from paged.scheduler.status import Status
 
@@ -13,7 +16,7 @@ from paged.scheduler.status import Status
 def violations_of(state: State) -> list[str]:
     """Every violation as a sentence that begins with the invariant's number; the memory layer's own come after."""
     found: list[str] = []
-    queues = {
+    queues: dict[str, tuple[Iterable[RequestState], set[Status]]] = {
         "waiting": (state.waiting, {Status.WAITING}),
         "running": (state.running, {Status.RUNNING}),
         "away": (state.away, {Status.LOADING, Status.PAUSED, Status.SWAPPED}),
@@ -21,7 +24,7 @@ def violations_of(state: State) -> list[str]:
     places: dict[str, str] = dict.fromkeys(state.parked, "parked")
     for name, (queue, statuses) in queues.items():
         orders = [request.order for request in queue]
-        if orders != sorted(orders):
+        if queue is not state.waiting and orders != sorted(orders):
             found.append(f"11: the {name} queue is out of order.")
         for request in queue:
             if request.id in places:
@@ -33,7 +36,7 @@ def violations_of(state: State) -> list[str]:
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     found += _rows(state)
     found += _in_flight(state)
-    return found + state.reservation.violations(state) + state.manager.check()
+    return found + state.order.violations(state) + state.reservation.violations(state) + state.manager.check()
 
 
 def _rows(state: State) -> list[str]:

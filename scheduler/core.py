@@ -7,6 +7,7 @@ byte. Calls are serialised by the caller.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager, InvalidConfig
-from paged.block_manager.arguments import checked_flag, is_integer, token_array
+from paged.block_manager.arguments import checked_flag, is_integer, is_real, token_array
 from paged.block_manager.copying import Uncopyable
 from paged.scheduler import ending, forks
 from paged.scheduler.accounting import SchedulerStats
@@ -61,6 +62,24 @@ _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _REASONS = {"stop": STOP, "length": LENGTH}
 
 
+def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
+    if weights is None:
+        return {}
+    if not isinstance(weights, Mapping):
+        raise InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
+    for name, weight in weights.items():
+        if not isinstance(name, str):
+            raise InvalidConfig(f"tenant_weights: a tenant's name has to be a string; got {name!r}.")
+        if not is_real(weight) or not 0 < weight < math.inf:
+            raise InvalidConfig(f'tenant_weights: tenant "{name}" needs a finite weight above 0; got {weight!r}.')
+    if weights and policy.order != "fair":
+        raise InvalidConfig(
+            f'tenant_weights have no effect under policy {policy.name}, whose order is "{policy.order}"; take one whose order is "fair", such as '
+            "paged-fair."
+        )
+    return {name: float(weight) for name, weight in weights.items()}
+
+
 def _must_be_a_batch(batch: object) -> None:
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
@@ -83,6 +102,7 @@ class Scheduler(Uncopyable):
     max_chunk            tokens of one prompt in one step; None: the budget
     vocabulary_size      token ids have to be below it; None: not checked
     costs                what swapping and recomputing cost
+    tenant_weights       shares of tenants, by name, where the policy's order is "fair"; of those not named, and of None: 1
     async_moves          moves run in the background; `moved(batch)` says when they have
     max_outstanding      batches that are out at a time
     resumes_known        for engines that take the tokens of a row from the scheduler when it was not in the batch before, or has other
@@ -104,6 +124,7 @@ class Scheduler(Uncopyable):
         max_chunk: int | None = None,
         vocabulary_size: int | None = None,
         costs: Costs | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
         async_moves: bool = False,
         max_outstanding: int = 4,
         resumes_known: bool = False,
@@ -134,6 +155,7 @@ class Scheduler(Uncopyable):
                 "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
             )
         chosen = policy_named(policy)
+        weights = _checked_weights(tenant_weights, chosen)
         manager.claim()
         limits = Limits(
             count_of(max_tokens_per_step),
@@ -144,7 +166,7 @@ class Scheduler(Uncopyable):
             None if vocabulary_size is None else count_of(vocabulary_size),
             count_of(max_outstanding),
         )
-        strategies = strategies_of(chosen, manager.num_blocks)
+        strategies = strategies_of(chosen, manager.num_blocks, weights)
         self._state = State(
             manager, chosen, strategies, limits, costs or Costs(), async_moves=async_moves, resumes_known=resumes_known
         )
@@ -187,8 +209,8 @@ class Scheduler(Uncopyable):
     def add(self, request: Request, now: float = 0.0) -> None:
         """Take a request that arrived at `now` (seconds, any origin).
 
-        Requests of one priority are served in the order of their arrival, which may lie before the scheduler's time and does not
-        change it.
+        Requests of one priority, and of one tenant where tenants are served fairly, are served in the order of their arrival, which may lie
+        before the scheduler's time and does not change it.
 
         Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
@@ -214,10 +236,9 @@ class Scheduler(Uncopyable):
             )
         if limits.max_waiting is not None and state.waiting.num >= limits.max_waiting:
             raise WaitingFull(limits.max_waiting)
-        priority = request.priority if state.policy.order == "priority" else 0
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
-        new = state_of(request, prompt, root, (priority, arrival, self._num_added), longest)
+        new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
         if num_tokens >= state.max_total or num_sequences > 1:

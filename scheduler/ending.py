@@ -423,7 +423,7 @@ def finish(state: State, request: RequestState, sequence: int, code: int) -> Out
 def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
     """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
     row = request.rows[sequence]
-    _note_finished(state, request, sequence, row)
+    _note_finished(state, request, row, _num_written(state, request, sequence))
     if request.num_live == 1:
         end_request(state, request, code, _FINISHED[code][1])
         return state.usage_of(request)
@@ -457,11 +457,12 @@ def _num_written(state: State, request: RequestState, sequence: int) -> int:
     return known - request.prompt_len - request.appended[sequence] if known else 0
 
 
-def _note_finished(state: State, request: RequestState, sequence: int, row: int) -> None:
-    """A sequence has finished: its length is learnt from, and its content, if it holds a row, kept as its request wishes."""
+def _note_finished(state: State, request: RequestState, row: int, num_output: int) -> None:
+    """A sequence has finished after so many outputs: its length is learnt from, and its content, if it holds a row, kept as its request
+    wishes."""
+    state.lengths.note(num_output)
     if state.foresight is not None:
-        num_output = _num_written(state, request, sequence)
-        state.foresight.finished(num_output, pause=request.longest_pause)
+        state.foresight.finished(pause=request.longest_pause)
     if row >= 0:
         state.retain_content(request, row)
 
@@ -518,9 +519,10 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         row, code = rows.item(i), codes.item(i)
         request: RequestState = columns.owner[row]
         sequence, total = columns.sequence.item(row), num_tokens.item(row)
-        request.num_output += total - request.prompt_len - request.appended[sequence]
+        num_output = total - request.prompt_len - request.appended[sequence]
+        request.num_output += num_output
         request.num_live -= 1
-        _note_finished(state, request, sequence, row)
+        _note_finished(state, request, row, num_output)
         state.close_row(request, sequence)
         if state.outstanding:
             state.void_shares(request, sequence)

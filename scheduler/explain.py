@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import msgspec
 import numpy as np
 
@@ -98,7 +100,7 @@ def _waiting(state: State, request: RequestState) -> Explanation:
         needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
     kept = watermark(state)
     returning = [other for other in state.away if other.status is not Status.LOADING]
-    ahead = [other for other in state.waiting if other.order < request.order]
+    ahead = list(takewhile(lambda other: other is not request, state.waiting))
     was = (
         f" It was preempted {counted(request.preemptions, 'time')} and will compute {counted(_lost(request), 'token')} again."
         if request.preemptions

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.growing import GrowingView
-from paged.scheduler.lengths import OutputLengths
 
 if TYPE_CHECKING:
     from paged.scheduler.request import RequestState
@@ -58,7 +57,7 @@ class Foresight:
         policy = state.policy
         self._state = state
         self._knows = policy.foresight == "expected"
-        self._lengths = OutputLengths(state.max_total, policy.known_outputs)
+        self._lengths = state.lengths
         self.quantile = self._base = policy.quantile
         self._next_look = 0
         # What `_those_in` found last, and when.
@@ -69,10 +68,9 @@ class Foresight:
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
 
-    def finished(self, num_output: int, *, pause: int) -> None:
-        """A sequence has ended by itself after so many tokens, and stood still for so many steps at the longest because blocks were taken from
-        it: the next ones may be as long, and be let in more or less boldly."""
-        self._lengths.note(num_output)
+    def finished(self, *, pause: int) -> None:
+        """A sequence has ended by itself, and stood still for so many steps at the longest because blocks were taken from it: the next ones
+        are let in more or less boldly."""
         policy = self._state.policy
         if policy.waste_target is None and policy.stall_target is None:
             return

@@ -26,7 +26,8 @@ class OutputLengths:
     def __init__(self, cap: int, assumed: int = 0) -> None:
         """`cap`: tokens that an output has at most. `assumed`: lengths with which it begins, evenly spread over the logarithms of all; each
         output that ends takes the place of one."""
-        self._num = 0
+        # How many were noted, and the sum of those of them that are in the ring.
+        self._num = self._sum = 0
         # A length that is not known yet is 0, so that no sequence is shorter.
         self._ring = [0] * WINDOW
         assumed = min(assumed, WINDOW)
@@ -37,6 +38,7 @@ class OutputLengths:
     def note(self, length: int) -> None:
         """A sequence has ended after so many output tokens."""
         rising, place = self._rising, self._num % WINDOW
+        self._sum += length - (self._ring[place] if self._num >= WINDOW else 0)
         rising.pop(bisect_left(rising, -self._ring[place]))
         insort(rising, -length)
         self._ring[place] = length
@@ -46,6 +48,23 @@ class OutputLengths:
     def num_noted(self) -> int:
         """How many have ended so far."""
         return self._num
+
+    @property
+    def mean(self) -> float | None:
+        """Their mean length, without any that was assumed; None before the first has ended."""
+        return self._sum / min(self._num, WINDOW) if self._num else None
+
+    def mean_remaining(self, written: Counts) -> NDArray[np.float64]:
+        """Tokens for which sequences go on in the mean that have `written` so many each, float64 [n]: as those that were longer did, without
+        any that was assumed. NaN where none was longer."""
+        rising = np.sort(np.array(self._ring[: min(self._num, WINDOW)], np.int64))
+        # Of the longest one, two, three, ...
+        sums = rising[::-1].cumsum()
+        num_longer = len(rising) - rising.searchsorted(written, "right")
+        means = np.full(len(written), np.nan)
+        is_known = num_longer > 0
+        means[is_known] = sums[num_longer[is_known] - 1] / num_longer[is_known] - written[is_known]
+        return means
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
         """Tokens that sequences are taken to go on for, which have `written` so many each, int64 [n]; less than 1 for one of which

@@ -15,7 +15,7 @@ from paged.scheduler.arguments import UNLIMITED, is_number
 from paged.scheduler.errors import UnknownPolicy
 
 _STRATEGIES = {
-    "order": ("priority", "fcfs"),
+    "order": ("priority", "fcfs", "fair"),
     "batching": ("continuous", "whole"),
     "reservation": ("prompt", "max", "expected", "pow2", "context", "longest"),
     "foresight": ("none", "predicted", "expected"),
@@ -54,7 +54,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name             how it is called
     summary          one sentence for people
-    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone
+    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, and then first
+                     those of the tenant (Request.tenant) that was given least for its weight
     batching         "continuous": requests join and leave at every step; "whole": a batch is admitted together and runs until
                      its last request has ended
     reservation      what a request asks for before it enters, for each sequence: "prompt": the blocks of its prompt; "max": of prompt
@@ -97,7 +98,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str = ""
-    order: Literal["priority", "fcfs"] = "priority"
+    order: Literal["priority", "fcfs", "fair"] = "priority"
     batching: Literal["continuous", "whole"] = "continuous"
     reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
@@ -186,6 +187,7 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
     Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
+    Policy(name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
 )}
 # fmt: on
 

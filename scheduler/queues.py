@@ -7,10 +7,37 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Protocol
 
 from paged.scheduler.request import RequestState
 
-Order = tuple[int, float, int]
+Key = tuple[int, float, int]
+"""(priority, arrival, number) of a request, or what else stands for the arrival."""
+
+
+class Queue(Protocol):
+    """Requests that wait, in the order in which they are to be let in."""
+
+    num: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[RequestState]: ...
+
+    def add(self, state: RequestState) -> bool:
+        """Put a request in its place."""
+
+    def head(self) -> RequestState:
+        """The first one; there is one."""
+
+    def behind(self, count: int) -> list[RequestState]:
+        """Up to `count` that come after the first."""
+
+    def remove(self, state: RequestState) -> None:
+        """Take a request out; it is there."""
+
+    def let_in(self, state: RequestState) -> None:
+        """Take a request out that is admitted."""
 
 
 class OrderedQueue:
@@ -19,7 +46,7 @@ class OrderedQueue:
     def __init__(self) -> None:
         self._states: list[RequestState] = []
         # The same orders by themselves: a search compares tuples, and calls no Python.
-        self._orders: list[Order] = []
+        self._orders: list[Key] = []
         # Heads are taken by moving this up; the lists are cut when half of them is gone.
         self._head = 0
         # How many there are: an attribute, because every step asks several times.
@@ -69,3 +96,7 @@ class OrderedQueue:
         place = bisect_left(self._orders, state.order, lo=head)
         assert states[place] is state, "a request stands where its order says"
         del states[place], self._orders[place]
+
+    def let_in(self, state: RequestState) -> None:
+        """Take a request out that is admitted; it is there, and keeps its order."""
+        self.remove(state)

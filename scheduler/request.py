@@ -62,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reads_cache       off: everything is computed, though it may be cached (prompt log-probabilities)
     writes_cache      off: no other request finds what is computed for it
     retention         how its content is kept when it has finished; None: as any other
+    tenant            on whose account it is, for policies that are fair between tenants; None is one of its own. Shares no content less or
+                      more for it: that is what `salt` is for
     """
 
     id: str
@@ -80,6 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reads_cache: bool = True
     writes_cache: bool = True
     retention: Retention | None = None
+    tenant: str | None = None
 
     @property
     def is_private(self) -> bool:
@@ -126,6 +129,8 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
         _check_cache_wishes(request)
+    if request.tenant is not None and type(request.tenant) is not str:
+        raise _wrong(request, f"tenant has to be a string or None; got {request.tenant!r}.")
     prompt = _prompt_array(request)
     if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
         raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
@@ -217,7 +222,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 
     request      what the user submitted, its integers Python's own
     stops        ids that end a sequence, EOS among them
-    order        (priority, arrival, number): smaller is served sooner and preempted later
+    order        (priority, arrival, number): smaller is served sooner and preempted later. Where tenants are served fairly, and from when
+                 it is let in, the turn in which it was stands for the arrival
+    charged      tokens that its tenant was given for it when it was let in
     tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)
     max_total    per sequence, the tokens at which it has its full length
     rows         per sequence, its row (-1: none)
@@ -271,6 +278,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     transfers: frozenset[int] = frozenset()
     num_asked: int = 0
     load_batch: int = 0
+    charged: int = 0
 
     @property
     def id(self) -> str:

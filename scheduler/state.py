@@ -20,6 +20,7 @@ from paged.scheduler.accounting import SchedulerStats
 from paged.scheduler.awaited import Awaited, is_undecided, sources_of
 from paged.scheduler.batch import Batch, Output, RequestUsage
 from paged.scheduler.foresight import Foresight
+from paged.scheduler.lengths import OutputLengths
 from paged.scheduler.policies import Costs, Policy
 from paged.scheduler.queues import OrderedQueue
 from paged.scheduler.request import RequestState, replaced
@@ -123,14 +124,13 @@ class State:
     ) -> None:
         self.manager = manager
         self.policy = policy
-        self.reservation, self.admission, self.composition, self.victims = strategies
+        self.reservation, self.admission, self.composition, self.victims, self.order = strategies
         self.limits = limits
         self.costs = costs
         self.async_moves = async_moves
         self.resumes_known = resumes_known
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
-        self.waiting = OrderedQueue()
         self.running = OrderedQueue()
         # Requests with rows that do not run: loading, paused and swapped ones.
         self.away = OrderedQueue()
@@ -174,8 +174,12 @@ class State:
         capacity = self.reservation.capacity(manager, 1)
         self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        # How long outputs became. Where admission looks ahead, assumed ones stand in at first.
+        looks_ahead = policy.foresight != "none"
+        self.lengths = OutputLengths(self.max_total, policy.known_outputs if looks_ahead else 0)
+        self.waiting = self.order.queue(self.lengths)
         # What admission foresees, where the policy looks ahead.
-        self.foresight = None if policy.foresight == "none" else Foresight(self)
+        self.foresight = Foresight(self) if looks_ahead else None
 
     def max_total_of(self, num_sequences: int) -> int:
         """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
@@ -350,6 +354,7 @@ class State:
         state.status = status = ending[0]
         request_id, ended = state.request.id, self.ended
         del self.requests[request_id]
+        self.order.ended(state)
         if request_id in ended:
             # An id that was used before: this end is the latest.
             del ended[request_id]

@@ -1,4 +1,4 @@
-"""Four objects decide: who comes in, what is reserved for it, what a step computes, and who gives blocks up.
+"""Five objects decide: in which order, who comes in, what is reserved for it, what a step computes, and who gives blocks up.
 
 Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. Knows which class each word names.
 Does not know how any of them decides.
@@ -6,6 +6,7 @@ Does not know how any of them decides.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from paged.scheduler.admission import Admission
@@ -14,6 +15,7 @@ from paged.scheduler.modelled.interleaving import Apart
 from paged.scheduler.modelled.lockstep import Lockstep
 from paged.scheduler.modelled.orca import InRegions, context, expected, expected_pow2
 from paged.scheduler.modelled.whole_batches import Longest, WholeBatches
+from paged.scheduler.orders import ByPriority, Fair, Order
 from paged.scheduler.policies import Policy
 from paged.scheduler.preemption import FewestBlocks, Swaps, Victims, by_cost
 from paged.scheduler.reservations import Counted, Drawn, Reservation, most
@@ -31,10 +33,11 @@ class Strategies(NamedTuple):
     admission: Admission
     composition: Composition
     victims: Victims
+    order: Order
 
 
-def strategies_of(policy: Policy, num_blocks: int) -> Strategies:
-    """The objects that the words of a policy name, for a pool of so many blocks."""
+def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
+    """The objects that the words of a policy name, for a pool of so many blocks and tenants of these weights."""
     reservation = _reservation(policy, num_blocks)
     takes_plain_ones = policy.chunked and policy.batching == "continuous" and not reservation.reserves
     return Strategies(
@@ -42,7 +45,17 @@ def strategies_of(policy: Policy, num_blocks: int) -> Strategies:
         _ADMISSIONS[policy.batching](policy, takes_plain_ones=takes_plain_ones),
         _composition(policy),
         _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
+        _order(policy, tenant_weights),
     )
+
+
+def _order(policy: Policy, tenant_weights: Mapping[str, float]) -> Order:
+    match policy.order:
+        case "fair":
+            return Fair(tenant_weights)
+        case "priority":
+            return ByPriority()
+    return Order()
 
 
 def _reservation(policy: Policy, num_blocks: int) -> Reservation:

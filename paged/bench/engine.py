@@ -186,6 +186,7 @@ def engine_run(
                 id=str(num_added),
                 priority=int(trace.priority[num_added]),
                 salt=str(trace.tenant[num_added]) or None,
+                tenant=str(trace.tenant[num_added]) or None,
             )
             num_added += 1
         if engine.has_unfinished:

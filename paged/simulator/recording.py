@@ -202,6 +202,7 @@ class _Run:
                     id=str(number),
                     priority=int(trace.priority[number]),
                     salt=str(trace.tenant[number]) or None,
+                    tenant=str(trace.tenant[number]) or None,
                 )
             except NeverFits:
                 self._num_rejected += 1

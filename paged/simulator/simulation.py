@@ -162,6 +162,7 @@ class Simulation:
             stop_token_ids=(STOP,) if is_stopped else (),
             priority=int(trace.priority[number]),
             salt=str(trace.tenant[number]) or None,
+            tenant=str(trace.tenant[number]) or None,
         )
 
     def _fast_forward(self) -> float:

@@ -240,7 +240,7 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
         for _ in range(20):
             stats.computed_tokens += 100_000
             stats.recomputed_tokens += round(100_000 * waste)
-            foresight.finished(10, pause=0)
+            foresight.finished(pause=0)
         return foresight.quantile
 
     assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
@@ -255,7 +255,8 @@ def test_the_fewer_outputs_have_ended_the_more_careful_is_the_quantile():
     foresight, found = scheduler._state.foresight, []
     for _ in range(6):
         found.append(foresight._quantile_now())
-        foresight.finished(10, pause=0)
+        scheduler._state.lengths.note(10)
+        foresight.finished(pause=0)
     assert found == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4, 0.4])
 
 
@@ -265,7 +266,7 @@ def test_the_quantile_rests_where_as_many_stand_still_for_long_as_may():
 
     def quantile_after(num, pause):
         for _ in range(num):
-            foresight.finished(10, pause=pause)
+            foresight.finished(pause=pause)
         return foresight.quantile
 
     assert quantile_after(1, 6) == pytest.approx(0.42)

@@ -1,0 +1,244 @@
+"""Tenants in turn: of those who wait, the tenant that was given least for its weight comes first.
+
+    tenant   weight   given per weight        waits
+    a             1   |==============|        a7 a8 a9        the queue: b3 c1 b4 a7 ...
+    b             2   |========|              b3 b4           each that is let in lengthens its tenant's bar
+    c             1   |========|              c1              by (prompt + expected outputs) ÷ weight
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: the end of a tenant's bar is the virtual start of its next request. That
+is settled when the request is let in and not when it comes, as in the Virtual Token Counter (Sheng et al., 2024), so that a guess which was
+wrong moves the tenant's next request, and none stands where it would have been. Knows tenants, their weights, and tokens. Does not know
+memory, nor what a request waits for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+
+from paged.scheduler.lengths import OutputLengths
+from paged.scheduler.queues import Key, OrderedQueue
+from paged.scheduler.request import RequestState
+from paged.scheduler.status import Status
+
+MOST_IDLE = 1000
+"""Tenants without a request that are remembered because they were given more than those who wait. What is forgotten of one is at most
+what its last request was given ahead of its turn."""
+
+
+class Tenant:
+    """What is kept of a tenant.
+
+    start    virtual time at which its next request starts: tokens per weight
+    lane     its requests that wait and were never let in, by priority and arrival
+    entry    how the first of them stands among those of other tenants: (priority, start, number); None: it has none
+    num_in   its requests that were let in and have not ended
+    """
+
+    __slots__ = ("entry", "lane", "name", "num_in", "start", "weight")
+
+    def __init__(self, name: str | None, weight: float) -> None:
+        self.name, self.weight = name, weight
+        self.start = 0.0
+        self.lane = OrderedQueue()
+        self.entry: Key | None = None
+        self.num_in = 0
+
+
+class FairQueue:
+    """Waiting requests. Within a priority, first those that were let in before and gave their blocks back, in the order in which they were
+    let in; then the first of each tenant, the smallest virtual start first, equal ones by number."""
+
+    def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
+        """`weights`: of tenants; of those not named, 1. `lengths`: of the outputs that ended."""
+        self._weights, self._lengths = weights, lengths
+        # Tenants with a request that is alive, and others that were given more than those who wait, the longest idle first.
+        self._tenants: dict[str | None, Tenant] = {}
+        self._idle: OrderedDict[str | None, Tenant] = OrderedDict()
+        self._entries: list[tuple[Key, Tenant]] = []
+        self._returned = OrderedQueue()
+        # The largest virtual start of those that were let in, and how many that were.
+        self._virtual_time = 0.0
+        self._turn = 0
+        self.num = 0
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __iter__(self) -> Iterator[RequestState]:
+        returned = (((state.order[0], 0, 0.0, place), state) for place, state in enumerate(self._returned))
+        # Keys are unique, so states are never compared.
+        return (state for _, state in heapq.merge(returned, self._never_in()))
+
+    def add(self, state: RequestState) -> bool:
+        """Put a request in its place; returns whether that is the last one of those that were let in before."""
+        self.num += 1
+        if not state.is_new:
+            return self._returned.add(state)
+        name = state.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._idle.pop(name, None) or Tenant(name, self._weights.get(name, 1.0) if name else 1.0)
+            self._tenants[name] = tenant
+        if not tenant.lane.num:
+            # What it did not ask for while it had nothing waiting is no credit.
+            tenant.start = max(tenant.start, self._least_start(state.order[0]))
+        tenant.lane.add(state)
+        self._stand(tenant)
+        return False
+
+    def head(self) -> RequestState:
+        """The first one; there is one."""
+        if self._returned.num:
+            first = self._returned.head()
+            if not self._entries or first.order[0] <= self._entries[0][0][0]:
+                return first
+        return self._entries[0][1].lane.head()
+
+    def behind(self, count: int) -> list[RequestState]:
+        """Up to `count` that come after the first."""
+        return list(islice(self, 1, count + 1))
+
+    def remove(self, state: RequestState) -> None:
+        """Take a request out; it is there."""
+        self.num -= 1
+        if not state.is_new:
+            self._returned.remove(state)
+            return
+        tenant = self._tenants[state.request.tenant]
+        tenant.lane.remove(state)
+        self._stand(tenant)
+        self._forget_if_gone(tenant)
+
+    def let_in(self, state: RequestState) -> None:
+        """Take a request out that is let in: the first time, its tenant is given what it is expected to take. From then on it stands in the
+        order in which requests were let in."""
+        if state.is_new:
+            tenant = self._tenants[state.request.tenant]
+            self._virtual_time = max(self._virtual_time, tenant.start)
+            state.charged = self._expected_cost(state)
+            tenant.start += state.charged / tenant.weight
+            tenant.num_in += 1
+            self.remove(state)
+            self._turn += 1
+            state.order = (state.order[0], float(self._turn), state.order[2])
+        else:
+            self.remove(state)
+
+    def ended(self, state: RequestState) -> None:
+        """A request has ended: what it took stands for what it was expected to take. One that was never let in took nothing."""
+        if state.is_new:
+            return
+        tenant = self._tenants[state.request.tenant]
+        tenant.num_in -= 1
+        tenant.start -= (state.charged - taken_by(state)) / tenant.weight
+        self._stand(tenant)
+        self._forget_if_gone(tenant)
+
+    def violations(self, requests: Iterable[RequestState], parked: Collection[str]) -> list[str]:
+        """What of the tenants' books, and of the order of the queue, differs from what these requests, all that are alive, say."""
+        waiting: dict[str | None, set[str]] = {}
+        num_in: dict[str | None, int] = {}
+        returned = set()
+        for state in requests:
+            if state.is_new:
+                waiting.setdefault(state.request.tenant, set()).add(state.id)
+                continue
+            num_in[state.request.tenant] = num_in.get(state.request.tenant, 0) + 1
+            if state.status is Status.WAITING and state.id not in parked:
+                returned.add(state.id)
+        found = []
+        if {state.id for state in self._returned} != returned:
+            found.append("9: those who wait again are not those in the queue.")
+        for name in waiting.keys() | num_in.keys() | self._tenants.keys():
+            tenant = self._tenants.get(name)
+            expected = waiting.get(name, set()), num_in.get(name, 0)
+            if tenant is None or ({state.id for state in tenant.lane}, tenant.num_in) != expected:
+                found.append(f"9: tenant {name!r} has other requests than its books say.")
+            elif tenant.entry != _entry_of(tenant):
+                found.append(f"11: tenant {name!r} stands at {tenant.entry}, and belongs at {_entry_of(tenant)}.")
+        entries = [tenant.entry for tenant in self._tenants.values() if tenant.entry is not None]
+        if [entry for entry, _ in self._entries] != sorted(entries):
+            found.append("11: the waiting queue is out of order.")
+        if self.num != sum(map(len, waiting.values())) + len(returned):
+            found.append(f"9: {self.num} requests wait by count.")
+        if len(self._idle) > MOST_IDLE or not all(math.isfinite(tenant.start) for tenant in self._tenants.values()):
+            found.append(f"11: {len(self._idle)} idle tenants are remembered, or one's virtual start is no number.")
+        return found
+
+    def _never_in(self) -> Iterator[tuple[tuple[int, int, float, int], RequestState]]:
+        """Requests that were never let in, in order, and what they are compared by: each starts where its tenant's one before it is
+        expected to leave off."""
+        lanes: dict[str | None, list[RequestState]] = {}
+        # In order, and so a heap. (priority, start, number) is unique, so tenants are never compared.
+        heap = [(entry, 0, tenant) for entry, tenant in self._entries]
+        while heap:
+            (priority, start, number), place, tenant = heap[0]
+            lane = lanes.get(tenant.name) or lanes.setdefault(tenant.name, list(tenant.lane))
+            state = lane[place]
+            yield (priority, 1, start, number), state
+            if place + 1 == len(lane):
+                heapq.heappop(heap)
+                continue
+            behind = lane[place + 1].order
+            start += self._expected_cost(state) / tenant.weight
+            heapq.heapreplace(heap, ((behind[0], start, behind[2]), place + 1, tenant))
+
+    def _stand(self, tenant: Tenant) -> None:
+        """Put the tenant where its first waiting request belongs."""
+        entry = _entry_of(tenant)
+        if entry == tenant.entry:
+            return
+        if tenant.entry is not None:
+            del self._entries[bisect_left(self._entries, (tenant.entry,))]
+        if entry is not None:
+            insort(self._entries, (entry, tenant))
+        tenant.entry = entry
+
+    def _least_start(self, priority: int) -> float:
+        """Where a tenant begins of which nothing is known: with the first of those who wait with that priority, but not past the one who
+        came in last."""
+        entries = self._entries
+        place = bisect_left(entries, ((priority, -math.inf, 0),))
+        if place < len(entries) and entries[place][0][0] == priority:
+            return min(self._virtual_time, entries[place][0][1])
+        return self._virtual_time
+
+    def _expected_cost(self, state: RequestState) -> int:
+        """Tokens that a request will take, which was never let in: its prompt once, and the outputs of each sequence."""
+        most, wish = state.max_total[0] - state.prompt_len, state.request.expected_tokens
+        if wish is None:
+            mean = self._lengths.mean
+            wish = most if mean is None else round(mean)
+        return state.prompt_len + len(state.rows) * max(1, min(wish, most))
+
+    def _forget_if_gone(self, tenant: Tenant) -> None:
+        """Forget a tenant without requests, but for one that was given more than those who wait, while anyone has a request."""
+        if tenant.lane.num or tenant.num_in:
+            return
+        del self._tenants[tenant.name]
+        if not self._tenants:
+            self._idle.clear()
+        elif tenant.start > self._virtual_time:
+            self._idle[tenant.name] = tenant
+            if len(self._idle) > MOST_IDLE:
+                self._idle.popitem(last=False)
+
+
+def _entry_of(tenant: Tenant) -> Key | None:
+    if not tenant.lane.num:
+        return None
+    priority, _, number = tenant.lane.head().order
+    return (priority, tenant.start, number)
+
+
+def taken_by(state: RequestState) -> int:
+    """Tokens that a request took, which has ended: what it knew and had to be computed once, and its outputs. What was recomputed is no fault
+    of its own."""
+    num_sequences = state.request.num_sequences
+    known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
+    return max(0, known) + state.num_output
