@@ -114,6 +114,7 @@ class EngineServer:
                 arrival=asked.arrival,
                 priority=asked.priority,
                 salt=asked.salt,
+                tenant=asked.tenant,
             )
         except (PagedError, MissingExtra) as error:
             self._send(Refused(asked.id, type(error).__name__, str(error)))
@@ -255,7 +256,12 @@ def main() -> None:
         socket.connect(endpoint)
     options = msgspec.structs.asdict(beginning.engine)
     try:
-        engine = Engine(named_or_shipped(options.pop("model")), clock=time.monotonic, **options)
+        engine = Engine(
+            named_or_shipped(options.pop("model")),
+            clock=time.monotonic,
+            tenant_weights=beginning.tenant_weights,
+            **options,
+        )
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
         outgoing.close(linger=5000)

@@ -25,6 +25,8 @@ from paged.serving.http_protocol import limited
 from paged.serving.settings import Settings
 
 _BACKLOG = 4096
+# Beside connections: the engine's pipes, files, sockets of ours.
+_OTHER_FILES = 256
 
 
 class _Draining(uvicorn.Server):
@@ -62,6 +64,7 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     Raises InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
     settings.check()
+    _raise_file_limit(settings.max_connections + _OTHER_FILES)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     front = Front(settings)
     config = uvicorn.Config(
@@ -122,6 +125,18 @@ async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None
     while not server.started:
         await asyncio.sleep(0.01)
     await then()
+
+
+def _raise_file_limit(wanted: int) -> None:
+    """A connection is an open file: allow as many, as far as the system lets this process."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _port_of(server: uvicorn.Server) -> int:

@@ -44,7 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_cache_bytes: int | None = None
     block_size: int = 16
     host_blocks: int = 0
-    policy: str = "paged"
+    policy: str = "paged-fair"
     max_tokens_per_step: int = 256
     max_sequences: int = 64
     max_chunk: int | None = None
