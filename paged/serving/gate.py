@@ -71,6 +71,7 @@ class Gate:
     """Counts who waits, lets in, and keeps places."""
 
     def __init__(self, settings: Settings) -> None:
+        self._max_queue_s = settings.max_queue_s
         self.all = Crowd(settings.max_waiting, settings.max_waiting_tokens)
         self._tenants: dict[str, Crowd] = {}
         self._of_name: dict[str, Tenant] = {tenant.name: tenant for tenant in settings.tenants}
@@ -90,7 +91,8 @@ class Gate:
         crowd, key = self._crowd(tenant), (tenant, fingerprint)
         mine = self._kept.get(key)
         is_kept = mine is not None and now >= mine[0].due - EARLY_S
-        if all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd}):
+        has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd})
+        if has_room and (is_kept or not self._is_too_long(num, forecast)):
             if mine is not None:
                 self._give_up(key, mine[0])
             self._count(tenant, num, tokens)
@@ -100,7 +102,7 @@ class Gate:
             raise overloaded("too early; there is room when you were told.", mine[0].due - now)
         if mine is not None:
             self._give_up(key, mine[0])
-        wait = self._wait(crowd, num, now, forecast)
+        wait = self._wait(crowd, num, forecast)
         due = now + wait
         if len(self._promised) < MOST_KEPT:
             kept = Kept(num, due, due + max(LAPSE_S, wait))
@@ -123,19 +125,19 @@ class Gate:
         """Places that are kept."""
         return self.all.num_kept
 
-    def _wait(self, crowd: Crowd, num: int, now: float, forecast: Sequence[float]) -> float:
-        """Seconds until places for so many more, behind all that are kept, are free."""
+    def _wait(self, crowd: Crowd, num: int, forecast: Sequence[float]) -> float:
+        """Seconds until places for so many more, behind all that are kept, are free, and near enough to the head of the queue."""
         over = max(self.all.num_over(num), crowd.num_over(num) if crowd is not self.all else 0)
-        if not forecast:
-            wait = UNKNOWN_S * over
-        elif over <= len(forecast):
-            wait = forecast[over - 1]
-        else:
-            # As fast as the last of those that are foreseen.
-            half = len(forecast) // 2
-            each = (forecast[-1] - forecast[half]) / max(1, len(forecast) - 1 - half)
-            wait = forecast[-1] + max(each, 0.0) * (over - len(forecast))
+        wait = begins(over - 1, forecast)
+        if self._max_queue_s is not None:
+            # The queue is to be shorter by then than what is waited at most, with something to spare.
+            wait = max(wait, begins(self.all.num + self.num_kept + num - 1, forecast) - 0.75 * self._max_queue_s)
         return max(LEAST_WAIT_S, wait)
+
+    def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
+        """Whether the last of so many that came now would wait for longer than may be."""
+        most = self._max_queue_s
+        return most is not None and begins(self.all.num + num - 1, forecast) > most
 
     def _crowd(self, tenant: str | None) -> Crowd:
         if tenant is None:
@@ -169,6 +171,17 @@ class Gate:
             key, kept = promised.popleft()
             if kept.lapses >= 0:
                 self._give_up(key, kept)
+
+
+def begins(place: int, forecast: Sequence[float]) -> float:
+    """In how many seconds the waiting request at this place begins; beyond what is foreseen as fast as the last of those that are."""
+    if not forecast:
+        return UNKNOWN_S * place
+    if place < len(forecast):
+        return forecast[place]
+    half = len(forecast) // 2
+    each = (forecast[-1] - forecast[half]) / max(1, len(forecast) - 1 - half)
+    return forecast[-1] + max(each, 0.0) * (place + 1 - len(forecast))
 
 
 def fingerprint_of(key: str, body: bytes) -> bytes:
