@@ -29,8 +29,9 @@ SETUPS = {
 
 
 def policies() -> dict[str, Policy]:
-    """All named ones, and ours with lengths that it is told, by what they are called in tables."""
-    return dict(POLICIES) | {KNOWN: msgspec.structs.replace(POLICIES["paged"], name=KNOWN, foresight="expected")}
+    """All named ones that differ where no tenants are named, and ours with lengths that it is told, by what they are called in tables."""
+    alone = {name: policy for name, policy in POLICIES.items() if policy.order != "fair"}
+    return alone | {KNOWN: msgspec.structs.replace(POLICIES["paged"], name=KNOWN, foresight="expected")}
 
 
 def load_named(name: str, traces: Path, **changes: Any) -> Load:

@@ -24,6 +24,7 @@ from paged.scheduler.errors import (
     WrongTokens,
 )
 from paged.scheduler.explain import Explanation
+from paged.scheduler.forecast import Forecast
 from paged.scheduler.policies import POLICIES, Costs, Policy
 from paged.scheduler.request import Request, Retention
 from paged.scheduler.state import Limits
@@ -41,6 +42,7 @@ __all__ = [
     "Drafts",
     "DuplicateRequest",
     "Explanation",
+    "Forecast",
     "ForeignBatch",
     "InvalidRequest",
     "Limits",

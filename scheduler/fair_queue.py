@@ -82,7 +82,8 @@ class FairQueue:
         name = state.request.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._idle.pop(name, None) or Tenant(name, self._weights.get(name, 1.0) if name else 1.0)
+            weight = 1.0 if name is None else self._weights.get(name, 1.0)
+            tenant = self._idle.pop(name, None) or Tenant(name, weight)
             self._tenants[name] = tenant
         if not tenant.lane.num:
             # What it did not ask for while it had nothing waiting is no credit.

@@ -143,7 +143,7 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     arrival = {id: number for number, id in enumerate(rig.books)}
 
     def place(id: str) -> tuple[int, int]:
-        return rig.books[id].request.priority if policy.order == "priority" else 0, arrival[id]
+        return 0 if policy.order == "fcfs" else rig.books[id].request.priority, arrival[id]
 
     ran_on = [
         id

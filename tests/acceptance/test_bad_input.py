@@ -213,6 +213,8 @@ def test_limits_may_be_small_integers_of_numpy(make_manager, request_of, run):
         {"num_computed": False},
         {"prompt": [1, Unspeakable()]},
         {"salt": 7},
+        {"tenant": 7},
+        {"tenant": b"x"},
         {"adapter": b"x"},
         {"extra_key": [1]},
         {"extra_key": 1.5},

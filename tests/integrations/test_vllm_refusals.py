@@ -65,6 +65,7 @@ def test_every_feature_that_is_refused_stands_in_the_table_of_the_docs(repositor
         ({"policy": 3}, "Expected `str`"),
         ({"polcy": "paged"}, "unknown field `polcy`"),
         ({"policy": "orca-max"}, "reserves regions"),
+        ({"policy": "paged-fair"}, "vLLM's requests name none. Take 'paged'"),
         ([], "Expected `object`"),
     ],
 )

@@ -34,6 +34,7 @@ class Arrival:
     num_sequences: int
     priority: int
     content: int
+    tenant: str | None
 
 
 arrivals = st.builds(
@@ -46,6 +47,7 @@ arrivals = st.builds(
     num_sequences=st.sampled_from([1, 1, 1, 1, 2, 3]),
     priority=st.sampled_from([0, 0, 0, 1, -1]),
     content=st.integers(0, 2),
+    tenant=st.sampled_from([None, None, "a", "b"]),
 )
 pools = st.fixed_dictionaries(
     {
@@ -108,6 +110,7 @@ def request_of(number, arrival):
         expected_tokens=None if arrival.expects is None else min(arrival.expects, arrival.max_tokens),
         num_sequences=arrival.num_sequences,
         priority=arrival.priority,
+        tenant=arrival.tenant,
     )
 
 

@@ -14,6 +14,7 @@ from paged.scheduler.policies import _STRATEGIES, policy_named
 NAMES = (
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi", "vllm"),
     *("trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged"),
+    "paged-fair",
 )
 # What a strategy has to stand beside.
 COMPANIONS = {

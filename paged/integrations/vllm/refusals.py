@@ -94,6 +94,10 @@ def must_be_carried(config: Any, memory: Any, options: Options, block_size: int,
             f"policy {options.policy!r} reserves regions, as systems without block tables do; vLLM's runner addresses every block through "
             "a table. Take one that draws blocks, such as 'paged'."
         )
+    if policy.order == "fair":
+        raise RefusedByPaged(
+            f"policy {options.policy!r} is fair between tenants, and vLLM's requests name none. Take 'paged'."
+        )
     held = memory.kv_cache_groups[0].kv_cache_spec.block_size
     if held != block_size:
         raise RefusedByPaged(

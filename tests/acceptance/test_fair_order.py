@@ -1,0 +1,308 @@
+"""Fairness between tenants: who competes gets tokens by weight, whoever sends more waits for himself."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from paged import POLICIES, BlockManager, InvalidConfig, InvalidRequest, NeverFits, Request, Scheduler
+
+FAIR = msgspec.structs.replace(POLICIES["vllm"], name="fair", order="fair", watermark=0.0)
+COSTS = st.tuples(st.integers(1, 12), st.integers(1, 9))
+
+
+def one_seat(weights=None, policy=FAIR, **limits):
+    manager = BlockManager(64, 4, prefix_caching=False)
+    return Scheduler(manager, policy=policy, tenant_weights=weights, **{"max_sequences": 1} | limits)
+
+
+def add(scheduler, name, tenant, prompt=4, outputs=4, **fields):
+    wish = {"max_tokens": outputs, "expected_tokens": outputs} | fields
+    scheduler.add(Request(id=name, prompt=[1] * prompt, tenant=tenant, **wish))
+
+
+def step(scheduler, token=7):
+    batch = scheduler.schedule()
+    if not batch.is_empty:
+        scheduler.update(batch, np.full(int(batch.samples.sum()), token))
+    assert scheduler.check() == []
+    return list(batch.admitted)
+
+
+def admissions(scheduler):
+    found = []
+    while scheduler.has_unfinished:
+        found += step(scheduler)
+    return found
+
+
+def test_tenants_take_turns_whoever_came_first():
+    scheduler = one_seat()
+    for number in range(4):
+        add(scheduler, f"a{number}", "a")
+    for number in range(2):
+        add(scheduler, f"b{number}", "b")
+    expected = ["a0", "b0", "a1", "b1", "a2", "a3"]
+    assert scheduler.waiting_ids() == expected
+    assert admissions(scheduler) == expected
+
+
+def test_a_weight_of_two_is_twice_the_tokens():
+    scheduler = one_seat({"a": 2})
+    for number in range(4):
+        add(scheduler, f"a{number}", "a")
+        add(scheduler, f"b{number}", "b")
+    assert admissions(scheduler) == ["a0", "b0", "a1", "b1", "a2", "a3", "b2", "b3"]
+
+
+def test_requests_that_name_no_tenant_are_one_tenants():
+    scheduler = one_seat()
+    for name, tenant in (("n0", None), ("n1", None), ("a0", "a")):
+        add(scheduler, name, tenant)
+    assert admissions(scheduler) == ["n0", "a0", "n1"]
+
+
+def test_an_empty_name_is_a_name():
+    scheduler = one_seat({"": 3.0})
+    for name, tenant in (("n0", None), ("n1", None), ("e0", ""), ("e1", ""), ("e2", "")):
+        add(scheduler, name, tenant)
+    assert admissions(scheduler) == ["n0", "e0", "e1", "e2", "n1"]
+
+
+def test_priority_comes_before_any_share():
+    scheduler = one_seat()
+    add(scheduler, "a0", "a")
+    add(scheduler, "a1", "a", priority=-1)
+    add(scheduler, "b0", "b")
+    add(scheduler, "a2", "a", priority=-1)
+    assert admissions(scheduler) == ["a1", "a2", "b0", "a0"]
+
+
+def test_of_one_tenant_the_earlier_arrival_is_served_first():
+    scheduler = one_seat()
+    for name, arrival in (("late", 5.0), ("early", 1.0)):
+        scheduler.add(Request(id=name, prompt=[1], tenant="a"), now=arrival)
+    assert scheduler.waiting_ids() == ["early", "late"]
+
+
+def test_who_waited_for_nothing_has_no_credit():
+    scheduler = one_seat()
+    for number in range(8):
+        add(scheduler, f"a{number}", "a")
+    first = [name for _ in range(17) for name in step(scheduler)]
+    assert first == ["a0", "a1", "a2", "a3", "a4"]
+    for number in range(3):
+        add(scheduler, f"b{number}", "b")
+    # From now on in turns: "b" is not given five first.
+    assert admissions(scheduler) == ["b0", "a5", "b1", "a6", "b2", "a7"]
+
+
+def test_what_a_request_did_not_take_is_given_back_when_it_ends():
+    scheduler = one_seat()
+    for number in range(3):
+        # Each may take 100 tokens, and stops after one.
+        add(scheduler, f"a{number}", "a", outputs=100, expected_tokens=None, stop_token_ids=(7,))
+        add(scheduler, f"b{number}", "b", outputs=4, stop_token_ids=())
+    order = admissions(scheduler)
+    # "a" was given 5 tokens, and not 104, when its second one competes with the second one of "b" at 8.
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_request_that_is_aborted_while_it_waits_was_given_nothing():
+    scheduler = one_seat()
+    add(scheduler, "running", "c")
+    step(scheduler)
+    add(scheduler, "dropped", "a", prompt=40)
+    for name, tenant in (("b0", "b"), ("b1", "b"), ("a0", "a"), ("a1", "a")):
+        add(scheduler, name, tenant)
+    scheduler.abort("dropped")
+    assert admissions(scheduler) == ["b0", "a0", "b1", "a1"]
+
+
+def test_a_request_that_is_aborted_while_it_runs_was_given_what_it_took():
+    scheduler = one_seat()
+    add(scheduler, "a0", "a", outputs=200)
+    step(scheduler)
+    for name, tenant in (("a1", "a"), ("b0", "b"), ("b1", "b")):
+        add(scheduler, name, tenant)
+    assert scheduler.waiting_ids() == ["b0", "b1", "a1"]
+    scheduler.abort("a0")
+    # Its prompt of four and one output: less than the eight of "b0".
+    assert scheduler.waiting_ids() == ["b0", "a1", "b1"]
+
+
+def test_what_was_refused_was_given_nothing():
+    scheduler = one_seat()
+    with pytest.raises(NeverFits):
+        add(scheduler, "huge", "a", prompt=1000)
+    for name, tenant in (("b0", "b"), ("b1", "b"), ("a0", "a")):
+        add(scheduler, name, tenant)
+    assert scheduler.waiting_ids() == ["b0", "a0", "b1"]
+
+
+def test_hits_are_given_for_nothing():
+    scheduler = Scheduler(BlockManager(64, 4), policy=FAIR, max_sequences=1)
+    for name, tenant in (("a0", "a"), ("b0", "b")):
+        scheduler.add(Request(id=name, prompt=range(41), max_tokens=1, tenant=tenant))
+    # "b0" finds the first 40 tokens of its prompt, which "a0" has computed: tenants share what their salts let them share.
+    assert admissions(scheduler) == ["a0", "b0"]
+    assert scheduler.stats().hit_tokens == 40
+    add(scheduler, "c", "c")
+    step(scheduler)
+    for name, tenant in (("a1", "a"), ("b1", "b"), ("b2", "b")):
+        add(scheduler, name, tenant)
+    assert scheduler.waiting_ids()[:2] == ["a1", "b1"]
+
+
+def test_a_preempted_request_comes_back_before_any_that_was_never_in():
+    # 6 blocks of 4: "a0" and "b0" grow until the later one gives its blocks up.
+    policy = msgspec.structs.replace(FAIR, take="whole")
+    scheduler = Scheduler(BlockManager(6, 4, prefix_caching=False), policy=policy, max_sequences=2)
+    add(scheduler, "a0", "a", prompt=8, outputs=9)
+    add(scheduler, "b0", "b", prompt=8, outputs=9)
+    step(scheduler)
+    add(scheduler, "c0", "c", prompt=1, outputs=1)
+    for _ in range(8):
+        step(scheduler)
+        if scheduler.status("b0") == "waiting":
+            break
+    assert scheduler.waiting_ids() == ["b0", "c0"]
+    assert scheduler.explain("c0").reason == 'it is behind 1 request in the queue, the first of which is "b0".'
+    assert admissions(scheduler) == ["b0", "c0"]
+
+
+def test_a_request_says_behind_how_many_it_stands():
+    scheduler = one_seat()
+    for number in range(3):
+        add(scheduler, f"a{number}", "a")
+    add(scheduler, "b0", "b")
+    assert scheduler.explain("b0").reason == 'it is behind 1 request in the queue, the first of which is "a0".'
+    assert scheduler.explain("a2").reason == 'it is behind 3 requests in the queue, the first of which is "a0".'
+
+
+@given(
+    weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 3.0])] * 2),
+    ours=st.lists(COSTS, min_size=8, max_size=20),
+    theirs=st.lists(COSTS, min_size=8, max_size=20),
+    seats=st.integers(1, 4),
+)
+def test_two_tenants_that_always_want_more_differ_by_at_most_one_request_each(weights, ours, theirs, seats):
+    """Start-time fair queueing's law, for what was let in: |given(a) ÷ weight(a) − given(b) ÷ weight(b)| is at most the largest request of
+    either, ÷ its weight, whenever both have requests that wait."""
+    scheduler = one_seat(dict(zip("ab", weights, strict=True)), max_sequences=seats)
+    wanted = {"a": ours, "b": theirs}
+    for tenant, requests in wanted.items():
+        for number, (prompt, outputs) in enumerate(requests):
+            add(scheduler, f"{tenant}{number}", tenant, prompt, outputs)
+    given_per_weight = dict.fromkeys("ab", 0.0)
+    bound = max(max(map(sum, wanted[t])) / w for t, w in zip("ab", weights, strict=True))
+    while {name[0] for name in scheduler.waiting_ids()} == {"a", "b"}:
+        for name in step(scheduler):
+            weight = weights["ab".index(name[0])]
+            given_per_weight[name[0]] += sum(wanted[name[0]][int(name[1:])]) / weight
+            assert abs(given_per_weight["a"] - given_per_weight["b"]) <= bound + 1e-9
+
+
+@given(
+    before=st.lists(st.tuples(st.sampled_from("abc"), COSTS, st.integers(1, 9)), max_size=20),
+    num_steps=st.integers(0, 30),
+    seats=st.integers(1, 3),
+)
+def test_a_newcomer_stands_behind_at_most_one_request_of_each_other_tenant(before, num_steps, seats):
+    """Whatever guesses of theirs were wrong: each may end earlier than is expected of it."""
+    scheduler = one_seat(max_sequences=seats)
+    for number, (tenant, (prompt, outputs), expected) in enumerate(before):
+        add(scheduler, f"{tenant}{number}", tenant, prompt, outputs, expected_tokens=min(expected, outputs))
+    for _ in range(num_steps):
+        step(scheduler)
+    add(scheduler, "new", "new")
+    waiting = scheduler.waiting_ids()
+    ahead = [name[0] for name in waiting[: waiting.index("new")]]
+    assert len(ahead) == len(set(ahead))
+
+
+@given(
+    wanted=st.lists(st.tuples(st.sampled_from([None, "a", "b"]), COSTS), max_size=20),
+    weights=st.sampled_from([None, {"a": 3.0}]),
+    calls=st.lists(st.sampled_from(["step", "abort"]), max_size=20),
+)
+def test_the_head_of_the_queue_is_whom_the_next_seat_goes_to_and_a_tenants_requests_stay_in_order(
+    wanted, weights, calls
+):
+    scheduler = one_seat(weights)
+    tenants = {}
+    for number, (tenant, (prompt, outputs)) in enumerate(wanted):
+        tenants[f"{number}"] = tenant
+        add(scheduler, f"{number}", tenant, prompt, outputs)
+    for call in calls:
+        waiting = scheduler.waiting_ids()
+        for each in set(tenants.values()):
+            numbers = [int(name) for name in waiting if tenants[name] == each]
+            assert all(first < second for first, second in pairwise(numbers))
+        if call == "abort" and waiting:
+            scheduler.abort(waiting[len(waiting) // 2])
+            continue
+        assert step(scheduler) in ([], waiting[:1])
+
+
+def waits(policy, *, with_big, small_every=50, steps=1500):
+    """Steps from arrival to admission of each request of tenant "small", which sends one in `small_every` steps; "big" sends one a step, of
+    twice what the scheduler can do."""
+    scheduler = Scheduler(BlockManager(128, 4, prefix_caching=False), policy=policy, max_sequences=8)
+    came, waited = {}, []
+    for now in range(steps):
+        if with_big:
+            add(scheduler, f"big{now}", "big", prompt=8, outputs=9 + 5 * now % 15)
+        if now % small_every == 0:
+            add(scheduler, name := f"small{now}", "small", prompt=8, outputs=16)
+            came[name] = now
+        waited += [now - came[name] for name in step(scheduler) if name in came]
+    return waited
+
+
+def test_a_small_tenant_waits_hardly_longer_beside_a_big_one_than_alone():
+    alone = waits("paged-fair", with_big=False)
+    assert alone == [0] * 30
+    beside = waits("paged-fair", with_big=True)
+    # A seat becomes free every other step.
+    assert len(beside) == 30 and max(beside) <= 4
+    unfair = waits("paged", with_big=True)
+    # Behind all that "big" has sent: half of the steps so far.
+    assert max(unfair) > 500 and len(unfair) < 30
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"a": 0}, 'tenant "a" needs a finite weight above 0; got 0'),
+        ({"a": -1.5}, "got -1.5"),
+        ({"a": math.inf}, "got inf"),
+        ({"a": math.nan}, "got nan"),
+        ({"a": True}, "got True"),
+        ({"a": "2"}, "got '2'"),
+        ({3: 1.0}, "a tenant's name has to be a string; got 3"),
+        ([("a", 1.0)], "tenant_weights has to map names to numbers"),
+    ],
+)
+def test_a_weight_that_is_no_positive_finite_number_is_refused(weights, told):
+    manager = BlockManager(4, 4)
+    with pytest.raises(InvalidConfig, match=told):
+        Scheduler(manager, policy="paged-fair", tenant_weights=weights)
+    # The manager was not claimed.
+    Scheduler(manager, policy="paged-fair", tenant_weights={"a": np.float64(0.5)})
+
+
+def test_weights_under_a_policy_that_does_not_look_at_them_are_refused():
+    with pytest.raises(InvalidConfig, match=r'under policy paged, whose order is "priority"; take one .* paged-fair'):
+        Scheduler(BlockManager(4, 4), tenant_weights={"a": 2.0})
+    Scheduler(BlockManager(4, 4), tenant_weights={})
+
+
+def test_a_tenant_that_is_no_name_is_refused():
+    with pytest.raises(InvalidRequest, match='request "x": tenant has to be a string or None; got 3'):
+        one_seat().add(Request(id="x", prompt=[1], tenant=3))
