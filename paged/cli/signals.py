@@ -54,6 +54,16 @@ def at_once() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Within the block a signal does what its handler does, however long that takes: for a command that lets others end first."""
+    descriptor = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+
+
 def leave(status: int) -> NoReturn:
     """End the process with this status, at once: the command has ended, and libraries may take a second to say goodbye."""
     for number in ENDING:

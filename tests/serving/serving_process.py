@@ -1,0 +1,109 @@
+"""A server as its users start it: `paged serve` in a process of its own, on a port that is free, ended as a service manager ends it.
+
+    with served(max_sequences=8) as server:
+        ...                              server.url, server.process, server.stderr
+
+Knows the command's options and its line of readiness. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
+
+READY = re.compile(r"ready at (https?://\S+:(\d+))")
+# Two cores that run other tests beside it load torch and a model in some seconds each.
+START_S = 120.0
+END_S = 60.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that takes requests: its address without a slash at the end, its process, and the file that has its standard error."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[str]
+    stderr: Path
+
+    @property
+    def said(self) -> str:
+        """What it has written on standard error so far."""
+        return self.stderr.read_text(errors="replace")
+
+
+def flags(options: dict[str, object]) -> list[str]:
+    """Options as a command line has them: `max_sequences=8` is --max-sequences 8, True is --name, False --no-name, a list the option
+    several times, None nothing."""
+    found: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            found.append(flag if value else f"--no-{name.replace('_', '-')}")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for each in value:
+                found += [flag, str(each)]
+        elif value is not None:
+            found += [flag, str(value)]
+    return found
+
+
+@contextmanager
+def started(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Served]:
+    """`paged serve --port 0 *arguments`, once it takes requests. How it ends is the caller's to judge; what still runs then is killed.
+
+    `env` is added to an environment without variables of paged's own.
+    """
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PAGED_", "COV_"))}
+    with TemporaryDirectory() as folder:
+        stderr = Path(folder) / "stderr"
+        with stderr.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "paged", "serve", "--port", "0", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**clean, **(env or {})},
+            )
+        assert process.stdout is not None, "it was asked for"
+        late = Timer(START_S, process.kill)
+        late.start()
+        try:
+            found, lines = None, []
+            while found is None and (line := process.stdout.readline()):
+                lines.append(line)
+                found = READY.search(line)
+            late.cancel()
+            if found is None:
+                raise AssertionError(f"the server did not begin: {''.join(lines)}{stderr.read_text(errors='replace')}")
+            yield Served(found[1], int(found[2]), process, stderr)
+        finally:
+            late.cancel()
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@contextmanager
+def served(
+    model: str | Path | None = None, *, env: dict[str, str] | None = None, **options: object
+) -> Iterator[Served]:
+    """A server with these options, until the block ends: then SIGTERM has to end it with status 0, and without a traceback."""
+    arguments = [*flags(options), *([] if model is None else [str(model)])]
+    with started(*arguments, env=env) as server:
+        yield server
+        server.process.terminate()
+        status = server.process.wait(END_S)
+        said = server.said
+        assert status == 0, f"status {status}: {said}"
+        assert "Traceback" not in said, said
