@@ -45,10 +45,10 @@ from paged.serving.wire import (
 )
 from paged.steps import EngineFailed
 
-FIGURES_EVERY_S = 0.1
-"""Between two Figures while steps are made."""
-MOST_FORECAST = 512
-"""Places behind the queue that are looked at."""
+FIGURES_EVERY_S, FIGURES_SHARE = 0.1, 0.01
+"""Between two Figures while steps are made: so many seconds, and so many that making them is this share of the time."""
+MORE = 64
+"""Requests behind the queue that are looked at; farther ones come as fast."""
 MOST_FAILED = 3
 """Steps in a row that may raise before the process gives up, and a new one is to begin."""
 UNRECOVERABLE = 70
@@ -69,7 +69,9 @@ class EngineServer:
         self._whole: dict[str, LiveRequest] = {}
         self._begun: list[str] = []
         self._tokens = 0
-        self._told_figures = -1.0
+        # Of the latest requests, in the mean.
+        self._prompt_len = 128.0
+        self._next_figures = 0.0
         engine.on_batch = self._note_batch
 
     def serve(self) -> None:
@@ -119,6 +121,7 @@ class EngineServer:
         except (PagedError, MissingExtra) as error:
             self._send(Refused(asked.id, type(error).__name__, str(error)))
             return
+        self._prompt_len += 0.05 * (len(asked.prompt) - self._prompt_len)
         self._waiting.add(asked.id)
         if not asked.streams:
             live = engine.live_request(asked.id)
@@ -167,9 +170,11 @@ class EngineServer:
                 self._waiting.discard(output.id)
         now = time.monotonic()
         figures = None
-        if now - self._told_figures >= FIGURES_EVERY_S or not self._engine.has_unfinished:
-            self._told_figures, figures = now, self._figures(now)
-        self._send(Stepped(outputs, completions, self._begun, self._tokens, seconds, figures))
+        if now >= self._next_figures or not self._engine.has_unfinished:
+            figures = self._figures(now)
+            took = time.monotonic() - now
+            self._next_figures = now + max(FIGURES_EVERY_S, took / FIGURES_SHARE)
+        self._send(Stepped(outputs, completions, self._begun, self._tokens, seconds, time.monotonic(), figures))
         self._begun, self._tokens = [], 0
 
     def _split(self, outputs: list[EngineOutput], completions: list[Completion]) -> list[EngineOutput]:
@@ -214,7 +219,10 @@ class EngineServer:
 
     def _forecast(self) -> list[float]:
         """In how many seconds each waiting request is let in, and those that would come behind them."""
-        return []
+        found = self._engine.scheduler.forecast(more=MORE, prompt_len=max(1, round(self._prompt_len)))
+        step, each = self._pace.coefficients()
+        seconds = step * found.steps + each * found.tokens
+        return [round(float(value), 3) for value in seconds.tolist()]
 
     def _send(self, message: Any) -> None:
         self._out.send(self._encode(message), zmq.NOBLOCK)

@@ -128,6 +128,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
     begun     requests that were let in for the first time
     tokens    computed in it
+    sent      when it was told
     figures   now and then
     """
 
@@ -136,6 +137,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     begun: list[str]
     tokens: int
     seconds: float
+    sent: float
     figures: Figures | None = None
 
 
