@@ -1,0 +1,263 @@
+"""What goes wrong around a server, one fault a test: clients that send too much, too slowly or nonsense, clients that go, an engine that is killed, a full disk, a signal in
+the middle. Each has an answer of its own, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from .http_client import ask, get  # noqa: TID252
+from .serving_process import served, started  # noqa: TID252
+
+PATH = "/v1/completions"
+USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
+LONG = {"prompt": "The with statement", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(max_sequences=8, header_timeout=1.5, body_timeout=1.5) as found:
+        yield found
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+def engine_of(server) -> int:
+    """The process id of the server's engine."""
+    found = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=True).stdout
+    return int(found.split()[0])
+
+
+def is_served(server) -> bool:
+    """Whether the usual request gets the usual answer."""
+    heard = run(ask(server.port, PATH, USUAL))
+    return heard.status == 200 and heard.text == " is used to wrap the execu"
+
+
+BAD_BODIES = {
+    "truncated": (b'{"prompt": "abc', 400),
+    "no JSON at all": (b"\xff\xfe\x00", 400),
+    "nothing": (b"", 400),
+    "a list": (b"[]", 400),
+    "deep nesting": (b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400),
+    "deep nesting in a field that nobody knows": (b'{"prompt": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400),
+    "a wrong type": (b'{"prompt": {"a": 1}}', 400),
+    "half of a surrogate pair": (b'{"prompt": "a\\ud800b"}', 400),
+    "an integer of 5,000 digits": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}", 400),
+    "no number": (b'{"prompt": "a", "temperature": NaN}', 400),
+    "a stop string that is too long": (json.dumps({"prompt": "a", "stop": "x" * 20_000}).encode(), 400),
+    "a token that there is not": (b'{"prompt": [1, 2, 999999]}', 400),
+    "no tokens": (b'{"prompt": []}', 400),
+    "no text": (b'{"prompt": ""}', 400),
+    "more than the context": (b'{"prompt": "a", "max_tokens": 5000}', 400),
+    "a model that there is not": (b'{"prompt": "a", "model": "gpt-9"}', 404),
+    "a grammar that cannot be read": (
+        json.dumps({"prompt": "a", "structured_outputs": {"regex": "(" * 3000}}).encode(),
+        400,
+    ),
+    "ten million characters": (json.dumps({"prompt": "a" * 10_000_000}).encode(), 413),
+    "a prompt that no context holds": (json.dumps({"prompt": "ab " * 2_000_000}).encode(), 400),
+    "too many prompts": (json.dumps({"prompt": ["a"] * 1000}).encode(), 400),
+    "too many answers": (b'{"prompt": "a", "n": 1000}', 400),
+}
+
+
+@pytest.mark.parametrize("what", BAD_BODIES)
+def test_a_body_that_is_wrong_gets_an_error_of_openais_form(server, what):
+    body, status = BAD_BODIES[what]
+    heard = run(ask(server.port, PATH, body))
+    assert heard.status == status
+    assert set(heard.error) == {"message", "type", "param", "code"}
+    assert len(heard.error["message"]) < 1200
+
+
+GOOD_BODIES = {
+    "NUL bytes": {"prompt": "a\0b", "max_tokens": 2},
+    "a stop string of 10,000 characters": {"prompt": "a", "max_tokens": 4, "stop": "x" * 10_000},
+    "a grammar that explodes": {
+        "prompt": "a",
+        "max_tokens": 4,
+        "structured_outputs": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+    },
+    "a grammar that begins with itself": {
+        "prompt": "a",
+        "max_tokens": 4,
+        "structured_outputs": {"grammar": 'start: start start | "a"'},
+    },
+}
+
+
+@pytest.mark.parametrize("what", GOOD_BODIES)
+def test_what_is_odd_and_not_wrong_is_answered(server, what):
+    heard = run(ask(server.port, PATH, GOOD_BODIES[what]))
+    assert heard.status in (200, 400), heard.body
+    if what != "a grammar that explodes":
+        assert heard.status == 200
+    assert is_served(server)
+
+
+def talk(server, data: bytes, *, then_s: float = 0.0) -> bytes:
+    """What a connection gets back for these bytes, until it is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(data)
+        if then_s:
+            time.sleep(then_s)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+def test_a_flood_of_headers_is_refused(server):
+    flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 100) for number in range(2000))
+    assert talk(server, b"GET /health HTTP/1.1\r\n" + flood).startswith(b"HTTP/1.1 431")
+
+
+def test_what_is_no_http_is_refused(server):
+    assert talk(server, b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_that_comes_too_slowly_is_not_waited_for(server):
+    assert talk(server, b"POST /v1/completions HTTP/1.1\r\nx-a: ").startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_on_which_nothing_comes_is_not_kept(server):
+    assert talk(server, b"").startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_that_comes_too_slowly_is_not_waited_for(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    assert talk(server, head).startswith(b"HTTP/1.1 408")
+
+
+def test_a_thousand_clients_that_go_leave_nothing_behind(server):
+    async def go():
+        room = asyncio.Semaphore(100)
+
+        async def one(number: int):
+            async with room:
+                await ask(server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=5.0)
+
+        await asyncio.gather(*(one(number) for number in range(1000)))
+        until = time.monotonic() + 30
+        while (await get(server.port, "/load")).body["server_load"]:
+            assert time.monotonic() < until, "calls are still open"
+            await asyncio.sleep(0.05)
+
+    run(go())
+    assert is_served(server)
+
+
+def test_a_deadline_ends_a_request_before_and_after_its_first_token(server):
+    async def go():
+        before = await ask(server.port, PATH, LONG | {"deadline_s": 0.001})
+        after = await ask(server.port, PATH, LONG | {"deadline_s": 0.4, "max_tokens": 1000})
+        return before, after
+
+    before, after = run(go())
+    assert (before.status, before.error["code"]) in ((504, "deadline"), (429, "deadline"))
+    assert after.error["code"] == "deadline"
+    assert not after.is_whole
+
+
+def test_an_engine_that_is_killed_fails_what_it_had_begun_serves_what_waited_and_is_begun_again():
+    async def go(server):
+        async def one(number):
+            return await ask(server.port, PATH, LONG | {"prompt": f"{number}", "max_tokens": 300})
+
+        tasks = [asyncio.create_task(one(number)) for number in range(12)]
+        # All eight seats are taken, and the first tokens have come.
+        while sum(task.done() for task in tasks) == 0 and (await get(server.port, "/load")).body["server_load"] < 12:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        os.kill(engine_of(server), signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        meanwhile = await ask(server.port, PATH, USUAL)
+        return meanwhile, await asyncio.gather(*tasks)
+
+    with served(max_sequences=8) as server:
+        meanwhile, heard = run(go(server))
+        assert meanwhile.status == 503
+        assert int(meanwhile.headers["retry-after"]) >= 1
+        died = [each for each in heard if each.error is not None]
+        assert {each.error["code"] for each in died} == {"engine_died"}
+        assert len(died) == 8
+        assert all(each.is_whole for each in heard if each.error is None)
+        assert is_served(server)
+        assert run(get(server.port, "/health")).status == 200
+
+
+def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
+    with started("--max-restarts", "1") as server:
+        for _ in range(2):
+            before = engine_of(server)
+            os.kill(before, signal.SIGKILL)
+            until = time.monotonic() + 60
+            while run(get(server.port, "/ready")).status != 200 and run(get(server.port, "/health")).status == 200:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        heard = run(ask(server.port, PATH, USUAL))
+        assert (heard.status, heard.error["code"]) == (503, "engine_unavailable")
+        assert "retry-after" not in heard.headers
+        assert run(get(server.port, "/health")).status == 503
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+
+
+def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones():
+    async def go(server):
+        tasks = [
+            asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}", "max_tokens": 200}))
+            for number in range(16)
+        ]
+        while (await get(server.port, "/load")).body["server_load"] < 16:
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        late = await ask(server.port, PATH, USUAL)
+        alive, is_ready = await get(server.port, "/health"), await get(server.port, "/ready")
+        return late, alive.status, is_ready.status, await asyncio.gather(*tasks)
+
+    with started("--max-sequences", "8") as server:
+        late, alive, is_ready, heard = run(go(server))
+        assert (late.status, late.error["code"]) == (503, "shutdown")
+        assert (alive, is_ready) == (200, 503)
+        assert all(each.is_whole for each in heard)
+        assert server.process.wait(30) == 0
+        assert "Traceback" not in server.said
+
+
+def test_what_does_not_end_within_the_time_of_a_shutdown_is_told_so():
+    async def go(server):
+        task = asyncio.create_task(ask(server.port, PATH, LONG | {"max_tokens": 1000}))
+        while not (await get(server.port, "/load")).body["server_load"]:
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        return await task
+
+    with started("--shutdown-timeout", "0.2") as server:
+        heard = run(go(server))
+        assert heard.error["code"] == "shutdown"
+        assert server.process.wait(30) == 0
+
+
+def test_a_server_that_is_killed_takes_its_engine_with_it():
+    with started() as server:
+        engine = engine_of(server)
+        server.process.kill()
+        server.process.wait(10)
+        until = time.monotonic() + 10
+        while os.path.exists(f"/proc/{engine}"):
+            assert time.monotonic() < until, "the engine outlives its server"
+            time.sleep(0.02)
