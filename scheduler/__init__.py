@@ -25,6 +25,7 @@ from paged.scheduler.errors import (
 )
 from paged.scheduler.explain import Explanation
 from paged.scheduler.forecast import Forecast
+from paged.scheduler.listing import RequestView
 from paged.scheduler.policies import POLICIES, Costs, Policy
 from paged.scheduler.request import Request, Retention
 from paged.scheduler.state import Limits
@@ -53,6 +54,7 @@ __all__ = [
     "Request",
     "RequestInFlight",
     "RequestUsage",
+    "RequestView",
     "Retention",
     "Scheduler",
     "SchedulerStats",

@@ -37,8 +37,9 @@ from paged.scheduler.errors import (
     UnknownRequest,
     WaitingFull,
 )
-from paged.scheduler.explain import Explanation, explain
+from paged.scheduler.explain import Explanation, explain, reason
 from paged.scheduler.forecast import Forecast, forecast
+from paged.scheduler.listing import RequestView, listed, view_of
 from paged.scheduler.packing import Packer
 from paged.scheduler.policies import Costs, Policy, policy_named
 from paged.scheduler.preemption import report_parked
@@ -538,6 +539,25 @@ class Scheduler(Uncopyable):
                 raise InvalidRequest(f"{name} has to be an integer of at least {least}; got {value!r}.")
         output = None if output_len is None else count_of(output_len)
         return forecast(self._state, count_of(more), count_of(prompt_len), output)
+
+    def reason(self, request_id: str) -> str:
+        """The sentence of `explain` alone, for those who ask of many requests. Raises UnknownRequest."""
+        return reason(self._state, _checked_id(request_id))
+
+    def requests(self, limit: int) -> list[RequestView]:
+        """Up to `limit` requests that are alive, with their figures: those that run first, then those that were suspended, then those that wait,
+        each in order."""
+        return listed(self._state, limit)
+
+    def request(self, request_id: str) -> RequestView:
+        """The figures of a request that is alive. Raises UnknownRequest."""
+        return view_of(self._state, self._living(request_id))
+
+    @property
+    def next_id(self) -> str | None:
+        """The waiting request that is served next; None where none waits."""
+        waiting = self._state.waiting
+        return waiting.head().id if waiting.num else None
 
     def status(self, request_id: str) -> str:
         """The request's state. Raises UnknownRequest."""

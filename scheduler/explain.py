@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,35 +41,54 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
+class _Found(NamedTuple):
+    """A sentence, blocks that the request lacks to go on, and blocks that could be drawn for it."""
+
+    reason: str
+    needed: int
+    free: int
+
+
 def explain(state: State, request_id: str) -> Explanation:
     """Why the request is where it is. Raises UnknownRequest."""
     request = state.requests.get(request_id)
     if request is None:
-        if request_id not in state.ended:
-            raise UnknownRequest(request_id)
-        status, sentence = state.ended[request_id]
+        status, sentence = _ended(state, request_id)
         return Explanation(id=request_id, status=status.value, reason=sentence)
+    found = _found(state, request)
+    return Explanation(
+        id=request.id,
+        status=request.status.value,
+        reason=found.reason,
+        blocks_needed=found.needed,
+        blocks_free=found.free,
+        holders=_holders(state, request),
+    )
+
+
+def reason(state: State, request_id: str) -> str:
+    """The sentence of `explain` by itself, which costs no look at other requests' blocks. Raises UnknownRequest."""
+    request = state.requests.get(request_id)
+    return _ended(state, request_id)[1] if request is None else _found(state, request).reason
+
+
+def _ended(state: State, request_id: str) -> tuple[Status, str]:
+    if request_id not in state.ended:
+        raise UnknownRequest(request_id)
+    return state.ended[request_id]
+
+
+def _found(state: State, request: RequestState) -> _Found:
     if request.status is Status.WAITING:
         return _waiting(state, request)
     if request.status is Status.LOADING:
         reason = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
         if request.transfers:
             reason = f"it waits for the moves of batch {min(request.transfers)}; call moved() when they have run."
-        return _explained(state, request, reason, 0)
+        return _Found(reason, 0, free_blocks(state))
     if request.status in (Status.PAUSED, Status.SWAPPED):
         return _away(state, request)
     return _running(state, request)
-
-
-def _explained(state: State, request: RequestState, reason: str, needed: int, free: int | None = None) -> Explanation:
-    return Explanation(
-        id=request.id,
-        status=request.status.value,
-        reason=reason,
-        blocks_needed=needed,
-        blocks_free=free_blocks(state) if free is None else free,
-        holders=_holders(state, request),
-    )
 
 
 def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
@@ -92,7 +112,7 @@ def free_blocks(state: State) -> int:
     return max(0, state.manager.num_available - state.blocks_owed())
 
 
-def _waiting(state: State, request: RequestState) -> Explanation:
+def _waiting(state: State, request: RequestState) -> _Found:
     needed, free = blocks_to_enter(state, request), free_blocks(state)
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
@@ -131,14 +151,14 @@ def _waiting(state: State, request: RequestState) -> Explanation:
     else:
         later = state.admission.reason(state) or state.composition.reason(state)
         reason = later or "it can be admitted in the next step."
-    return _explained(state, request, reason + was, needed + kept)
+    return _Found(reason + was, needed + kept, free)
 
 
 def _lost(request: RequestState) -> int:
     return sum(request.high_water)
 
 
-def _away(state: State, request: RequestState) -> Explanation:
+def _away(state: State, request: RequestState) -> _Found:
     manager = state.manager
     needed, free = blocks_to_return(state, request), free_blocks(state)
     kept = watermark(state)
@@ -152,23 +172,21 @@ def _away(state: State, request: RequestState) -> Explanation:
         reason = _SAMPLES_ARE_OUT
     if request.transfers:
         reason += f" Its moves of batch {min(request.transfers)} have not been reported; call moved()."
-    return _explained(state, request, reason, needed + kept)
+    return _Found(reason, needed + kept, free)
 
 
-def _running(state: State, request: RequestState) -> Explanation:
+def _running(state: State, request: RequestState) -> _Found:
     manager = state.manager
     if request.follows is not None:
         leader = request.follows
-        return _explained(
-            state,
-            request,
-            f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.',
-            0,
+        reason = (
+            f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.'
         )
+        return _Found(reason, 0, free_blocks(state))
     if state.is_in_flight(request):
-        return _explained(state, request, "it is in a batch that has not ended.", 0)
+        return _Found("it is in a batch that has not ended.", 0, free_blocks(state))
     if state.is_idle(request):
-        return _explained(state, request, "everything that it knows is computed; it waits for append().", 0)
+        return _Found("everything that it knows is computed; it waits for append().", 0, free_blocks(state))
     needed = state.debt_of(request)
     # What is owed to it is not kept from it.
     free = max(0, manager.num_available - state.blocks_owed() + needed)
@@ -177,5 +195,5 @@ def _running(state: State, request: RequestState) -> Explanation:
             f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
             "hold when a batch that has not ended gives blocks back, or when a request can be preempted."
         )
-        return _explained(state, request, reason, needed, free)
-    return _explained(state, request, "it gets tokens in the next step, as the budget allows.", needed, free)
+        return _Found(reason, needed, free)
+    return _Found("it gets tokens in the next step, as the budget allows.", needed, free)

@@ -29,6 +29,7 @@ from paged.cli.profile import profile
 from paged.cli.serve import serve
 from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
+from paged.cli.top import top
 from paged.cli.validate import validate
 
 WRONG_INPUT = 2
@@ -60,6 +61,7 @@ app.add_typer(check_app, name="check")
 app.command(cls=Command)(capacity)
 app.command(cls=Command)(profile)
 app.command(cls=Command)(policies)
+app.command(cls=Command)(top)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from paged.cli.frame import CACHED, FREE, SHARED, Frame
+from paged.cli.frame import Frame
+from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED
 
 MAX_WIDTH = 120
 OWNED = "█"
-SIGNS = {SHARED: "▓", CACHED: "▒", FREE: "·"}
-COLOURS = {SHARED: "#ffffff", CACHED: "#6b7280", FREE: "#4b5563"}
+SIGNS = {SHARED: "▓", CACHED: "▒", RETAINED: "▒", HELD: "░", FREE: "·"}
+COLOURS = {SHARED: "#ffffff", CACHED: "#6b7280", RETAINED: "#9ca3af", HELD: "#9ca3af", FREE: "#4b5563"}
 PALETTE = (
     "#5b8ff9", "#f6903d", "#5ad8a6", "#e8684a", "#9270ca", "#f6bd16", "#6dc8ec", "#ff99c3",
     "#9fb40f", "#269a99", "#d3adf7", "#c97b63", "#76d0a3", "#b37feb", "#e0c068", "#4f9da6",
@@ -29,7 +30,7 @@ MIN_EVENTS = 3
 def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     """The frame as text at most `width` columns wide and `height` lines high."""
     width = min(width, MAX_WIDTH)
-    map_lines = _block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
+    map_lines = block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
     num_left = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
     # Where a model writes, two thirds of what is left show what.
     num_events = min(num_left, max(MIN_EVENTS, num_left // 3)) if frame.texts else num_left
@@ -37,7 +38,7 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
         Group(*map_lines),
         title=Text(f"device: {len(frame.cells)} blocks of {frame.block_size} tokens", style="bold"),
         title_align="left",
-        subtitle=_legend(),
+        subtitle=legend(),
         subtitle_align="left",
         border_style=EDGE,
         width=width,
@@ -64,7 +65,7 @@ def _headline(frame: Frame, title: str, width: int) -> Text:
     return Text.assemble((" " + shown.ljust(room + 1), "bold"), (clock, DIM), no_wrap=True)
 
 
-def _block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text]:
+def block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text]:
     """One cell a block, two columns wide where they fit; where even single ones do not, one cell for every few blocks."""
     cell_width = 2 if len(cells) * 2 <= (width // 2) * 2 * max_lines else 1
     per_line = width // cell_width
@@ -95,7 +96,7 @@ def _even_split(count: int, most: int, max_lines: int) -> int:
     return -(-count // num_lines)
 
 
-def _legend() -> Text:
+def legend() -> Text:
     legend = Text()
     for request in range(4):
         legend.append(OWNED, colour_of(request))
@@ -107,7 +108,7 @@ def _legend() -> Text:
     return legend
 
 
-def _bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) -> Text:
+def bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) -> Text:
     """A named bar: parts are (share of the whole, sign, colour), words stand to its right."""
     length = max(width - 11 - 36, 10)
     line = Text(f" {name:<9} ", style=DIM, no_wrap=True)
@@ -127,7 +128,7 @@ def _bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int)
 def _bars(frame: Frame, width: int) -> list[Text]:
     total = len(frame.cells)
     used, cached = frame.used / total, frame.cached / total
-    device = _bar(
+    device = bar(
         "device",
         [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])],
         f"{used:4.0%} used, {frame.cached} cached, {frame.free} free",
@@ -137,13 +138,13 @@ def _bars(frame: Frame, width: int) -> list[Text]:
     if frame.host_blocks:
         held, kept = frame.host_used / frame.host_blocks, frame.host_cached / frame.host_blocks
         words = f"{held:4.0%} used, {frame.host_cached} cached, of {frame.host_blocks}"
-        bars.append(_bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
+        bars.append(bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
     share = frame.batch_tokens / frame.token_budget
     words = f"{frame.batch_tokens:4} tokens, {frame.batch_sequences} sequences"
-    bars.append(_bar("batch", [(share, "━", PALETTE[0])], words, width))
+    bars.append(bar("batch", [(share, "━", PALETTE[0])], words, width))
     ended = frame.counts.get("finished", 0) + frame.counts.get("rejected", 0)
     words = f"{ended:4} of {frame.requests} requests ended"
-    bars.append(_bar("progress", [(ended / frame.requests, "━", DIM)], words, width))
+    bars.append(bar("progress", [(ended / frame.requests, "━", DIM)], words, width))
     return bars
 
 

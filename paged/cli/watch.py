@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cli.frame import Frame, block_cells
+from paged.cli.frame import Frame
+from paged.serving.block_map import block_cells
 from paged.simulator import Simulation, Step
 
 MAX_EVENTS = 40

@@ -58,6 +58,7 @@ def test_without_a_command_the_help_is_shown(paged):
         ["policies"],
         ["plan"],
         ["profile"],
+        ["top"],
     ],
 )
 def test_every_command_explains_itself_with_an_example(paged, command):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paged.cli.frame import CACHED, FREE, SHARED, Frame, block_cells
+from paged.cli.frame import Frame
 from paged.cli.view import PALETTE, colour_of, render
+from paged.serving.block_map import CACHED, FREE, SHARED, block_cells
 
 
 def frame_of(cells, **changes):

@@ -1,0 +1,204 @@
+"""What `paged top` draws of a server at one moment: lines of coloured text in a terminal, plain ones without.
+
+Knows snapshots, widths and colours. Does not know where snapshots come from.
+"""
+
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from paged.cli.show import as_time, counted, figures, table
+from paged.cli.view import COLOURS, DIM, EDGE, GOOD, STATES, TIGHT, bar, block_map, colour_of, legend
+from paged.serving.block_map import CACHED
+from paged.serving.sight import RequestSight, Snapshot
+
+MAX_WIDTH = 160
+LINES_BESIDE = 9
+"""Headline, borders and legend of the map, three bars, states, totals, the table's head."""
+MIN_LINES = 6
+"""Of requests and events."""
+SIGNS = {"running": "●", "waiting": "○", "paused": "◐", "swapped": "◇", "loading": "◌"}
+KINDS = {
+    "came": "came",
+    "admitted": "admitted",
+    "first_token": "first token",
+    "preempted_recompute": "preempted, to recompute",
+    "preempted_swap": "preempted, by swap",
+    "returned": "is back",
+    "finished": "finished",
+    "aborted": "aborted",
+    "rejected": "rejected",
+    "error": "error",
+}
+_HARD = ("preempted_recompute", "preempted_swap", "rejected", "error")
+
+
+def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
+    """At most `width` columns and `height` lines."""
+    width = min(width, MAX_WIDTH)
+    map_lines = block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - MIN_LINES) // 2, 2))
+    blocks = Panel(
+        Group(*map_lines),
+        title=Text(f"device: {_blocks_of(seen)}", style="bold"),
+        title_align="left",
+        subtitle=legend(),
+        subtitle_align="left",
+        border_style=EDGE,
+        width=width,
+    )
+    lines = [*_bars(seen, width), _states(seen), _totals(seen)]
+    num_left = max(height - 3 - len(map_lines) - len(lines) - 2, 0)
+    num_events = min(len(seen.happened), num_left // 3)
+    requests = _requests(seen, width, num_left - num_events)
+    every = [_headline(seen), blocks, *lines, *requests, *_events(seen, num_events)]
+    for line in every:
+        if isinstance(line, Text):
+            line.truncate(width, overflow="ellipsis")
+    return Group(*every)
+
+
+def print_plain(seen: Snapshot) -> None:
+    """The same for a pipe: every figure and every request."""
+    q, t = seen.queues, seen.totals
+    last = seen.steps[-1] if seen.steps else None
+    pairs = [
+        ("server", f"{seen.model}, policy {seen.policy}, up {as_time(seen.uptime_s)}"),
+        ("requests", ", ".join(f"{getattr(q, name)} {name}" for name in q.__struct_fields__)),
+        ("device", f"{_blocks_of(seen)}: {_by_state(seen)}"),
+    ]
+    if seen.host_blocks:
+        pairs.append(("host", f"{seen.host.used:,} used, {seen.host.cached:,} cached, {seen.host.free:,} free"))
+    if last is not None:
+        words = f"{last.decode_tokens} tokens of decodes and {last.prompt_tokens} of prompts, of {seen.max_tokens_per_step}, in {as_time(last.seconds)}"
+        pairs.append(("last step", words))
+    pairs += [
+        ("preempted", f"{t.preemptions_recompute} by recompute, {t.preemptions_swap} by swap"),
+        ("prefix hits", f"{t.hit_tokens:,} of {t.prompt_tokens:,} tokens"),
+        ("ended", f"{t.finished:,} finished, {t.aborted:,} aborted, {t.rejected:,} rejected"),
+    ]
+    figures("server", pairs)
+    columns = ["request", "tenant", "state", "prompt", "output", "blocks", "waited", "reason"]
+    rows = [
+        [
+            each.id,
+            each.tenant,
+            each.status,
+            f"{each.prompt_tokens:,}",
+            f"{each.output_tokens:,}/{each.max_tokens:,}",
+            f"{each.device_blocks:,}",
+            as_time(each.waited_s),
+            each.reason,
+        ]
+        for each in seen.requests
+    ]
+    if rows:
+        table("requests", columns, rows, right=(3, 4, 5, 6))
+    if seen.prefixes:
+        found = [
+            [each.hash, str(each.requests), f"{each.hit_tokens:,}/{each.prompt_tokens:,}"] for each in seen.prefixes
+        ]
+        table("prefixes", ["prefix", "requests", "found"], found, right=(1, 2))
+    if seen.happened:
+        happened = [[_clock(each.at), each.id, KINDS[each.kind], each.detail] for each in reversed(seen.happened)]
+        table("events", ["at", "request", "event", "detail"], happened)
+
+
+_STATES = ("own", "shared", "cached", "retained", "held", "free")
+
+
+def _cells(seen: Snapshot) -> NDArray[np.int64]:
+    states, lengths = zip(*seen.blocks.runs, strict=True)
+    return np.repeat(np.array(states, np.int64), lengths)
+
+
+def _blocks_of(seen: Snapshot) -> str:
+    return f"{counted(seen.num_blocks, 'block')} of {seen.block_size} tokens"
+
+
+def _by_state(seen: Snapshot) -> str:
+    words = {"own": "one request's"}
+    return ", ".join(f"{getattr(seen.blocks, name):,} {words.get(name, name)}" for name in _STATES)
+
+
+def _clock(unix_time: float) -> str:
+    return datetime.fromtimestamp(unix_time).strftime("%H:%M:%S")
+
+
+def _headline(seen: Snapshot) -> Text:
+    about = f"  policy {seen.policy} · up {as_time(seen.uptime_s)} · {_clock(seen.unix_time)}"
+    return Text.assemble((f" {seen.model}", "bold"), (about, DIM), no_wrap=True)
+
+
+def _bars(seen: Snapshot, width: int) -> list[Text]:
+    blocks, total = seen.blocks, seen.num_blocks
+    used, cached = (blocks.own + blocks.shared + blocks.held) / total, (blocks.cached + blocks.retained) / total
+    words = f"{used:4.0%} used, {blocks.cached + blocks.retained:,} cached, {blocks.free:,} free"
+    bars = [bar("device", [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])], words, width)]
+    if seen.host_blocks:
+        held, kept = seen.host.used / seen.host_blocks, seen.host.cached / seen.host_blocks
+        words = f"{held:4.0%} used, {seen.host.cached:,} cached, of {seen.host_blocks:,}"
+        bars.append(bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
+    if seen.steps:
+        last, budget = seen.steps[-1], seen.max_tokens_per_step
+        parts = [(last.decode_tokens / budget, "━", GOOD), (last.prompt_tokens / budget, "╍", STATES["waiting"])]
+        words = f"{last.decode_tokens} + {last.prompt_tokens} of {budget} tokens, {as_time(last.seconds)}"
+        bars.append(bar("last step", parts, words, width))
+    return bars
+
+
+def _states(seen: Snapshot) -> Text:
+    line = Text(" requests  ", style=DIM, no_wrap=True)
+    for name in seen.queues.__struct_fields__:
+        line.append(f"{SIGNS[name]} {name} ", STATES.get(name, DIM))
+        line.append(f"{getattr(seen.queues, name):<4} ", "bold default")
+    return line
+
+
+def _totals(seen: Snapshot) -> Text:
+    t = seen.totals
+    line = Text(" preempted ", style=DIM, no_wrap=True)
+    line.append(f"{t.preemptions_recompute} by recompute, {t.preemptions_swap} by swap", "default")
+    line.append("   prefix hits ")
+    line.append(f"{t.hit_tokens / max(t.prompt_tokens, 1):.0%}", "default")
+    line.append("   swapped ")
+    line.append(f"{t.swapped_out_blocks:,} out, {t.swapped_in_blocks:,} in", "default")
+    return line
+
+
+def _requests(seen: Snapshot, width: int, count: int) -> list[Text]:
+    """Those that do not run first: their reasons are what one looks for."""
+    if count < 2:
+        return []
+    away = [each for each in seen.requests if each.status != "running"]
+    running = [each for each in seen.requests if each.status == "running"]
+    # Half of the lines at most, where the others are wanted.
+    num_away = min(len(away), max((count - 1) // 2, count - 1 - len(running)))
+    shown = [*away[:num_away], *running[: count - 1 - num_away]]
+    widest = min(max((len(each.id) for each in shown), default=7), max(width // 4, 12))
+    head = f" {'request':<{widest + 2}} {'state':<8} {'output':>11} {'blocks':>6} {'waited':>8}  reason"
+    return [Text(head, style=DIM, no_wrap=True), *(_request(each, widest) for each in shown)]
+
+
+def _request(each: RequestSight, widest: int) -> Text:
+    name = each.id if len(each.id) <= widest else f"{each.id[: widest - 1]}…"
+    colour = colour_of(each.number) if each.device_blocks else DIM
+    line = Text(f" {SIGNS[each.status]} {name:<{widest}} ", style=colour, no_wrap=True)
+    output = f"{each.output_tokens:,}/{each.max_tokens:,}"
+    line.append(f"{each.status:<8} {output:>11} {each.device_blocks:>6,} {as_time(each.waited_s):>8}  ", "default")
+    line.append(each.reason, DIM)
+    return line
+
+
+def _events(seen: Snapshot, count: int) -> list[Text]:
+    lines = []
+    for each in reversed(seen.happened[-count:] if count else []):
+        line = Text(f" {_clock(each.at)} ", style=DIM, no_wrap=True)
+        line.append(f"{each.id} ", "default")
+        line.append(f"{KINDS[each.kind]} ", f"bold {TIGHT}" if each.kind in _HARD else "bold default")
+        line.append(each.detail)
+        lines.append(line)
+    return lines

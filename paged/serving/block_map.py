@@ -1,0 +1,63 @@
+"""Whose each block of a pool is, as numbers that a picture can be drawn from.
+
+    a request's number (0 and more) | SHARED | CACHED | RETAINED | FREE | HELD
+
+Knows block tables, states and levels. Does not know requests, colours or who looks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FREE = -1
+"""No content, and nobody's."""
+CACHED = -2
+"""Content that a request may find, and nobody's."""
+SHARED = -3
+"""In the tables of several sequences."""
+RETAINED = -4
+"""Cached, and evicted after all that is merely cached."""
+HELD = -5
+"""In no table, and used: by a pin, or by a transfer that has not ended."""
+
+
+def block_cells(
+    tables: NDArray[np.int32],
+    table_lengths: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    states: NDArray[np.int8],
+    levels: NDArray[np.int8] | None = None,
+) -> NDArray[np.int64]:
+    """Whose each block is, int64 [blocks].
+
+    `tables` int32 [rows, columns] and `table_lengths` [rows] are the block tables of live rows, `owners` [rows] the number of the
+    request that each row belongs to, `states` int8 [blocks] is 0 for free, 1 for cached, 2 for used, and `levels` int8 [blocks] above 0 where
+    content is retained.
+    """
+    cells = np.array([FREE, CACHED, HELD], np.int64)[states]
+    if levels is not None:
+        cells[(states == 1) & (levels > 0)] = RETAINED
+    in_table = np.arange(tables.shape[1]) < table_lengths[:, None]
+    blocks = tables[in_table]
+    cells[blocks] = np.repeat(owners, table_lengths)
+    references = np.bincount(blocks, minlength=len(cells))
+    cells[references > 1] = SHARED
+    return cells
+
+
+def merged(cells: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """One cell for every `size` of them, int64 [⌈n ÷ size⌉]: what most of the size are, where most are one thing; else one of those there."""
+    if size == 1:
+        return cells
+    num = -(-len(cells) // size)
+    padded = np.concatenate([cells, np.repeat(cells[-1:], num * size - len(cells))]).reshape(num, size)
+    # The middle one of a sorted group is the majority's, if there is one.
+    return np.partition(padded, size // 2, axis=1)[:, size // 2]
+
+
+def runs_of(cells: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The same as (cell, how many in a row)."""
+    starts = np.concatenate([[0], (cells[1:] != cells[:-1]).nonzero()[0] + 1])
+    lengths = np.diff(np.append(starts, len(cells)))
+    return list(zip(cells[starts].tolist(), lengths.tolist(), strict=True))

@@ -1,0 +1,437 @@
+"""What happens to requests on an engine, kept as events and lives, and what the whole looks like at a moment.
+
+    came ──> admitted ──> first token ──> finished        a wait between two of them has a reason, kept when it begins
+                 └── preempted ──> returned ──┘
+
+Runs beside the engine, in its process and its thread. Knows the engine's public side, and what it is told. Does not know HTTP, processes or
+browsers, and keeps nothing of prompts and answers.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paged.scheduler import Batch, UnknownRequest
+from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
+from paged.serving.sight import (
+    BlockSight,
+    EventSight,
+    HostSight,
+    Moment,
+    PrefixSight,
+    QueueSight,
+    RequestSight,
+    Snapshot,
+    StepSight,
+    Story,
+    TotalSight,
+)
+
+if TYPE_CHECKING:
+    from paged.engine import Engine
+    from paged.results import EngineOutput
+    from paged.scheduler import RequestView
+
+MAX_CELLS = 16_384
+MAX_REQUESTS = 200
+MAX_REASONS = 30
+MAX_STEPS = 120
+MAX_EVENTS = 50
+MAX_PREFIXES = 12
+MAX_ENDED = 1000
+MAX_HOLDERS = 20
+_KEPT_PREFIXES = 4096
+_KEPT_MOMENTS = 256
+_FIRST_MOMENTS = 16
+"""Of a life that is longer than _KEPT_MOMENTS, the beginning that is kept."""
+_REASONS_A_STEP = 32
+"""A thousand requests may come at once; the reasons of those behind them are asked for in the steps after."""
+_STRANGERS = 1 << 32
+"""Numbers from here on are those of requests that nobody told of."""
+
+_ENDS = {"stop": "finished", "length": "finished", "abort": "aborted", "rejected": "rejected", "error": "error"}
+
+
+class _Life:
+    """What is kept of one request. Times are the engine's clock's; `away_since` is None while it runs."""
+
+    __slots__ = (
+        "away_since",
+        "came",
+        "has_led",
+        "left_out",
+        "number",
+        "prefix",
+        "prompt_tokens",
+        "status",
+        "tenant",
+        "timeline",
+        "waited",
+        "was_admitted",
+        "why",
+    )
+
+    def __init__(self, number: int, tenant: str, prompt_tokens: int, prefix: str | None, now: float) -> None:
+        self.number, self.tenant, self.came = number, tenant, now
+        self.prompt_tokens, self.prefix = prompt_tokens, prefix
+        self.away_since: float | None = now
+        self.waited = 0.0
+        self.was_admitted = False
+        # Whether the reason for which it waits as the first of the queue is known.
+        self.has_led = False
+        self.timeline: list[Moment] = []
+        self.left_out = 0
+        # Set when it has ended.
+        self.status = self.why = ""
+
+    def note(self, now: float, kind: str, detail: str) -> None:
+        self.timeline.append((round(max(0.0, now - self.came), 4), kind, detail))
+        if len(self.timeline) > _KEPT_MOMENTS:
+            del self.timeline[_FIRST_MOMENTS]
+            self.left_out += 1
+
+    def goes_away(self, now: float) -> None:
+        """It does not run from now on."""
+        if self.away_since is None:
+            self.away_since = now
+
+    def runs(self, now: float) -> float:
+        """It runs from now on; seconds that it did not."""
+        if self.away_since is None:
+            return 0.0
+        gone, self.away_since = max(0.0, now - self.away_since), None
+        self.waited += gone
+        return gone
+
+
+class Watcher:
+    """Told by the engine's caller what comes, what a step did and what ended; asked for a Snapshot, or one request's Story.
+
+    engine  whose public side is read; `Engine.on_batch` gives the batch that `stepped` wants
+    clock   seconds, the one that `now` is read from
+    model   the name to show; None: that of the model's folder
+    wall    Unix time
+
+    Calls are serialised by the caller, with the engine's. Of prompts it keeps lengths, of answers nothing.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        *,
+        model: str | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine, self._scheduler = engine, engine.scheduler
+        self._clock, self._wall = clock, wall
+        self._model = model if model is not None else engine.model.path.name
+        self._began = clock()
+        self._alive: dict[str, _Life] = {}
+        self._ended: OrderedDict[str, _Life] = OrderedDict()
+        # Who came, was not seen admitted, and has no reason yet.
+        self._fresh: dict[str, None] = {}
+        # Who was admitted and has no token yet.
+        self._awaited: dict[str, None] = {}
+        self._head: str | None = None
+        self._steps: deque[StepSight] = deque(maxlen=MAX_STEPS)
+        self._events: deque[tuple[float, int, str, str, str]] = deque(maxlen=MAX_EVENTS)
+        # By hash: requests, hit tokens, prompt tokens; the latest used last.
+        self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
+        self._num_came = self._num_steps = self._num_events = 0
+
+    def came(self, request_id: str, tenant: str, num_prompt_tokens: int, prefix: str | None, now: float) -> None:
+        """The engine took a request at `now`. `prefix` are 8 hexadecimal digits of its first block's content, None where it has no whole block
+        or shares nothing."""
+        self._ended.pop(request_id, None)
+        self._num_came += 1
+        life = self._alive[request_id] = _Life(self._num_came, tenant, num_prompt_tokens, prefix, now)
+        self._fresh[request_id] = None
+        self._note(request_id, life, now, "came", f"prompt of {num_prompt_tokens:,} tokens")
+
+    def refused(self, request_id: str, tenant: str, num_prompt_tokens: int, why: str, now: float) -> None:
+        """A request was not taken, because of `why`, a sentence."""
+        self._num_came += 1
+        life = _Life(self._num_came, tenant, num_prompt_tokens, None, now)
+        self._note(request_id, life, now, "rejected", why)
+        self._bury(request_id, life, "rejected", why, now)
+
+    def stepped(self, batch: Batch | None, outputs: Iterable[EngineOutput], now: float, seconds: float) -> None:
+        """A step of the engine came to its end at `now`, and took `seconds`; `batch` is the one that ran, None where none did. Of its outputs only
+        those that are a request's first or last are looked at."""
+        if batch is not None:
+            self._count(batch, seconds)
+            for request_id, how in batch.preempted:
+                self._preempted(request_id, how, now)
+            for request_id in batch.admitted:
+                self._admitted(request_id, now)
+            if self._fresh:
+                self._ask_reasons(now)
+            self._watch_the_head(now)
+        awaited = self._awaited
+        for output in outputs:
+            if output.finished:
+                self.ended(output, now)
+            elif awaited and output.token_ids and output.id in awaited:
+                self._first_token(output.id, self._alive[output.id], now)
+
+    def ended(self, output: EngineOutput, now: float) -> None:
+        """A request's last output came: in a step, or because its caller ended it. Nothing for one that is known to have ended."""
+        request_id, reason = output.id, output.finish_reason or ""
+        life = self._alive.pop(request_id, None)
+        if life is None:
+            return
+        kind = _ENDS[reason]
+        usage = output.usage
+        if not life.was_admitted and usage is not None and usage.output_tokens:
+            # The step that let it in was cancelled, and its second try was the last.
+            self._begins(request_id, life, usage.hit_tokens, now)
+        if output.token_ids and request_id in self._awaited:
+            self._first_token(request_id, life, now)
+        self._fresh.pop(request_id, None)
+        self._awaited.pop(request_id, None)
+        life.runs(now)
+        wrote = f"{0 if usage is None else usage.output_tokens:,} tokens"
+        if kind == "finished":
+            detail = f"{'at a stop' if reason == 'stop' else 'by its length'}, after {wrote}"
+        elif kind == "aborted":
+            detail = f"after {wrote}"
+        elif kind == "rejected":
+            detail = self._reason_of(request_id)
+        else:
+            detail = output.error or ""
+        self._note(request_id, life, now, kind, detail)
+        self._bury(request_id, life, kind, detail, now)
+
+    def snapshot(self) -> Snapshot:
+        """What it all looks like now."""
+        engine, scheduler = self._engine, self._scheduler
+        manager, limits, now, unix_time = engine.manager, scheduler.limits, self._clock(), self._wall()
+        counts, stats = scheduler.counts(), scheduler.stats()
+        offset = unix_time - now
+        return Snapshot(
+            unix_time=round(unix_time, 3),
+            uptime_s=round(now - self._began, 3),
+            model=self._model,
+            policy=scheduler.policy.name,
+            block_size=manager.block_size,
+            num_blocks=manager.num_blocks,
+            host_blocks=manager.num_host_blocks,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            max_sequences=limits.max_sequences,
+            blocks=self._blocks(),
+            host=HostSight(manager.host_free, manager.host_cached, manager.host_used),
+            queues=QueueSight(**{name: counts[name] for name in QueueSight.__struct_fields__}),
+            requests=self._requests(now),
+            totals=TotalSight(**{name: getattr(stats, name) for name in TotalSight.__struct_fields__}),
+            steps=list(self._steps),
+            happened=[EventSight(number, round(at + offset, 3), *rest) for at, number, *rest in self._events],
+            prefixes=self._most_used(),
+        )
+
+    def story(self, request_id: str) -> Story:
+        """One request's life so far. Raises UnknownRequest for one that never came, or ended longer than MAX_ENDED requests ago."""
+        life = self._alive.get(request_id)
+        holders: list[tuple[str, int]] = []
+        if life is not None:
+            # The scheduler knows of a search's first request alone, and not after it has ended.
+            try:
+                found = self._scheduler.explain(request_id)
+                status, why, holders = found.status, str(found), list(found.holders[:MAX_HOLDERS])
+            except UnknownRequest:
+                status, why = "running", f'request "{request_id}" is running: its search goes on.'
+        else:
+            life = self._ended.get(request_id)
+            if life is None:
+                raise UnknownRequest(request_id)
+            status, why = life.status, life.why
+        came_at = round(life.came + self._wall() - self._clock(), 3)
+        return Story(
+            request_id,
+            life.tenant,
+            status,
+            life.prompt_tokens,
+            came_at,
+            why,
+            list(life.timeline),
+            life.left_out,
+            holders,
+        )
+
+    def _count(self, batch: Batch, seconds: float) -> None:
+        self._num_steps += 1
+        rows, tokens = len(batch.rows), batch.num_scheduled_tokens
+        decodes = tokens
+        if tokens != rows:
+            # A row that decodes computes its newest token, and the drafts behind it.
+            decodes = int(batch.num_tokens[batch.num_tokens - batch.num_drafts == 1].sum())
+        self._steps.append(StepSight(self._num_steps, rows, decodes, tokens - decodes, round(seconds, 6)))
+
+    def _preempted(self, request_id: str, how: str, now: float) -> None:
+        life = self._life_of(request_id)
+        if life is not None:
+            life.goes_away(now)
+            life.has_led = request_id == self._scheduler.next_id
+        self._note(request_id, life, now, f"preempted_{how}", self._reason_of(request_id))
+
+    def _admitted(self, request_id: str, now: float) -> None:
+        life = self._life_of(request_id)
+        if life is None:
+            self._note(request_id, None, now, "admitted", "")
+        elif life.was_admitted:
+            self._note(request_id, life, now, "returned", f"after {life.runs(now):.2f} s")
+        else:
+            try:
+                hit_tokens = self._scheduler.request(request_id).hit_tokens
+            except UnknownRequest:
+                # Its first step was its last: the usage comes with its end, in the same step.
+                return
+            self._begins(request_id, life, hit_tokens, now)
+
+    def _begins(self, request_id: str, life: _Life, hit_tokens: int, now: float) -> None:
+        """It was admitted for the first time."""
+        life.was_admitted = True
+        life.runs(now)
+        self._fresh.pop(request_id, None)
+        self._awaited[request_id] = None
+        self._note(request_id, life, now, "admitted", _found(hit_tokens, life.prompt_tokens))
+        self._count_prefix(life, hit_tokens)
+
+    def _first_token(self, request_id: str, life: _Life, now: float) -> None:
+        del self._awaited[request_id]
+        self._note(request_id, life, now, "first_token", f"after {now - life.came:.2f} s")
+
+    def _ask_reasons(self, now: float) -> None:
+        """Who came before this step and is not in it waits, and for something."""
+        for request_id in list(islice(self._fresh, _REASONS_A_STEP)):
+            life = self._alive[request_id]
+            if self._is_waiting(request_id):
+                life.note(now, "waits", self._reason_of(request_id))
+                life.has_led = request_id == self._scheduler.next_id
+            # Others are in a batch that has not ended.
+            del self._fresh[request_id]
+
+    def _watch_the_head(self, now: float) -> None:
+        """What the first of the queue waits for is another reason than that it stood behind others."""
+        head = self._scheduler.next_id
+        if head == self._head:
+            return
+        self._head = head
+        life = None if head is None or head in self._fresh else self._life_of(head)
+        if head is not None and life is not None and not life.has_led:
+            life.has_led = True
+            life.note(now, "waits", self._reason_of(head))
+
+    def _is_waiting(self, request_id: str) -> bool:
+        try:
+            return self._scheduler.status(request_id) == "waiting"
+        except UnknownRequest:
+            return False
+
+    def _reason_of(self, request_id: str) -> str:
+        try:
+            return self._scheduler.reason(request_id)
+        except UnknownRequest:
+            return ""
+
+    def _life_of(self, request_id: str) -> _Life | None:
+        """The life that a request of the scheduler's is part of; a branch of a search has its owner's id, and its own behind it."""
+        found = self._alive.get(request_id)
+        return found if found is not None else self._alive.get(request_id.rpartition("/branch-")[0])
+
+    def _number_of(self, request_id: str) -> int:
+        life = self._life_of(request_id)
+        return life.number if life is not None else _STRANGERS + zlib.crc32(request_id.encode())
+
+    def _note(self, request_id: str, life: _Life | None, now: float, kind: str, detail: str) -> None:
+        self._num_events += 1
+        self._events.append((now, self._num_events, kind, request_id, detail))
+        if life is not None:
+            life.note(now, kind, detail)
+
+    def _bury(self, request_id: str, life: _Life, status: str, detail: str, now: float) -> None:
+        life.status = status
+        spoken = detail if detail.endswith(".") else f"{detail}."
+        life.why = f'request "{request_id}" is {status}: {spoken}' if detail else f'request "{request_id}" is {status}.'
+        self._ended[request_id] = life
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def _count_prefix(self, life: _Life, hit_tokens: int) -> None:
+        if life.prefix is None:
+            return
+        counts = self._prefixes.setdefault(life.prefix, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += hit_tokens
+        counts[2] += life.prompt_tokens
+        self._prefixes.move_to_end(life.prefix)
+        if len(self._prefixes) > _KEPT_PREFIXES:
+            self._prefixes.popitem(last=False)
+
+    def _most_used(self) -> list[PrefixSight]:
+        ranked = sorted(self._prefixes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        return [PrefixSight(prefix, *counts) for prefix, counts in ranked[:MAX_PREFIXES]]
+
+    def _blocks(self) -> BlockSight:
+        manager, scheduler = self._engine.manager, self._scheduler
+        rows = manager.live_rows
+        owners = np.array([self._number_of(scheduler.id_of(row) or "") for row in rows.tolist()], np.int64)
+        lengths = manager.num_table_blocks[rows]
+        tables = manager.block_tables[rows, : int(lengths.max(initial=0))]
+        cells = block_cells(tables, lengths, owners, manager.block_states(), manager.block_levels())
+        counts = {state: int(np.count_nonzero(cells == state)) for state in (FREE, CACHED, RETAINED, SHARED, HELD)}
+        size = -(-len(cells) // MAX_CELLS)
+        return BlockSight(
+            cell_blocks=size,
+            runs=runs_of(merged(cells, size)),
+            free=counts[FREE],
+            cached=counts[CACHED],
+            retained=counts[RETAINED],
+            shared=counts[SHARED],
+            own=len(cells) - sum(counts.values()),
+            held=counts[HELD],
+        )
+
+    def _requests(self, now: float) -> list[RequestSight]:
+        found, num_reasons = [], 0
+        for view in self._scheduler.requests(MAX_REQUESTS):
+            reason = ""
+            if view.status != "running" and num_reasons < MAX_REASONS:
+                num_reasons += 1
+                reason = self._scheduler.reason(view.id)
+            found.append(self._sight_of(view, reason, now))
+        return found
+
+    def _sight_of(self, view: RequestView, reason: str, now: float) -> RequestSight:
+        life = self._life_of(view.id)
+        alive_s = waited_s = 0.0
+        if life is not None:
+            alive_s = max(0.0, now - life.came)
+            waited_s = life.waited + (0.0 if life.away_since is None else max(0.0, now - life.away_since))
+        return RequestSight(
+            id=view.id,
+            tenant="" if life is None else life.tenant,
+            number=self._number_of(view.id),
+            status=view.status,
+            prompt_tokens=view.prompt_tokens,
+            output_tokens=view.output_tokens,
+            max_tokens=view.max_tokens,
+            device_blocks=view.device_blocks,
+            host_blocks=view.host_blocks,
+            hit_tokens=view.hit_tokens,
+            preemptions=view.preemptions,
+            alive_s=round(alive_s, 3),
+            waited_s=round(waited_s, 3),
+            reason=reason,
+        )
+
+
+def _found(hit_tokens: int, prompt_tokens: int) -> str:
+    return f"{hit_tokens:,} of its {prompt_tokens:,} prompt tokens were in the cache"
