@@ -89,7 +89,7 @@ class Answering(Response):
             record.status, record.error = 499, record.error or "client_gone"
             record.finish_reason = "abort"
         except PagedError as error:
-            await self._say(send, _as_api_error(error))
+            await self._say(send, as_api_error(error))
         finally:
             listener.cancel()
             record.ended = self._clock()
@@ -140,7 +140,7 @@ class Answering(Response):
         except (ClientGone, asyncio.CancelledError):
             raise
         except PagedError as error:
-            failure = _as_api_error(error)
+            failure = as_api_error(error)
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, error_event(failure.body()) + DONE, more=False)
             return
@@ -264,7 +264,8 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
         raise ApiError(500, "the request was aborted.", kind=SERVER, code="aborted")
 
 
-def _as_api_error(error: PagedError) -> ApiError:
+def as_api_error(error: PagedError) -> ApiError:
+    """What a client is told of it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByEngine):

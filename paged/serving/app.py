@@ -18,14 +18,18 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from paged import __version__
+from paged.errors import PagedError
+from paged.serving.answering import as_api_error
 from paged.serving.answers import encode
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
 
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
 _ADMIN = ("/requests/", "/dashboard/")
+_PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
 _KINDS = {"str", "int", "float", "bool", "TextPart"}
 # A body that is longer by so many times is not read to its end.
 _LINGERS = 8
@@ -202,9 +206,10 @@ def _headers(request: Request) -> dict[str, str]:
 def _say_errors(app: FastAPI) -> None:
     """Errors have OpenAI's form, whoever finds them."""
 
-    @app.exception_handler(ApiError)
-    async def _own(request: Request, error: ApiError) -> Response:
-        return JSONResponse(error.body(), error.status, {**_headers(request), **error.headers()})
+    @app.exception_handler(PagedError)
+    async def _own(request: Request, error: PagedError) -> Response:
+        found = as_api_error(error)
+        return JSONResponse(found.body(), found.status, {**_headers(request), **found.headers()})
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
@@ -323,6 +328,31 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     async def load() -> dict[str, int]:
         """Calls that are being answered."""
         return {"server_load": front.num_open}
+
+    @app.get("/dashboard", include_in_schema=False)
+    async def dashboard() -> Response:
+        """The page that shows the memory."""
+        headers = {
+            "cache-control": "no-cache",
+            "content-security-policy": _PAGE_POLICY,
+            "x-content-type-options": "nosniff",
+        }
+        return Response(page(), media_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get("/dashboard/feed", include_in_schema=False)
+    async def feed() -> Response:
+        """What it shows, as server-sent events."""
+        return front.sight.feed()
+
+    @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
+    async def story(name: str, request: Request) -> Response:
+        """A request's life, and why it waits; by the engine's name for it, or by its X-Request-Id."""
+        front.must_serve()
+        for found in (name, f"cmpl-{name}-0", f"chatcmpl-{name}-0"):
+            answer = await front.engine.ask("story", found)
+            if answer is not None:
+                return Response(answer, media_type="application/json", headers=_headers(request))
+        raise ApiError(404, f'no request "{name[:100]}" is known.', code="request_not_found", param="name")
 
 
 def _add_failure(app: FastAPI) -> None:

@@ -131,8 +131,9 @@ class EngineClient:
     on_ready, on_stepped, on_restart   called with Ready, with each Stepped, and when an engine died
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._name = name
         self._clock = clock
         self._context = zmq.asyncio.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="paged-"))
@@ -273,7 +274,9 @@ class EngineClient:
             socket.set_hwm(0)
             socket.bind(endpoint)
         weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
-        beginning = Beginning(self._settings.engine, to_engine, from_engine, weights, self._settings.kv_events)
+        beginning = Beginning(
+            self._settings.engine, self._name, to_engine, from_engine, weights, self._settings.kv_events
+        )
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -9,11 +9,14 @@ engine outlives its server, however that ended. Knows an Engine and messages. Do
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
+import struct
 import sys
 import time
 import traceback
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -29,6 +32,7 @@ from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
 from paged.scheduler import Batch, UnknownRequest
 from paged.serving.pace import Pace
+from paged.serving.watching import Watcher
 from paged.serving.wire import (
     Abort,
     Add,
@@ -58,7 +62,7 @@ UNRECOVERABLE = 70
 class EngineServer:
     """One engine, asked by messages."""
 
-    def __init__(self, engine: Engine, incoming: zmq.Socket[bytes], outgoing: zmq.Socket[bytes]) -> None:
+    def __init__(self, engine: Engine, name: str, incoming: zmq.Socket[bytes], outgoing: zmq.Socket[bytes]) -> None:
         self._engine = engine
         self._in, self._out = incoming, outgoing
         self._encode = msgspec.msgpack.Encoder().encode
@@ -68,7 +72,9 @@ class EngineServer:
         self._waiting: set[str] = set()
         self._whole: dict[str, LiveRequest] = {}
         self._begun: list[str] = []
+        self._batch: Batch | None = None
         self._tokens = 0
+        self._watcher = Watcher(engine, time.monotonic, model=name)
         # Of the latest requests, in the mean.
         self._prompt_len = 128.0
         self._next_figures = 0.0
@@ -119,8 +125,10 @@ class EngineServer:
                 tenant=asked.tenant,
             )
         except (PagedError, MissingExtra) as error:
+            self._watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
             self._send(Refused(asked.id, type(error).__name__, str(error)))
             return
+        self._watcher.came(asked.id, asked.tenant or "", len(asked.prompt), self._prefix_of(asked), time.monotonic())
         self._prompt_len += 0.05 * (len(asked.prompt) - self._prompt_len)
         self._waiting.add(asked.id)
         if not asked.streams:
@@ -141,11 +149,29 @@ class EngineServer:
         if outputs:
             self._deliver(outputs, 0.0)
 
+    def _prefix_of(self, asked: Add) -> str | None:
+        """What the dashboard calls requests that begin alike: a digest of their first block, and of what keeps it apart from others' blocks."""
+        size = self._engine.manager.block_size
+        if len(asked.prompt) < size:
+            return None
+        first = hashlib.blake2b((asked.salt or "").encode(), digest_size=4)
+        first.update(struct.pack(f"<{size}i", *asked.prompt[:size]))
+        return first.hexdigest()
+
     def _tell(self, asked: Ask) -> None:
-        self._send(Told(asked.number, None))
+        answer = None
+        if asked.what == "snapshot":
+            answer = msgspec.json.encode(self._watcher.snapshot())
+        elif asked.what == "check":
+            answer = msgspec.json.encode(self._engine.check())
+        else:
+            with suppress(UnknownRequest):
+                answer = msgspec.json.encode(self._watcher.story(asked.id))
+        self._send(Told(asked.number, answer))
 
     def _note_batch(self, batch: Batch) -> None:
         """A batch ran."""
+        self._batch = batch
         self._tokens += batch.num_scheduled_tokens
         if self._waiting:
             for request_id in batch.admitted:
@@ -162,6 +188,8 @@ class EngineServer:
         self._deliver(outputs, seconds)
 
     def _deliver(self, outputs: list[EngineOutput], seconds: float) -> None:
+        self._watcher.stepped(self._batch, outputs, time.monotonic(), seconds)
+        self._batch = None
         completions: list[Completion] = []
         if self._whole:
             outputs = self._split(outputs, completions)
@@ -279,7 +307,7 @@ def main() -> None:
     # What was loaded lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    EngineServer(engine, incoming, outgoing).serve()
+    EngineServer(engine, beginning.name, incoming, outgoing).serve()
 
 
 def _end_with_the_front() -> None:

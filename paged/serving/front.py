@@ -27,6 +27,7 @@ from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wro
 from paged.serving.gate import Gate, fingerprint_of
 from paged.serving.records import RequestRecord
 from paged.serving.settings import Settings
+from paged.serving.sights import Sight
 from paged.serving.wire import Add, Ready, sent
 
 SWEEP_S = 1.0
@@ -70,7 +71,8 @@ class Front:
         self.began = int(wall())
         self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped)
         self.gate = Gate(settings)
-        self.engine = EngineClient(settings, clock)
+        self.engine = EngineClient(settings, self.names[0], clock)
+        self.sight = Sight(self.engine)
         self.is_draining = False
         self._open: set[Answering] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -84,11 +86,13 @@ class Front:
         """End everything."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self.sight.close()
         await self.engine.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more, and let those that are there end, for so many seconds."""
         self.is_draining = True
+        self.sight.close()
         until = self.clock() + timeout_s
         while self._open and self.clock() < until:
             await asyncio.sleep(0.02)

@@ -18,9 +18,10 @@ from paged.serving.settings import EngineSettings
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What the process is started with: `to` and `from` are ZeroMQ endpoints that the front has bound."""
+    """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's."""
 
     engine: EngineSettings
+    name: str
     to_engine: str
     from_engine: str
     tenant_weights: dict[str, float]
@@ -50,7 +51,8 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`."""
+    """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
+    violated invariant."""
 
     number: int
     what: str
