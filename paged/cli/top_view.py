@@ -40,7 +40,9 @@ _HARD = ("preempted_recompute", "preempted_swap", "rejected", "error")
 def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
     """At most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
-    map_lines = block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - MIN_LINES) // 2, 2))
+    map_lines: list[RenderableType] = list(
+        block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - MIN_LINES) // 2, 2))
+    )
     blocks = Panel(
         Group(*map_lines),
         title=Text(f"device: {_blocks_of(seen)}", style="bold"),
@@ -50,11 +52,11 @@ def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
         border_style=EDGE,
         width=width,
     )
-    lines = [*_bars(seen, width), _states(seen), _totals(seen)]
+    lines: list[RenderableType] = [*_bars(seen, width), _states(seen), _totals(seen)]
     num_left = max(height - 3 - len(map_lines) - len(lines) - 2, 0)
     num_events = min(len(seen.happened), num_left // 3)
     requests = _requests(seen, width, num_left - num_events)
-    every = [_headline(seen), blocks, *lines, *requests, *_events(seen, num_events)]
+    every: list[RenderableType] = [_headline(seen), blocks, *lines, *requests, *_events(seen, num_events)]
     for line in every:
         if isinstance(line, Text):
             line.truncate(width, overflow="ellipsis")

@@ -108,7 +108,8 @@ class TotalSight(msgspec.Struct, frozen=True):
 
 
 class StepSight(msgspec.Struct, frozen=True):
-    """A step: its number from 1 on, rows, tokens of rows that decode (drafts included) and of prompts, and how long it took."""
+    """A step: its number from 1 on, rows, tokens of rows that decode (drafts included) and of prompts, and how long it took. A prompt of which
+    one token was left to compute counts among those that decode."""
 
     number: int
     sequences: int

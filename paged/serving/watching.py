@@ -51,7 +51,7 @@ _KEPT_PREFIXES = 4096
 _KEPT_MOMENTS = 256
 _FIRST_MOMENTS = 16
 """Of a life that is longer than _KEPT_MOMENTS, the beginning that is kept."""
-_REASONS_A_STEP = 32
+_REASONS_A_STEP = 8
 """A thousand requests may come at once; the reasons of those behind them are asked for in the steps after."""
 _STRANGERS = 1 << 32
 """Numbers from here on are those of requests that nobody told of."""
@@ -286,7 +286,10 @@ class Watcher:
         if life is None:
             self._note(request_id, None, now, "admitted", "")
         elif life.was_admitted:
-            self._note(request_id, life, now, "returned", f"after {life.runs(now):.2f} s")
+            # Who only lost its place in a step was not said to be preempted.
+            kept_all = life.away_since is None
+            detail = "it had lost its place and none of its blocks" if kept_all else f"after {life.runs(now):.2f} s"
+            self._note(request_id, life, now, "returned", detail)
         else:
             try:
                 hit_tokens = self._scheduler.request(request_id).hit_tokens

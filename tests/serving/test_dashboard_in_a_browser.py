@@ -1,0 +1,222 @@
+"""The page in headless Chromium, of a server that stands still while one looks: who waits, one request's life, keys, sizes and colours."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("needs the extra engine", allow_module_level=True)
+
+from .browser import Browser, programs  # noqa: E402, TID252
+from .watched import Load, WatchedServer  # noqa: E402, TID252
+
+if programs() is None:
+    pytest.skip("needs chromedriver and Chromium on the path", allow_module_level=True)
+
+ESCAPE, ENTER, RIGHT = "\ue00c", "\ue007", "\ue014"
+SIZES = [(360, 740), (768, 1024), (1600, 1000)]
+IS_LIVE = "document.body.dataset.is === 'live'"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def load():
+    """A load of which some wait, and one of those that are alive was preempted."""
+    found = Load(seed=3, num_blocks=128, num_clients=24, longest=160, host_blocks=16)
+    while True:
+        found.step()
+        alive = found.watcher.snapshot().requests
+        if any(each.preemptions for each in alive) and found.engine.scheduler.num_waiting > 3:
+            return found
+
+
+@pytest.fixture(scope="module")
+def server(load):
+    with WatchedServer(load, every_s=0.1) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser, server):
+    """Opens the page, so large, and light or dark; it is shown, and nothing was complained of."""
+
+    def open_page(width, height=900, scheme="light", url=server.url):
+        browser.screen(width, height, scheme)
+        browser.open(f"{url}/dashboard")
+        browser.wait_for(IS_LIVE)
+        return browser
+
+    yield open_page
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_reason_of_the_first_who_waits_is_on_the_first_screen(page, load, width, height):
+    shown = page(width, height)
+    waiting = load.engine.scheduler.waiting_ids()[0]
+    reason = load.engine.scheduler.reason(waiting)
+    text = shown.wait_for("document.querySelector('.wait li button').innerText")
+    assert waiting in text
+    assert reason[1:].casefold() in " ".join(text.split()).casefold()
+    # The whole of it, and none of it cut off.
+    box = shown.js(
+        "const says = document.querySelector('.wait .says'), box = says.getBoundingClientRect();"
+        "return [box.top, box.bottom, says.scrollHeight - says.clientHeight];"
+    )
+    assert 0 < box[0] < box[1] < height
+    assert box[2] <= 0
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_nothing_is_wider_than_the_screen(page, width, height):
+    shown = page(width, height)
+    assert shown.js("return document.documentElement.scrollWidth") <= width
+    shown.click(".wait li button")
+    shown.wait_for("document.querySelectorAll('.timeline li').length > 1")
+    assert shown.js("const story = document.getElementById('story'); return story.scrollWidth - story.clientWidth") <= 0
+
+
+def test_one_click_opens_a_life_and_escape_closes_it(page, load):
+    shown = page(1600)
+    waiting = load.engine.scheduler.waiting_ids()[0]
+    shown.click(".wait li button")
+    assert shown.wait_for(
+        "document.getElementById('story').open && document.querySelectorAll('.timeline li').length > 1"
+    )
+    assert shown.js("return document.getElementById('story-id').textContent") == waiting
+    assert load.engine.scheduler.reason(waiting) in shown.js("return document.getElementById('story-why').textContent")
+    moments = shown.js("return [...document.querySelectorAll('.timeline li b')].map((each) => each.textContent)")
+    assert moments[0] == "came"
+    assert moments[1].startswith("waits for")
+    assert shown.js("return document.querySelectorAll('.holders li').length") > 0
+    shown.press(ESCAPE)
+    assert shown.wait_for("!document.getElementById('story').open")
+
+
+def test_the_life_of_one_that_was_preempted_says_for_what_it_waited(page, load):
+    shown = page(1600)
+    name = next(each.id for each in load.watcher.snapshot().requests if each.preemptions)
+    shown.js(
+        "[...document.querySelectorAll('#rows button')].find((each) => each.textContent === arguments[0]).click()", name
+    )
+    detail = shown.wait_for("document.querySelector('.timeline li.hard .detail')?.textContent")
+    assert detail == next(
+        detail for _, kind, detail in load.watcher.story(name).timeline if kind.startswith("preempted")
+    )
+    assert shown.js("return document.querySelectorAll('#story-life .away').length") > 0
+    shown.press(ESCAPE)
+
+
+def test_a_keyboard_is_enough(page, load):
+    shown = page(1600)
+    shown.js("document.querySelector('#rows button').focus()")
+    first = load.watcher.snapshot().requests[0].id
+    shown.press(ENTER)
+    assert (
+        shown.wait_for("document.getElementById('story').open && document.getElementById('story-id').textContent")
+        == first
+    )
+    shown.press(ESCAPE)
+    # The focus is where it was, and pictures that came meanwhile have not taken it.
+    assert shown.wait_for("!document.getElementById('story').open && document.activeElement.textContent") == first
+    shown.js("document.getElementById('map-canvas').focus()")
+    shown.press(RIGHT)
+    shown.press(RIGHT)
+    assert shown.wait_for("document.getElementById('map-says').textContent").startswith("Block 1: ")
+    outline = shown.js("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none"
+
+
+def test_the_dark_has_another_ground_and_every_text_stands_out(page):
+    grounds = {}
+    for scheme in ("light", "dark"):
+        shown = page(1600, 2000, scheme)
+        shown.click("#rows button")
+        shown.wait_for("document.querySelectorAll('.timeline li').length > 1")
+        grounds[scheme] = shown.js("return getComputedStyle(document.body).backgroundColor")
+        weak = shown.js(CONTRAST)
+        assert weak == []
+        shown.press(ESCAPE)
+    assert grounds["light"] != grounds["dark"]
+
+
+CONTRAST = """
+const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const light = (colour) => { const [r, g, b] = parts(colour).map((v) => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+  return .2126 * r + .7152 * g + .0722 * b; };
+const behind = (element) => { for (; element; element = element.parentElement) {
+  const colour = getComputedStyle(element).backgroundColor, [, , , alpha = 1] = parts(colour); if (alpha > .99) return colour; } return 'rgb(255, 255, 255)'; };
+const weak = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement;
+  if (!walker.currentNode.textContent.trim() || !element.getClientRects().length || element.closest('script, style, .skip')) continue;
+  const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((x, y) => y - x);
+  if ((a + .05) / (b + .05) < 4.5) weak.push([element.className, walker.currentNode.textContent.trim().slice(0, 40), (a + .05) / (b + .05)]);
+}
+return weak;
+"""
+
+
+def test_the_map_tells_its_counts_to_who_cannot_see_it(page, load):
+    shown = page(360)
+    blocks = load.watcher.snapshot().blocks
+    label = shown.js("return document.getElementById('map-canvas').getAttribute('aria-label')")
+    assert f"{blocks.own} one request's, {blocks.shared} shared, {blocks.cached} cached" in label
+    assert shown.js("return document.querySelectorAll('canvas[role=img]:not([aria-label])').length") == 0
+    assert shown.js("return document.querySelectorAll('table th:not([scope])').length") == 0
+    assert shown.js(
+        "return document.querySelector('[aria-live=polite]') !== null && document.querySelector('main') !== null"
+    )
+
+
+def test_the_page_asks_for_a_key_once(page, browser, load):
+    with WatchedServer(load, key="of-the-admin", every_s=0.1) as server:
+        browser.screen(360, 740)
+        browser.open(f"{server.url}/dashboard")
+        browser.wait_for("document.body.dataset.is === 'locked'")
+        for key in ("another", "of-the-admin"):
+            browser.js("document.getElementById('key-value').value = arguments[0]", key)
+            browser.click("#key button")
+            browser.wait_for("document.getElementById('key-says').textContent === 'That key was not accepted.'")
+        browser.wait_for(IS_LIVE)
+        page(360, url=server.url)
+        # Chromium writes a line of its own for each answer of 401 and 403.
+        said = browser.complaints()
+        assert len(said) == 2
+        assert all("dashboard/feed - Failed to load resource" in each for each in said)
+
+
+def test_a_server_that_goes_away_is_told_and_found_again(browser, load):
+    with WatchedServer(load, every_s=0.1) as server:
+        browser.screen(360, 740)
+        browser.open(f"{server.url}/dashboard")
+        browser.wait_for(IS_LIVE)
+        port = int(server.url.rpartition(":")[2])
+    browser.wait_for("document.getElementById('link-says').textContent.startsWith('The server is away; again in')")
+    assert browser.js("return document.getElementById('told').textContent") == "The server is away"
+    with WatchedServer(load, every_s=0.1, port=port):
+        browser.wait_for("document.getElementById('link-says').textContent === 'Live'")
+    browser.open("about:blank")
+    assert all("ERR_CONNECTION" in each or "ERR_INCOMPLETE" in each for each in browser.complaints())
+
+
+def test_a_running_server_moves_no_part_of_the_page(page):
+    top = "return [...document.querySelectorAll('section')].map((each) => [each.id, each.getBoundingClientRect().top])"
+    with WatchedServer(
+        Load(seed=3, num_blocks=128, num_clients=24, longest=160, host_blocks=16), every_s=0.1
+    ) as server:
+        server.is_going.set()
+        for width, height in SIZES:
+            shown = page(width, height, url=server.url)
+            shown.wait_for("seen.happened.length >= 50 && seen.steps.length >= 120 && seen.prefixes.length >= 6")
+            before, number = shown.js(top), shown.js("return lastEvent")
+            shown.wait_for(f"lastEvent > {number} + 60")
+            assert shown.js(top) == before

@@ -1,0 +1,162 @@
+"""`paged top` and the feed that it reads: what is drawn, what a pipe gets, and the one line of each thing that may be wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from threading import Thread
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from paged.cli.app import run
+from paged.cli.top_view import draw
+from paged.serving.feed import NoFeed, snapshots
+
+if find_spec("torch") is None:
+    pytest.skip("needs the extra engine", allow_module_level=True)
+
+from .watched import Load, WatchedServer  # noqa: E402, TID252
+
+
+@pytest.fixture(scope="module")
+def load():
+    """A load in which some wait and some were preempted."""
+    found = Load(seed=3, num_blocks=96, num_clients=20, longest=120, host_blocks=16)
+    while not (found.engine.scheduler.num_waiting and found.engine.scheduler.stats().preemptions):
+        found.step()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(load):
+    with WatchedServer(load, every_s=0.05) as found:
+        yield found
+
+
+@pytest.fixture
+def top(capsys, monkeypatch):
+    monkeypatch.delenv("PAGED_API_KEY", raising=False)
+
+    def call(*arguments):
+        status = run(["top", *arguments])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("address", ["", "/", "/dashboard"])
+def test_a_pipe_gets_one_view_in_plain_lines(top, server, load, address):
+    status, out, err = top(server.url + address, "--once")
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    assert re.search(r"^requests: \d+ waiting, \d+ running, ", out, re.M)
+    waiting = load.engine.scheduler.waiting_ids()[0]
+    assert re.search(rf"^{waiting} .* waiting .*{re.escape(load.engine.scheduler.reason(waiting))}$", out, re.M)
+    assert "preempted" in out
+
+
+def test_the_feed_goes_on(server):
+    feed = snapshots(server.url)
+    first, second = next(feed), next(feed)
+    assert second.uptime_s > first.uptime_s
+    feed.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (120, 40), (200, 60)])
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_view_fits_its_terminal_and_says_who_waits(load, width, height, colour):
+    console = Console(width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None)
+    with console.capture() as capture:
+        console.print(draw(load.watcher.snapshot(), width, height))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).rstrip("\n").split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    waiting = load.engine.scheduler.waiting_ids()[0]
+    (line,) = [line for line in lines if line.startswith(f" ○ {waiting} waiting")]
+    assert load.engine.scheduler.reason(waiting)[:4] in line
+
+
+def test_a_view_of_a_server_where_nothing_has_happened():
+    seen = Load(num_clients=0, num_blocks=10, host_blocks=0).watcher.snapshot()
+    console = Console(width=80, height=24)
+    with console.capture() as capture:
+        console.print(draw(seen, 80, 24))
+    assert "waiting 0" in capture.get()
+
+
+def test_a_key_is_asked_for_and_refused_and_taken(top, load):
+    with WatchedServer(load, key="of-the-admin", every_s=0.05) as server:
+        assert top(server.url, "--once") == (
+            2,
+            "",
+            f"paged: {server.url}: the server asks for its admin key; give it by --api-key.\n",
+        )
+        refused = top(server.url, "--once", "--api-key", "another")
+        assert refused == (2, "", f"paged: {server.url}: the server refuses this key.\n")
+        assert top(server.url, "--once", "--api-key", "of-the-admin")[0] == 0
+
+
+def test_where_nothing_answers_one_line_says_so(top):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        status, out, err = top(url)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"paged: {url}: no server answers there (")
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "http://[::1", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://a b", "http://"]
+)
+def test_what_is_no_address_is_told(top, url):
+    status, out, err = top(url, "--once")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "that is no address" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("text/html", b"<p>hello</p>", "no paged server"),
+        ("text/event-stream", b'data: {"unix_time": "noon"}\n\n', "is it of another version?"),
+        ("text/event-stream", b"", "the server has ended"),
+    ],
+)
+def test_another_kind_of_server_is_told(kind, body, said):
+    class Other(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+    other = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = Thread(target=other.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        with pytest.raises(NoFeed, match=re.escape(said)):
+            next(snapshots(f"http://127.0.0.1:{other.server_port}"))
+    finally:
+        other.shutdown()
+        thread.join()
+        other.server_close()
+
+
+def test_a_server_that_goes_away_ends_the_feed(load):
+    with WatchedServer(load, every_s=0.05) as server:
+        feed = snapshots(server.url)
+        next(feed)
+    with pytest.raises(NoFeed):
+        for _ in feed:
+            pass
+
+
+def test_no_picture_is_too_large_to_send_twice_a_second(load):
+    assert len(msgspec.json.encode(load.watcher.snapshot())) < 100_000
