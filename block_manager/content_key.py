@@ -18,6 +18,7 @@ from paged.block_manager.errors import InvalidNamespace
 NODE = struct.Struct("<qq")
 _ROOT = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<Q")
+_CONSTANTS = {b"N": None, b"T": True, b"F": False}
 
 
 def root_prefix(namespace: Any) -> bytes:
@@ -29,6 +30,12 @@ def root_prefix(namespace: Any) -> bytes:
         return _ROOT + _encoded(namespace)
     except RecursionError:
         raise InvalidNamespace("a namespace is nested too deep.") from None
+
+
+def namespace_of(root: bytes) -> Any:
+    """The namespace that `root_prefix` encoded so."""
+    value, _ = _decoded(root, len(_ROOT))
+    return value
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
@@ -69,3 +76,23 @@ def _encoded(value: Any) -> bytes:
             f"a namespace is built of None, bool, int, str, bytes and tuples of them; got {type(value).__name__}: {value!r}."
         )
     return tag + _LENGTH.pack(len(body)) + body
+
+
+def _decoded(data: bytes, start: int) -> tuple[Any, int]:
+    """The value whose encoding begins at `start`, and where the next one does."""
+    tag, body = data[start : start + 1], start + 1
+    if tag in _CONSTANTS:
+        return _CONSTANTS[tag], body
+    (length,) = _LENGTH.unpack_from(data, body)
+    body += _LENGTH.size
+    end = body + length
+    if tag == b"t":
+        parts: list[Any] = []
+        while body < end:
+            part, body = _decoded(data, body)
+            parts.append(part)
+        return tuple(parts), end
+    raw = data[body:end]
+    if tag == b"s":
+        return raw.decode("utf-8", "surrogatepass"), end
+    return (int.from_bytes(raw, "little", signed=True) if tag == b"i" else raw), end

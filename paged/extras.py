@@ -20,8 +20,12 @@ EXTRAS = {
     "pyarrow": "tables",
     "typer": "cli",
     "rich": "cli",
+    "zmq": "serve",
 }
 """By library, the extra that brings it."""
+
+DISTRIBUTIONS = {"zmq": "pyzmq"}
+"""Of libraries that are imported by another name than they are installed by, the latter."""
 
 
 class MissingExtra(ImportError):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from paged.block_manager import InvalidNamespace
-from paged.block_manager.content_key import node_prefix, root_prefix
+from paged.block_manager.content_key import namespace_of, node_prefix, root_prefix
 
 # Few letters and small numbers, so that what could be mistaken for something else comes up often.
 LEAVES = (
@@ -87,3 +87,10 @@ def test_a_namespace_without_a_bottom_is_refused():
         namespace = (namespace,)
     with pytest.raises(InvalidNamespace, match="nested too deep"):
         root_prefix(namespace)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(NAMESPACES)
+def test_a_namespace_is_read_back_from_its_encoding_with_its_types(namespace):
+    found = namespace_of(root_prefix(namespace))
+    assert repr(found) == repr(namespace)

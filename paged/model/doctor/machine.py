@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from paged.attention.native import build
-from paged.extras import EXTRAS
+from paged.extras import DISTRIBUTIONS, EXTRAS
 from paged.model.doctor.findings import Machine, Problem
 from paged.model.free_memory import free_bytes_of_host
 from paged.model.threads import FreeCores, usable_cores
@@ -50,7 +50,7 @@ def libraries() -> dict[str, dict[str, str | None]]:
     """See Findings."""
     found: dict[str, dict[str, str | None]] = {"": {name: _version(name) for name in _NEEDED}}
     for name, extra in EXTRAS.items():
-        found.setdefault(extra, {})[name] = _version(name)
+        found.setdefault(extra, {})[name] = _version(DISTRIBUTIONS.get(name, name))
     return found
 
 
@@ -71,7 +71,7 @@ def unfit_versions() -> Iterator[Problem]:
         return
     for each in wanted:
         # Those for tests and for work on paged itself are nobody's else.
-        if each.name not in (*_NEEDED, *EXTRAS):
+        if each.name not in (*_NEEDED, *EXTRAS, *DISTRIBUTIONS.values()):
             continue
         found = _version(each.name)
         if found is not None and not each.specifier.contains(found, prereleases=True):

@@ -1,0 +1,121 @@
+"""A reader of KV events: batches of one publisher in their order, none missing, whatever was lost on the way or came late.
+
+Knows sockets: SUB for what is new, DEALER for what is asked. What to ask is the follower's. Does not know what is in a batch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+import zmq.utils.monitor
+
+from paged.serving.kv_follower import KvFollower, Numbered
+from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, UnreadableBatch, decoded
+
+
+class KvSubscriber:
+    """Reads one publisher's events: `endpoint` and `replay_endpoint` are where it publishes and answers, `topic` is its topic.
+
+    `patience` is how many seconds an answer may pause before it is asked for anew. Raises zmq.ZMQError for an address that is none.
+    """
+
+    def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "", patience: float = 5.0) -> None:
+        self._follower = KvFollower()
+        self._patience = patience
+        self._replay_endpoint = replay_endpoint
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._sub = self._context.socket(zmq.SUB)
+        self._sub.linger = 0
+        # All that the publisher lets wait, while an answer is read.
+        self._sub.set_hwm(0)
+        self._sub.subscribe(topic)
+        self._connections = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._sub.connect(endpoint)
+        self._dealer: zmq.Socket[bytes] | None = None
+
+    def __enter__(self) -> KvSubscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing is known to be missing."""
+        return self._follower.wants is None
+
+    def take(self, timeout: float) -> list[Numbered]:
+        """The next batches in order, with their numbers, after at most `timeout` seconds without any and one question.
+
+        None have come where the list is empty: after that much silence the publisher was asked whether it had said anything. A batch that
+        begins with AllBlocksCleared may have any number; what came before it does not matter. Raises EventsLost.
+        """
+        follower = self._follower
+        found = self._new(timeout) if self.is_current else []
+        while not found and (start := follower.wants) is not None:
+            answer = self._answer(start)
+            if answer is None:
+                break
+            found = follower.hear(answer)
+        return found
+
+    def close(self) -> None:
+        """Leave the publisher. Calling it again does nothing."""
+        self._sub.disable_monitor()
+        self._connections.close()
+        self._sub.close()
+        self._hang_up()
+
+    def _new(self, timeout: float) -> list[Numbered]:
+        """What comes by itself; at the first doubt, and after silence, nothing."""
+        follower, until = self._follower, time.monotonic() + timeout
+        poller = zmq.Poller()
+        poller.register(self._sub, zmq.POLLIN)
+        poller.register(self._connections, zmq.POLLIN)
+        while follower.wants is None:
+            if not poller.poll(max(0, round((until - time.monotonic()) * 1000))):
+                follower.doubt()
+                break
+            message = self._sub.recv_multipart(zmq.NOBLOCK) if self._sub.poll(0) else None
+            # Looked at last: a message of a new connection comes after the word of it.
+            if self._connections.poll(0):
+                zmq.utils.monitor.recv_monitor_message(self._connections)
+                follower.doubt()
+            elif (batch := _numbered(message or [])) is not None and (found := follower.see(*batch)):
+                return found
+        return []
+
+    def _answer(self, start: int) -> list[Numbered] | None:
+        """All of a replay, None where it does not come."""
+        if self._dealer is None:
+            self._dealer = self._context.socket(zmq.DEALER)
+            self._dealer.linger = 0
+            self._dealer.set_hwm(0)
+            self._dealer.connect(self._replay_endpoint)
+        self._dealer.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")))
+        found: list[Numbered] = []
+        while self._dealer.poll(round(self._patience * 1000)):
+            _, *message = self._dealer.recv_multipart()
+            if len(message) == 3 and message[1] == END_SEQ:
+                return found
+            if (batch := _numbered(message)) is not None:
+                found.append(batch)
+        # The rest of it would be taken for the next answer.
+        self._hang_up()
+        return None
+
+    def _hang_up(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+
+def _numbered(message: list[bytes]) -> Numbered | None:
+    """Number and batch of (topic, number, payload), None where it is no such thing."""
+    if len(message) != 3 or len(message[1]) != SEQ_BYTES:
+        return None
+    try:
+        return int.from_bytes(message[1], "big"), decoded(message[2])
+    except UnreadableBatch:
+        return None

@@ -1,0 +1,52 @@
+"""The page about KV events: its reader reads, its links lead somewhere, and it names every key of the configuration."""
+
+import re
+import time
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("zmq")
+
+from paged import BlockManager  # noqa: E402
+from paged.serving.kv_events import KvEventPublisher, KvEventsConfig  # noqa: E402
+from paged.serving.kv_wire import BlockStored  # noqa: E402
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture(scope="module")
+def page(repository):
+    return (repository / "docs" / "kv_events.md").read_text()
+
+
+def test_the_reader_of_the_page_knows_what_is_cached(page):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(program.splitlines()) <= 15
+    names = {}
+    exec(compile(program, "kv_events.md", "exec"), names)
+    manager = BlockManager(8, 4)
+    with closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)) as publisher:
+        row = manager.add(range(10))
+        manager.allocate([row], [10])
+        manager.confirm()
+        publisher.publish(time.time())
+        assert names["cached_tokens"](publisher.endpoint, publisher.replay_endpoint, range(20)) == 8
+    manager.free([row])
+
+
+def test_the_page_names_every_key_and_every_field(page):
+    assert [key for key in KvEventsConfig.__struct_fields__ if f"| `{key}` |" not in page] == []
+    assert [field for field in BlockStored.__struct_fields__ if f'"{field}": ' not in page] == []
+
+
+def test_the_defaults_of_the_page_are_those_of_the_configuration(page):
+    default = KvEventsConfig()
+    for key in ("buffer_steps", "hwm", "max_queue_size"):
+        assert f"| `{key}` | {getattr(default, key):,} |" in page
+    assert f"| `endpoint` | `{default.endpoint}` |" in page
+
+
+def test_every_link_of_the_page_leads_somewhere(page, repository):
+    targets = re.findall(r"\]\(([^)#]+)\)", page)
+    assert targets and [target for target in targets if not (repository / "docs" / target).exists()] == []
