@@ -31,6 +31,7 @@ from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
 from paged.scheduler import Batch, UnknownRequest
+from paged.serving.kv_events import KvEventPublisher
 from paged.serving.pace import Pace
 from paged.serving.watching import Watcher
 from paged.serving.wire import (
@@ -62,9 +63,17 @@ UNRECOVERABLE = 70
 class EngineServer:
     """One engine, asked by messages."""
 
-    def __init__(self, engine: Engine, name: str, incoming: zmq.Socket[bytes], outgoing: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        incoming: zmq.Socket[bytes],
+        outgoing: zmq.Socket[bytes],
+        publisher: KvEventPublisher | None = None,
+    ) -> None:
         self._engine = engine
         self._in, self._out = incoming, outgoing
+        self._publisher = publisher
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._pace = Pace()
@@ -204,6 +213,8 @@ class EngineServer:
             self._next_figures = now + max(FIGURES_EVERY_S, took / FIGURES_SHARE)
         self._send(Stepped(outputs, completions, self._begun, self._tokens, seconds, time.monotonic(), figures))
         self._begun, self._tokens = [], 0
+        if self._publisher is not None:
+            self._publisher.publish(time.time())
 
     def _split(self, outputs: list[EngineOutput], completions: list[Completion]) -> list[EngineOutput]:
         """The outputs of those that stream; of the others, `completions` gets those that are whole now."""
@@ -292,12 +303,9 @@ def main() -> None:
         socket.connect(endpoint)
     options = msgspec.structs.asdict(beginning.engine)
     try:
-        engine = Engine(
-            named_or_shipped(options.pop("model")),
-            clock=time.monotonic,
-            tenant_weights=beginning.tenant_weights,
-            **options,
-        )
+        model = named_or_shipped(options.pop("model"))
+        engine = Engine(model, clock=time.monotonic, tenant_weights=beginning.tenant_weights, **options)
+        publisher = None if beginning.kv_events is None else beginning.kv_events.publisher_of(engine.manager)
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
         outgoing.close(linger=5000)
@@ -307,7 +315,7 @@ def main() -> None:
     # What was loaded lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    EngineServer(engine, beginning.name, incoming, outgoing).serve()
+    EngineServer(engine, beginning.name, incoming, outgoing, publisher).serve()
 
 
 def _end_with_the_front() -> None:

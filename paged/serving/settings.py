@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from paged.serving.errors import InvalidSettings
+from paged.serving.kv_events import KvEventsConfig
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_client_ca: str | None = None
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()
-    kv_events: dict[str, Any] | None = None
+    kv_events: KvEventsConfig | None = None
     traces_endpoint: str | None = None
 
     def check(self) -> None:

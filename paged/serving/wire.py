@@ -14,6 +14,7 @@ import msgspec
 from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
+from paged.serving.kv_events import KvEventsConfig
 from paged.serving.settings import EngineSettings
 
 
@@ -25,7 +26,7 @@ class Beginning(msgspec.Struct, frozen=True):
     to_engine: str
     from_engine: str
     tenant_weights: dict[str, float]
-    kv_events: dict[str, Any] | None = None
+    kv_events: KvEventsConfig | None = None
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -16,6 +16,8 @@ def pytest_collection_modifyitems(items):
     def is_asked(item):
         given = item.callspec.params if item.path.stem == "test_vllm_behaviours" and hasattr(item, "callspec") else {}
         policy = POLICIES.get(given.get("policy"))
-        return not given.get("host_blocks") and (policy is None or (policy.layout != "region" and policy.order != "fair"))
+        return not given.get("host_blocks") and (
+            policy is None or (policy.layout != "region" and policy.order != "fair")
+        )
 
     items[:] = [item for item in items if is_asked(item)]

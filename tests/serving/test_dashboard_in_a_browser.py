@@ -9,8 +9,8 @@ import pytest
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
-from .browser import Browser, programs  # noqa: E402, TID252
-from .watched import Load, WatchedServer  # noqa: E402, TID252
+from .browser import Browser, programs  # noqa: TID252
+from .watched import Load, WatchedServer  # noqa: TID252
 
 if programs() is None:
     pytest.skip("needs chromedriver and Chromium on the path", allow_module_level=True)

@@ -19,7 +19,7 @@ from paged.serving.feed import NoFeed, snapshots
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
-from .watched import Load, WatchedServer  # noqa: E402, TID252
+from .watched import Load, WatchedServer  # noqa: TID252
 
 
 @pytest.fixture(scope="module")

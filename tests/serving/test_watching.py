@@ -17,7 +17,7 @@ from paged.serving.sight import KINDS, Snapshot, Story
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
-from .watched import Load  # noqa: E402, TID252
+from .watched import Load  # noqa: TID252
 
 TINY = {
     "num_blocks": 40,
