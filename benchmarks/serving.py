@@ -133,15 +133,20 @@ def overhead(model: Model = None, rounds: Rounds = 5) -> None:
 
 @app.command(hidden=True)
 def listen_once(port: int, count: int) -> None:
-    """One stream after the other: when each piece came, on the machine's monotonic clock."""
+    """One stream after the other: when each token came, on the machine's monotonic clock."""
 
     async def go() -> list[list[float]]:
         found = []
         for number in range(count):
             offset = time.monotonic() - time.perf_counter()
             began = time.perf_counter()
-            heard = await ask(port, PATH, body_of(f"The with {number}", 64, stream_options={"include_usage": True}))
-            found.append([at + began + offset for at, piece in heard.pieces if piece["choices"]])
+            asked = body_of(f"The with {number}", 64, stream_options={"continuous_usage_stats": True})
+            heard = await ask(port, PATH, asked)
+            came: list[float] = []
+            for at, piece in heard.pieces:
+                # What came while the front was busy is in one piece.
+                came += [at + began + offset] * (piece["usage"]["completion_tokens"] - len(came))
+            found.append(came)
         return found
 
     print(json.dumps(asyncio.run(go())))
@@ -161,8 +166,9 @@ def latency(count: int = 50) -> None:
         usual = front.engine.on_stepped
 
         def note(step: Stepped) -> None:
-            usual(step)
-            if any(output.token_ids and (output.text or output.finished) for output in step.outputs):
+            if usual is not None:
+                usual(step)
+            if any(output.token_ids for output in step.outputs):
                 sent.append(step.sent)
 
         def drive() -> None:
@@ -179,7 +185,7 @@ def latency(count: int = 50) -> None:
     assert len(sent) == len(flat), (len(sent), len(flat))
     took = 1e3 * (np.array(flat) - np.array(sent))
     p50, p99 = np.percentile(took, [50, 99])
-    keep("latency", {"pieces": len(took), "p50": float(p50), "p99": float(p99), "most": float(took.max())})
+    keep("latency", {"tokens": len(took), "p50": float(p50), "p99": float(p99), "most": float(took.max())})
 
 
 def memory_of(process_id: int) -> float:
@@ -392,7 +398,7 @@ def page() -> None:
         "",
         "## From the engine's token to the client's socket",
         "",
-        f"One stream at a time, {its['pieces']:,} pieces: median {its['p50']:.2f} ms, p99 {its['p99']:.2f} ms, most {its['most']:.2f} ms.",
+        f"One stream at a time, {its['tokens']:,} tokens: median {its['p50']:.2f} ms, p99 {its['p99']:.2f} ms, most {its['most']:.2f} ms.",
     ]
     its = out["streams"]
     lines += [
