@@ -23,7 +23,7 @@ from paged.serving.answering import as_api_error
 from paged.serving.answers import encode
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paged.serving.dashboard import page
-from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
+from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, unavailable, wrong
 from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
 
@@ -45,7 +45,6 @@ _ERRORS: dict[int | str, Any] = {
         404: "No such model",
         408: "The body came too slowly",
         413: "The body is too long",
-        422: "Never: kept for tools that expect it",
         429: "Too much at the moment; Retry-After says when to come again",
         503: "No engine at the moment",
         504: "Not finished by its deadline",
@@ -235,12 +234,19 @@ def _say_errors(app: FastAPI) -> None:
 
 
 def _add_inference(app: FastAPI, front: Front) -> None:
-    @app.post("/v1/completions", responses=_ERRORS)
+    streams: dict[int | str, Any] = {
+        200: {
+            "description": "The answer, or a stream of its pieces",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    }
+
+    @app.post("/v1/completions", responses=_ERRORS | streams)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue text, or token ids."""
         return await front.completion(body, _call(request))
 
-    @app.post("/v1/chat/completions", responses=_ERRORS)
+    @app.post("/v1/chat/completions", responses=_ERRORS | streams)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         return await front.chat(body, _call(request))
@@ -303,21 +309,20 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
 
 def _add_watching(app: FastAPI, front: Front) -> None:
-    @app.get("/health")
+    @app.get("/health", responses={503: _ERRORS[503]})
     async def health() -> Response:
         """Whether the server lives: 503 once its engine is gone for good."""
-        return Response(status_code=503 if front.engine.state == "dead" else 200)
+        if front.engine.state == "dead":
+            raise unavailable(front.engine.why, None)
+        return JSONResponse({"status": "ok"})
 
-    app.add_api_route("/ping", health, methods=["GET"])
+    app.add_api_route("/ping", health, methods=["GET"], responses={503: _ERRORS[503]})
 
-    @app.get("/ready")
+    @app.get("/ready", responses={503: _ERRORS[503]})
     async def ready() -> Response:
         """Whether it takes requests now: 503 while an engine is being begun, and once the server is to end."""
-        try:
-            front.must_serve()
-        except ApiError as error:
-            return JSONResponse(error.body(), error.status, error.headers())
-        return Response(status_code=200)
+        front.must_serve()
+        return JSONResponse({"status": "ready"})
 
     @app.get("/version")
     async def version() -> dict[str, str]:
