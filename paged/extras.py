@@ -20,11 +20,17 @@ EXTRAS = {
     "pyarrow": "tables",
     "typer": "cli",
     "rich": "cli",
+    "fastapi": "serve",
+    "httptools": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
+    "uvloop": "serve",
     "zmq": "serve",
+    "opentelemetry": "otel",
 }
 """By library, the extra that brings it."""
 
-DISTRIBUTIONS = {"zmq": "pyzmq"}
+DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq"}
 """Of libraries that are imported by another name than they are installed by, the latter."""
 
 

@@ -1,0 +1,281 @@
+"""What a server counts and measures, for Prometheus: vLLM's names where the meaning is vLLM's, and ours beside them.
+
+    vllm:time_to_first_token_seconds        name, labels and buckets are vLLM's
+    paged:blocks{state="cached"}            what vLLM does not tell
+
+Knows what is noted of steps and requests, and how it is shown; docs/metrics.md has the table. Does not know HTTP, nor when a request begins or
+ends. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from paged.serving.durations import durations
+from paged.serving.histogram import Histogram
+from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading
+from paged.serving.records import RequestRecord
+from paged.serving.wire import Figures, Ready, Stepped
+
+# vLLM's, so that one dashboard shows both; it ends those of tokens at the model's length.
+LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ANSWERS = (1, 2, 5, 10, 20)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+TOKENS = (*(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5)), 10**6)
+
+FINISHED = ("stop", "length", "abort", "error")
+"""vLLM's words for how a request ended. Of ours, those in MISSED are "abort" there, and any other is "error"."""
+MISSED = ("deadline", "queue_timeout")
+"""Finish reasons of requests whose time was up."""
+
+CACHE_CONFIG = (
+    *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens"),
+    *("num_cpu_blocks", "num_gpu_blocks", "engine"),
+)
+"""Of vLLM's labels of that metric, those that say something here."""
+
+Family = TypeVar("Family", Counter, Gauge)
+
+
+class Followed:
+    """A counter that follows a total, which may begin anew and then raises it further."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._seen = 0.0
+
+    def follow(self, total: float) -> None:
+        """Count what the total has above the most that was seen of it."""
+        if total > self._seen:
+            self._counter.inc(total - self._seen)
+            self._seen = total
+
+    def begin_anew(self) -> None:
+        """The next total counts from 0."""
+        self._seen = 0.0
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        # There is one engine. vLLM calls its first one "0".
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._families: dict[str, Counter | Gauge] = {}
+        self._make_engines()
+        self._make_servers()
+        self._make_requests()
+        ProcessCollector(registry=self.registry)
+
+    def ready(self, ready: Ready) -> None:
+        """An engine process takes requests."""
+        self._caches_prefixes = ready.prefix_caching
+        shown = {
+            "block_size": ready.block_size,
+            "cache_dtype": ready.dtype,
+            "enable_prefix_caching": ready.prefix_caching,
+            "kv_cache_size_tokens": ready.num_blocks * ready.block_size,
+            "num_cpu_blocks": ready.host_blocks,
+            "num_gpu_blocks": ready.num_blocks,
+            "engine": self._labels["engine"],
+        }
+        # An engine before it may have had another pool.
+        self._cache_config.clear()
+        self._cache_config.labels(*(str(shown[label]) for label in CACHE_CONFIG)).set(1)
+
+    def restarted(self) -> None:
+        """The engine process has died: its requests are gone, and the totals of the next one begin at 0."""
+        self._restarts.inc()
+        for counter, _ in (*self._counters, *self._prefix_counters):
+            counter.begin_anew()
+        self._set_gauges(NO_ENGINE)
+
+    def stepped(self, step: Stepped) -> None:
+        """The engine has made a step, or tells how it is."""
+        if step.tokens:
+            self._step_tokens.observe(step.tokens)
+        if step.figures is not None:
+            self._show(step.figures)
+
+    def token_gap(self, seconds: float, count: int = 1) -> None:
+        """So many sequences got tokens so many seconds after their ones before. What a step gives a sequence is one gap, as with vLLM, however
+        many tokens it is; a sequence's first token has none."""
+        self._gap.observe(seconds, count)
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request that was taken has ended, in whatever way."""
+        reason = record.finish_reason
+        if reason in MISSED:
+            self._missed[reason].inc()
+            reason = "abort"
+        self._finished[reason if reason in FINISHED else "error"].inc()
+        self._note_client(record)
+        self._note_sizes(record)
+        self._note_durations(record)
+
+    def refused(self, record: RequestRecord) -> None:
+        """A request was not taken."""
+        self._refused.labels(**self._labels, code=record.error or str(record.status)).inc()
+        self._note_client(record)
+
+    def watch(
+        self,
+        *,
+        open_streams: Callable[[], int],
+        log_lines_lost: Callable[[], int] = int,
+        spans_lost: Callable[[], int] = int,
+    ) -> None:
+        """These are asked whenever the metrics are read: how many answers are being streamed, and totals of what the log and the traces
+        have lost."""
+        self._open_streams.set_function(open_streams)
+        self._log_lines_lost, self._spans_lost = log_lines_lost, spans_lost
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics and their content type: OpenMetrics where the Accept header names it, else Prometheus' text."""
+        self._lines_counted.follow(self._log_lines_lost())
+        self._spans_counted.follow(self._spans_lost())
+        if "application/openmetrics-text" in accept:
+            # The usual escaping makes an underscore of the colon in samples' names, which may stand there.
+            page = openmetrics.generate_latest(self.registry, escaping=openmetrics.ALLOWUTF8)
+            return page, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _set_gauges(self, figures: Figures) -> None:
+        for gauge, read in self._gauges:
+            gauge.set(read(figures))
+
+    def _show(self, figures: Figures) -> None:
+        self._set_gauges(figures)
+        for counter, read in self._counters:
+            counter.follow(read(figures))
+        if self._caches_prefixes:
+            for counter, read in self._prefix_counters:
+                counter.follow(read(figures))
+
+    def _note_client(self, record: RequestRecord) -> None:
+        if record.status == 499:
+            self._clients_gone.inc()
+
+    def _note_sizes(self, record: RequestRecord) -> None:
+        self._prompt_tokens.observe(record.prompt_tokens)
+        self._prompt_computed.observe(max(0, record.prompt_tokens - record.cached_tokens))
+        self._output_tokens.observe(record.output_tokens)
+        self._n.observe(record.n)
+        self._preemptions.observe(record.preemptions)
+        if record.max_tokens:
+            self._max_tokens.observe(record.max_tokens)
+        if record.n == 1:
+            # Of several answers it is not known which is the longest.
+            self._longest_answer.observe(record.output_tokens)
+
+    def _note_durations(self, record: RequestRecord) -> None:
+        took = durations(record)
+        for histogram, seconds in (
+            *((self._ttft, took.ttft), (self._e2e, took.e2e), (self._queue, took.queue)),
+            *((self._prefill, took.prefill), (self._decode, took.decode), (self._inference, took.inference)),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        if took.decode is not None:
+            num_gaps = record.output_tokens / record.n - 1
+            # vLLM's is 0, too, for an answer of one token.
+            self._token_time.observe(took.decode / num_gaps if num_gaps > 0 else 0.0)
+            if num_gaps > 0:
+                self._pause.observe(record.longest_pause_s)
+
+    def _make_engines(self) -> None:
+        """What the engine tells."""
+        self._gauges = self._readings(Gauge, GAUGES)
+        self._set_gauges(NO_ENGINE)
+        self._counters, self._prefix_counters = (
+            [(Followed(counter), read) for counter, read in self._readings(Counter, readings)]
+            for readings in (COUNTERS, PREFIX_COUNTERS)
+        )
+        self._caches_prefixes = False
+        self._cache_config = Gauge(
+            "vllm:cache_config_info", "The KV cache; always 1.", CACHE_CONFIG, registry=self.registry
+        )
+        self._restarts = self._series(Counter, "paged:engine_restarts", "Engine processes that died.")
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
+
+    def _make_servers(self) -> None:
+        """What the server tells of itself."""
+        self._open_streams = self._series(Gauge, "paged:open_streams", "Answers that are being streamed.")
+        self._log_lines_lost = int
+        self._spans_lost = int
+        self._lines_counted = Followed(
+            self._series(Counter, "paged:log_lines_lost", "Lines of the log that were not written.")
+        )
+        self._spans_counted = Followed(
+            self._series(Counter, "paged:spans_lost", "Spans that the collector was not given.")
+        )
+        self._clients_gone = self._series(Counter, "paged:clients_gone", "Requests whose client went first.")
+        refused = "Requests that were not taken, by the error's code."
+        self._refused = Counter("paged:requests_refused", refused, [*self._labels, "code"], registry=self.registry)
+        missed = "Requests whose time was up: to end, or to begin."
+        self._missed = {
+            reason: self._series(Counter, "paged:deadlines_missed", missed, ("kind", reason)) for reason in MISSED
+        }
+
+    def _make_requests(self) -> None:
+        """What is told of each request."""
+        finished = "Requests that ended, by how."
+        self._finished = {
+            reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))
+            for reason in FINISHED
+        }
+        make = self._histogram
+        self._prompt_tokens = make("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self._prompt_computed = make(
+            "vllm:request_prefill_kv_computed_tokens", "Of them, not found in the prefix cache.", TOKENS
+        )
+        self._output_tokens = make("vllm:request_generation_tokens", "Output tokens of a request.", TOKENS)
+        self._longest_answer = make(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest answer.", TOKENS
+        )
+        self._max_tokens = make("vllm:request_params_max_tokens", "Output tokens that it asked for.", TOKENS)
+        self._n = make("vllm:request_params_n", "Answers that a request asked for.", ANSWERS)
+        self._preemptions = make("vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTIONS)
+        self._ttft = make(
+            "vllm:time_to_first_token_seconds", "From a request's coming to its first token.", FIRST_TOKEN
+        )
+        self._gap = make("vllm:inter_token_latency_seconds", "Between a sequence's tokens of two steps.", GAP)
+        self._token_time = make("vllm:request_time_per_output_token_seconds", "Mean of a request's gaps.", GAP)
+        self._pause = make("paged:request_pause_seconds", "Longest gap of a request.", GAP)
+        self._e2e = make("vllm:e2e_request_latency_seconds", "From a request's coming to its end.", LATENCY)
+        self._queue = make(
+            "vllm:request_queue_time_seconds", "From being given to the engine to its beginning.", LATENCY
+        )
+        self._prefill = make("vllm:request_prefill_time_seconds", "From its beginning to its first token.", LATENCY)
+        self._decode = make("vllm:request_decode_time_seconds", "From its first token to its last.", LATENCY)
+        self._inference = make("vllm:request_inference_time_seconds", "From its beginning to its last token.", LATENCY)
+
+    def _readings(self, kind: type[Family], readings: Iterable[Reading]) -> list[tuple[Family, Read]]:
+        """The series of each reading, and what it reads."""
+        return [(self._series(kind, name, said, label), read) for name, said, read, label in readings]
+
+    def _series(
+        self, kind: type[Family], name: str, documentation: str, label: tuple[str, str] | None = None
+    ) -> Family:
+        """A series of a metric, which is made with the first of its series. `label` is the one that only this metric has."""
+        labels = self._labels if label is None else {**self._labels, label[0]: label[1]}
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = kind(name, documentation, list(labels), registry=self.registry)
+        assert isinstance(family, kind), "a name is of one kind"
+        return family.labels(**labels)
+
+    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, documentation, buckets, self._labels, self.registry)

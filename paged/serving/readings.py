@@ -1,0 +1,133 @@
+"""What of the engine's figures becomes a metric: tables of gauges and counters.
+
+A reading takes one number out of Figures and says by which name and label it is shown. A new metric of the engine is a line here, and one in
+docs/metrics.md. Knows fields of Figures and of SchedulerStats. Does not know Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import convert
+
+from paged.serving.wire import Figures
+
+Read = Callable[[Figures], float]
+
+NO_ENGINE = convert(
+    dict.fromkeys(Figures.__struct_fields__, 0) | {"totals": dict[str, int](), "forecast": list[float]()}, Figures
+)
+"""What is so while there is no engine process."""
+
+
+class Reading(NamedTuple):
+    """A series: its metric, what that says of itself, the number, and name and value of a label that only this metric has."""
+
+    name: str
+    documentation: str
+    read: Read
+    label: tuple[str, str] | None = None
+
+
+def _total(name: str) -> Read:
+    return lambda figures: figures.totals[name]
+
+
+def _away(figures: Figures) -> int:
+    """Requests that wait for room: those that have not begun, and those that were preempted."""
+    return figures.waiting + figures.paused + figures.swapped
+
+
+def _device_hits(figures: Figures) -> int:
+    return figures.totals["hit_tokens"] - figures.totals["host_hit_tokens"]
+
+
+def _usage(figures: Figures) -> float:
+    return figures.used_blocks / max(1, figures.free_blocks + figures.cached_blocks + figures.used_blocks)
+
+
+def _forecast(figures: Figures) -> float:
+    """The place behind all that wait, or the last place that was looked at."""
+    if not figures.forecast:
+        return math.nan
+    return figures.forecast[min(figures.waiting, len(figures.forecast) - 1)]
+
+
+_BY_REASON = "Requests that wait: for capacity, or deferred until their blocks are back from the host."
+_BLOCKS = "Device blocks are free, cached or used, and of used ones some are shared; reserved ones are kept by count. Host blocks: host_*."
+_BY_SOURCE = "Prompt tokens found in the prefix cache, by where their blocks were."
+_PREEMPTIONS = "Preemptions, by what became of the request's blocks."
+_SWAPPED = "Blocks copied to the host (out), and back (in)."
+
+GAUGES = (
+    Reading("vllm:num_requests_running", "Requests in the batch.", attrgetter("running")),
+    Reading(
+        "vllm:num_requests_waiting",
+        "Requests that wait, preempted ones included.",
+        lambda figures: _away(figures) + figures.loading,
+    ),
+    Reading("vllm:num_requests_waiting_by_reason", _BY_REASON, _away, ("reason", "capacity")),
+    Reading("vllm:num_requests_waiting_by_reason", _BY_REASON, attrgetter("loading"), ("reason", "deferred")),
+    Reading("vllm:kv_cache_usage_perc", "Used device blocks over all of them: 1 is full.", _usage),
+    *(
+        Reading("paged:requests", "Requests by state.", attrgetter(state), ("state", state))
+        for state in ("running", "waiting", "paused", "swapped", "loading")
+    ),
+    *(
+        Reading("paged:blocks", _BLOCKS, attrgetter(f"{state}_blocks"), ("state", state))
+        for state in ("free", "cached", "used", "shared", "reserved")
+    ),
+    *(
+        Reading("paged:blocks", _BLOCKS, attrgetter(state), ("state", state))
+        for state in ("host_free", "host_cached", "host_used")
+    ),
+    Reading("paged:forecast_seconds", "In how many seconds a request that came now would begin.", _forecast),
+)
+"""What is so now."""
+
+PREFIX_COUNTERS = (
+    Reading("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", _total("prompt_tokens")),
+    Reading("vllm:prefix_cache_hits", "Of them, found in blocks of the device.", _device_hits),
+)
+"""Totals of the engine process that stay 0 where no prefix is looked up."""
+
+COUNTERS = (
+    Reading("vllm:prompt_tokens", "Prompt tokens of requests that began.", _total("prompt_tokens")),
+    Reading("vllm:prompt_tokens_cached", "Of them, found in the prefix cache.", _total("hit_tokens")),
+    Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _device_hits, ("source", "device")),
+    Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _total("host_hit_tokens"), ("source", "host")),
+    Reading("vllm:generation_tokens", "Output tokens.", _total("output_tokens")),
+    Reading(
+        "vllm:num_preemptions",
+        "Preemptions of all kinds.",
+        lambda figures: figures.totals["preemptions_recompute"] + figures.totals["preemptions_swap"],
+    ),
+    Reading("vllm:spec_decode_num_draft_tokens", "Draft tokens.", _total("drafted_tokens")),
+    Reading("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", _total("accepted_tokens")),
+    *(
+        Reading("paged:preemptions", _PREEMPTIONS, _total(f"preemptions_{kind}"), ("kind", kind))
+        for kind in ("recompute", "swap")
+    ),
+    *(
+        Reading("paged:swapped_blocks", _SWAPPED, _total(f"swapped_{way}_blocks"), ("way", way))
+        for way in ("out", "in")
+    ),
+    Reading("paged:computed_tokens", "Tokens computed.", _total("computed_tokens")),
+    Reading(
+        "paged:recomputed_tokens",
+        "Of computed tokens, wasted: computed before and lost to a preemption.",
+        _total("recomputed_tokens"),
+    ),
+    Reading(
+        "paged:rejected_drafts",
+        "Draft tokens that were wrong.",
+        lambda figures: figures.totals["drafted_tokens"] - figures.totals["accepted_tokens"],
+    ),
+    Reading("paged:failed_steps", "Steps that were cancelled.", attrgetter("failed_steps")),
+    Reading("paged:step_host_seconds", "Seconds in scheduling, sampling and text.", attrgetter("host_s")),
+    Reading("paged:step_model_seconds", "Seconds in copies of blocks and forward passes.", attrgetter("model_s")),
+)
+"""Totals since the engine process began."""

@@ -1,0 +1,193 @@
+"""Spans for OpenTelemetry: one a request, under its client's own span where that sent a `traceparent`.
+
+    llm_request  |───── begun ───── first_token ─────────────────|      attributes by the names of vLLM and of the GenAI conventions
+
+A thread of its own sends them, in batches. What a collector that is slow or away leaves too many of is lost, and counted: `span` neither waits
+nor fails. Knows records and attributes. Does not know HTTP. Needs the `otel` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Thread
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from paged.extras import import_with_extra
+from paged.serving.durations import durations
+from paged.serving.errors import InvalidSettings
+from paged.serving.records import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+MOST_SPANS = 2048
+"""That wait for the collector; spans beyond are lost."""
+
+
+class Traces:
+    """The spans of a server. `endpoint` is the collector's URL, to which /v1/traces is added where it has no path; `exporter` takes the
+    spans instead, if it is given. Sampling and the service's name are set by OpenTelemetry's own environment variables. Raises MissingExtra,
+    and InvalidSettings."""
+
+    def __init__(self, endpoint: str, *, model_name: str = "paged", exporter: SpanExporter | None = None) -> None:
+        url = checked_url(endpoint)
+        # The whole of it is looked for first, so that a part that is missing is said by the name that is wanted.
+        for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
+            import_with_extra(module, "serving.tracing.Traces")
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._model_name = model_name
+        self._sender = Sender(OTLPSpanExporter(url) if exporter is None else exporter)
+        # Not the process' own provider, and not ended by the interpreter, which would wait for the collector.
+        self._provider = TracerProvider(resource=_service(), shutdown_on_exit=False)
+        sender = cast("SpanExporter", self._sender)
+        self._provider.add_span_processor(BatchSpanProcessor(sender, max_queue_size=MOST_SPANS))
+        self._tracer = self._provider.get_tracer("paged.serving")
+        self._propagator = TraceContextTextMapPropagator()
+        self._is_closed = False
+        self._num_given = 0
+        self._num_refused = 0
+
+    @property
+    def lost(self) -> int:
+        """Spans that the collector was not given."""
+        return self._num_refused + self._sender.num_failed
+
+    def span(
+        self, record: RequestRecord, traceparent: str | None, wall: float, *, tracestate: str | None = None
+    ) -> None:
+        """A request has ended, at the time of day `wall`, in seconds since 1970. `traceparent` and `tracestate` are the headers that it came
+        with, if it did."""
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        if self._is_closed or self._num_given - self._sender.num_taken >= MOST_SPANS:
+            self._num_refused += 1
+            return
+        headers = {"traceparent": traceparent, "tracestate": tracestate}
+        sent = {name: value for name, value in headers.items() if value is not None}
+        ended = record.arrived if record.ended is None else record.ended
+
+        def at(moment: float) -> int:
+            return round(wall * 1e9) - round((ended - moment) * 1e9)
+
+        span = self._tracer.start_span(
+            "llm_request",
+            context=self._propagator.extract(sent),
+            kind=SpanKind.SERVER,
+            attributes=attributes(record, self._model_name),
+            start_time=at(record.arrived),
+        )
+        if not span.is_recording():
+            # Its client's trace is not sampled.
+            return
+        for name, moment in (("begun", record.begun), ("first_token", record.first)):
+            if moment is not None:
+                span.add_event(name, timestamp=at(moment))
+        if record.status >= 500:
+            span.set_status(StatusCode.ERROR, record.error)
+        self._num_given += 1
+        span.end(at(ended))
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits, for as long as that; what is left then is lost."""
+        self._is_closed = True
+        # The processor waits half a minute for its thread, and what that sends is tried again and again.
+        ending = Thread(target=self._provider.shutdown, name="paged-traces-end", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        self._sender.shutdown()
+        ending.join(timeout_s)
+
+
+class Sender:
+    """An exporter that counts what goes through it.
+
+    num_taken   spans that do not wait any more; num_failed of them were not sent
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._is_shut = False
+        self.num_taken = 0
+        self.num_failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send these, or do not."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is not SpanExportResult.SUCCESS:
+                self.num_failed += len(spans)
+            self.num_taken += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Send no more, and do not try again what is being sent."""
+        if not self._is_shut:
+            self._is_shut = True
+            self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """See SpanExporter."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
+    """What a span says of its request."""
+    took = durations(record)
+    said = {
+        # vLLM's names.
+        "gen_ai.request.id": record.id,
+        "gen_ai.request.n": record.n,
+        "gen_ai.request.max_tokens": record.max_tokens or None,
+        "gen_ai.response.model": model_name,
+        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+        "gen_ai.latency.time_in_queue": took.queue,
+        "gen_ai.latency.time_to_first_token": took.ttft,
+        "gen_ai.latency.e2e": took.e2e,
+        "gen_ai.latency.time_in_model_prefill": took.prefill,
+        "gen_ai.latency.time_in_model_decode": took.decode,
+        "gen_ai.latency.time_in_model_inference": took.inference,
+        # The conventions' names.
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.response.finish_reasons": (record.finish_reason,) if record.finish_reason else None,
+        "http.response.status_code": record.status,
+        "url.path": record.endpoint,
+        "error.type": (record.error or str(record.status)) if record.status >= 400 else None,
+        # Ours.
+        "paged.tenant": record.tenant,
+        "paged.preemptions": record.preemptions,
+        "paged.recomputed_tokens": record.recomputed_tokens,
+        "paged.longest_pause": record.longest_pause_s,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def checked_url(endpoint: str) -> str:
+    """The URL that spans are sent to. Raises InvalidSettings."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidSettings(f'traces_endpoint has to be an http or https URL; got "{endpoint}".')
+    return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else endpoint
+
+
+def _service() -> Resource:
+    """As the environment names the service; "paged" where it does not."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    found = Resource.create()
+    if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        found = found.merge(Resource({SERVICE_NAME: "paged"}))
+    return found

@@ -1,0 +1,279 @@
+"""The request log: what a line says, and that a stream which is full, closed or asleep costs lines and nothing else."""
+
+import io
+import json
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from paged.serving.records import RequestRecord
+from paged.serving.request_log import MOST_BYTES, MOST_LINES, RequestLog
+
+RECORD = RequestRecord(
+    id="cmpl-1",
+    endpoint="/v1/completions",
+    arrived=100.0,
+    tenant="research",
+    streams=True,
+    n=2,
+    max_tokens=16,
+    submitted=100.001,
+    begun=100.25,
+    first=100.5,
+    last=102.0,
+    ended=102.125,
+    status=200,
+    finish_reason="length",
+    prompt_tokens=40,
+    cached_tokens=32,
+    output_tokens=32,
+    recomputed_tokens=7,
+    preemptions=1,
+    longest_pause_s=0.75,
+    prompt="a secret",
+    answer="an answer",
+)
+SAID = (
+    '{"time":"2026-01-02T03:04:05.678Z","level":"info","id":"cmpl-1","endpoint":"/v1/completions","tenant":"research",'
+    '"status":200,"finish_reason":"length","error":null,"prompt_tokens":40,"cached_tokens":32,"output_tokens":32,'
+    '"recomputed_tokens":7,"preemptions":1,"longest_pause_s":0.75,"waited_s":0.25,"ttft_s":0.5,"e2e_s":2.125,'
+    '"n":2,"max_tokens":16,"streams":true}\n'
+)
+MOMENT = 1767323045.678
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "log"
+
+
+def lines(text):
+    return [json.loads(line) for line in text.removesuffix("\n").split("\n")]
+
+
+def written(path, *records, **options):
+    """What a log says of these records."""
+    with path.open("ab") as file:
+        log = RequestLog(file, clock=lambda: MOMENT, **options)
+        for record in records:
+            log.write(record)
+        log.close(timeout_s=60)
+        assert log.lost == 0
+    return path.read_text()
+
+
+def test_a_request_is_a_line_whose_fields_are_in_this_order(path):
+    assert written(path, RECORD) == SAID
+
+
+def test_prompts_and_answers_are_said_where_they_are_asked_for(path):
+    (line,) = lines(written(path, RECORD, with_prompts=True))
+    assert list(line)[-2:] == ["prompt", "answer"]
+    assert (line["prompt"], line["answer"]) == ("a secret", "an answer")
+    assert list(line)[:-2] == list(json.loads(SAID))
+
+
+def test_what_did_not_happen_is_null(path):
+    refused = replace(RECORD, begun=None, first=None, last=None, status=429, finish_reason="", error="overloaded")
+    (line,) = lines(written(path, refused))
+    assert (line["waited_s"], line["ttft_s"], line["e2e_s"], line["error"]) == (None, None, 2.125, "overloaded")
+
+
+@pytest.mark.parametrize(("status", "level"), [(200, "info"), (400, "warning"), (499, "warning"), (500, "error")])
+def test_the_level_is_the_statuss(path, status, level):
+    assert lines(written(path, replace(RECORD, status=status)))[0]["level"] == level
+
+
+def test_a_clock_that_jumps_back_changes_the_time_and_no_duration(path):
+    clock = iter([2000.0, 1000.0])
+    with path.open("wb") as file:
+        log = RequestLog(file, clock=lambda: next(clock))
+        log.write(RECORD)
+        log.write(RECORD)
+        log.close(timeout_s=60)
+    first, second = lines(path.read_text())
+    assert (first.pop("time"), second.pop("time")) == ("1970-01-01T00:33:20.000Z", "1970-01-01T00:16:40.000Z")
+    assert first == second
+
+
+moments = st.none() | st.floats(0, 1e9)
+
+
+@given(begun=moments, first=moments, ended=moments, pause=st.floats(-1, 1))
+def test_no_duration_is_negative_whatever_the_moments_are(tmp_path_factory, begun, first, ended, pause):
+    record = replace(RECORD, begun=begun, first=first, ended=ended, longest_pause_s=pause)
+    (line,) = lines(written(tmp_path_factory.mktemp("log") / "log", record))
+    said = [line[name] for name in ("waited_s", "ttft_s", "e2e_s", "longest_pause_s")]
+    assert [seconds for seconds in said if seconds is not None and seconds < 0] == []
+
+
+@pytest.mark.parametrize("text", ['"}\n{"level":"x', "\ud800", "Ω\0\x1b[2J\u2028"])
+def test_no_name_that_a_client_chose_breaks_a_line(path, text):
+    record = replace(RECORD, id=text, tenant=text, prompt=text, answer=text)
+    (line,) = lines(written(path, record, with_prompts=True))
+    assert {line["id"], line["tenant"], line["prompt"], line["answer"]} == {text.replace("\ud800", "?")}
+
+
+def waits_until(condition):
+    """Come back as soon as it is so, which has to be within a minute."""
+    until = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        until.wait(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_a_full_disk_costs_lines_which_are_counted_and_said_once_when_there_is_room(path):
+    file = os.open("/dev/full", os.O_WRONLY)
+    with os.fdopen(file, "wb", buffering=0) as stream, path.open("ab") as room:
+        log = RequestLog(stream, clock=lambda: MOMENT)
+        for _ in range(3):
+            log.write(RECORD)
+        waits_until(lambda: log.lost == 3)
+        os.dup2(room.fileno(), file)
+        log.write(RECORD)
+        waits_until(lambda: path.read_text().count("\n") == 2)
+        log.write(RECORD)
+        log.close(timeout_s=60)
+        assert log.lost == 3
+    first, notice, second = path.read_text().splitlines(keepends=True)
+    assert (first, second) == (SAID, SAID)
+    assert json.loads(notice) == {
+        "time": "2026-01-02T03:04:05.678Z",
+        "level": "warning",
+        "message": "3 lines of this log were lost.",
+        "lost": 3,
+    }
+
+
+def test_a_closed_pipe_costs_lines_and_raises_nothing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stream:
+        log = RequestLog(stream)
+        log.write(RECORD)
+        log.write(RECORD)
+        log.close(timeout_s=60)
+        assert log.lost == 2
+
+
+def drained(reader, into):
+    """Read a pipe to its end in a thread."""
+
+    def read():
+        with os.fdopen(reader, "rb") as file:
+            into.append(file.read().decode())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_reader_that_sleeps_blocks_nobody_and_what_is_kept_and_what_is_lost_is_everything(blocks):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, blocks)
+    number, pages = MOST_LINES + 5000, []
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        log = RequestLog(stream, clock=lambda: MOMENT)
+        # A pipe takes 64 KiB, some 170 lines. With a write that waited this would not come to an end.
+        for _ in range(number):
+            log.write(RECORD)
+        lost = log.lost
+        assert lost > 4000
+        thread = drained(reader, pages)
+        log.close(timeout_s=60)
+        assert log.lost == lost
+    thread.join()
+    *said, notice = pages[0].splitlines(keepends=True)
+    assert json.loads(notice)["lost"] == lost
+    assert len(said) == number - lost
+    assert set(said) == {SAID}
+
+
+def test_lines_with_long_prompts_are_bounded_by_their_bytes():
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        log = RequestLog(stream, with_prompts=True)
+        long = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
+        for _ in range(10):
+            log.write(long)
+        assert log.lost >= 6
+        os.close(reader)
+        log.close(timeout_s=60)
+        assert log.lost == 10
+
+
+def test_lines_that_have_been_written_leave_room_for_others(path):
+    with path.open("wb") as file:
+        log = RequestLog(file, with_prompts=True)
+        long = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
+        for number in range(1, 7):
+            log.write(long)
+            waits_until(lambda size=number * MOST_BYTES // 4: path.stat().st_size > size)
+        log.close(timeout_s=60)
+        assert log.lost == 0
+
+
+def test_closing_beside_a_reader_that_sleeps_does_not_wait_for_it():
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        log = RequestLog(stream)
+        for _ in range(1000):
+            log.write(RECORD)
+        log.close(timeout_s=0.01)
+        assert log.lost >= 800
+        log.write(RECORD)
+        kept = log.lost
+        assert kept >= 801
+        # The thread stands in its write, and is let go.
+        os.close(reader)
+        waits_until(lambda: log.lost > kept)
+
+
+def test_a_line_that_could_be_written_in_part_does_not_spoil_the_next_one(run_python, repository, path):
+    program = f"""
+import resource, sys
+from paged.serving.records import RequestRecord
+from paged.serving.request_log import RequestLog
+record = RequestRecord("a", "/v1/completions", 0.0, status=200, ended=1.0)
+free = resource.getrlimit(resource.RLIMIT_FSIZE)
+with open({str(path)!r}, "ab") as file:
+    log = RequestLog(file)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, free[1]))
+    log.write(record)
+    while not log.lost:
+        pass
+    resource.setrlimit(resource.RLIMIT_FSIZE, free)
+    log.write(record)
+    log.close(60)
+"""
+    result = run_python("-c", program, env={"PYTHONPATH": str(repository)})
+    assert result.returncode == 0, result.stderr
+    torn, whole, notice = path.read_text().splitlines()
+    assert len(torn) == 20
+    assert json.loads(whole)["id"] == "a"
+    assert json.loads(notice)["lost"] == 1
+
+
+def test_a_program_ends_although_nobody_reads_its_log(run_python, repository):
+    program = """
+import os
+from paged.serving.records import RequestRecord
+from paged.serving.request_log import RequestLog
+reader, writer = os.pipe()
+log = RequestLog(os.fdopen(writer, "wb"))
+for _ in range(1000):
+    log.write(RequestRecord("a", "/v1/completions", 0.0))
+"""
+    result = run_python("-c", program, env={"PYTHONPATH": str(repository)}, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_stream_without_a_descriptor_is_refused_at_once():
+    with pytest.raises(io.UnsupportedOperation):
+        RequestLog(io.BytesIO())

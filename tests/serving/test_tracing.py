@@ -1,0 +1,273 @@
+"""Spans: what they say, whose children they are, and that a collector which is slow or away costs spans and nothing else."""
+
+import http.server
+import logging
+import threading
+from dataclasses import replace
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NonRecordingSpan, SpanKind, StatusCode, use_span
+
+from paged.serving.errors import InvalidSettings
+from paged.serving.records import RequestRecord
+from paged.serving.tracing import MOST_SPANS, Traces, checked_url
+
+RECORD = RequestRecord(
+    id="cmpl-1",
+    endpoint="/v1/completions",
+    arrived=100.0,
+    tenant="research",
+    n=2,
+    max_tokens=16,
+    submitted=100.125,
+    begun=100.25,
+    first=100.5,
+    last=102.0,
+    ended=102.25,
+    status=200,
+    finish_reason="length",
+    prompt_tokens=40,
+    cached_tokens=32,
+    output_tokens=32,
+    recomputed_tokens=7,
+    preemptions=1,
+    longest_pause_s=0.75,
+    prompt="a secret",
+    answer="an answer",
+)
+WALL = 1_700_000_002.25
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def spans(record=RECORD, traceparent=None, **options):
+    """What is exported of a request."""
+    exporter = InMemorySpanExporter()
+    traces = Traces("http://collector", model_name="model", exporter=exporter)
+    traces.span(record, traceparent, WALL, **options)
+    traces.close(timeout_s=60)
+    assert traces.lost == 0
+    return exporter.get_finished_spans()
+
+
+def test_a_request_is_a_span_that_names_what_vllm_and_the_conventions_do():
+    (span,) = spans()
+    assert (span.name, span.kind, span.status.status_code) == ("llm_request", SpanKind.SERVER, StatusCode.UNSET)
+    assert dict(span.attributes) == {
+        "gen_ai.request.id": "cmpl-1",
+        "gen_ai.request.n": 2,
+        "gen_ai.request.max_tokens": 16,
+        "gen_ai.response.model": "model",
+        "gen_ai.usage.prompt_tokens": 40,
+        "gen_ai.usage.completion_tokens": 32,
+        "gen_ai.latency.time_in_queue": 0.125,
+        "gen_ai.latency.time_to_first_token": 0.5,
+        "gen_ai.latency.e2e": 2.25,
+        "gen_ai.latency.time_in_model_prefill": 0.25,
+        "gen_ai.latency.time_in_model_decode": 1.5,
+        "gen_ai.latency.time_in_model_inference": 1.75,
+        "gen_ai.usage.input_tokens": 40,
+        "gen_ai.usage.output_tokens": 32,
+        "gen_ai.usage.cache_read.input_tokens": 32,
+        "gen_ai.response.finish_reasons": ("length",),
+        "http.response.status_code": 200,
+        "url.path": "/v1/completions",
+        "paged.tenant": "research",
+        "paged.preemptions": 1,
+        "paged.recomputed_tokens": 7,
+        "paged.longest_pause": 0.75,
+    }
+
+
+def test_a_span_lasts_from_the_requests_coming_to_its_end_and_has_its_moments_between():
+    (span,) = spans()
+    # A time of day in seconds is a float: exact to a quarter of a microsecond.
+    assert span.end_time == pytest.approx(1_700_000_002_250_000_000, abs=250)
+    assert span.end_time - span.start_time == 2_250_000_000
+    assert [(event.name, event.timestamp - span.start_time) for event in span.events] == [
+        ("begun", 250_000_000),
+        ("first_token", 500_000_000),
+    ]
+
+
+def test_a_span_is_the_child_of_the_one_that_its_client_names():
+    (span,) = spans(traceparent=PARENT, tracestate="vendor=1")
+    assert f"{span.context.trace_id:032x}" == PARENT[3:35]
+    assert f"{span.parent.span_id:016x}" == PARENT[36:52]
+    assert span.context.trace_state.get("vendor") == "1"
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "banana", PARENT[:-5], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 99]
+)
+def test_without_a_name_that_holds_a_span_has_no_parent(header):
+    (span,) = spans(traceparent=header)
+    assert span.parent is None
+
+
+def test_a_span_that_happens_to_be_current_is_no_parent():
+    (current,) = spans()
+    with use_span(NonRecordingSpan(current.context)):
+        assert spans()[0].parent is None
+
+
+def test_of_a_trace_that_its_client_does_not_sample_there_is_no_span_and_none_is_waited_for():
+    exporter = InMemorySpanExporter()
+    traces = Traces("http://collector", exporter=exporter)
+    for _ in range(MOST_SPANS + 1):
+        traces.span(RECORD, PARENT[:-2] + "00", WALL)
+    traces.span(RECORD, PARENT, WALL)
+    traces.close(timeout_s=60)
+    assert (len(exporter.get_finished_spans()), traces.lost) == (1, 0)
+
+
+def test_a_request_that_was_refused_says_why_and_has_no_moments():
+    (span,) = spans(
+        replace(RECORD, begun=None, first=None, last=None, status=429, error="overloaded", finish_reason="")
+    )
+    assert span.events == ()
+    assert span.attributes["error.type"] == "overloaded"
+    assert span.status.status_code is StatusCode.UNSET
+    assert "gen_ai.latency.time_to_first_token" not in span.attributes
+    assert "gen_ai.response.finish_reasons" not in span.attributes
+
+
+def test_a_fault_of_the_server_is_the_spans():
+    (span,) = spans(replace(RECORD, status=500, error="engine_died", finish_reason="error"))
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "engine_died")
+
+
+def test_no_prompt_and_no_answer_leaves_with_a_span():
+    (span,) = spans()
+    assert "secret" not in span.to_json()
+    assert "answer" not in span.to_json()
+
+
+def test_the_service_is_named_by_the_environment_where_that_does(monkeypatch):
+    assert spans()[0].resource.attributes["service.name"] == "paged"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "chat")
+    assert spans()[0].resource.attributes["service.name"] == "chat"
+
+
+class Stuck(SpanExporter):
+    """A collector that answers when it is let to."""
+
+    def __init__(self):
+        self.may_answer = threading.Event()
+        self.num_given = 0
+
+    def export(self, spans):
+        self.may_answer.wait()
+        self.num_given += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+def test_beside_a_collector_that_does_not_answer_spans_are_lost_and_nobody_waits(caplog):
+    collector = Stuck()
+    traces = Traces("http://collector", exporter=collector)
+    for _ in range(MOST_SPANS + 100):
+        traces.span(RECORD, None, WALL)
+    assert traces.lost == 100
+    collector.may_answer.set()
+    traces.close(timeout_s=60)
+    assert (collector.num_given, traces.lost) == (MOST_SPANS, 100)
+    # A warning would be written by whoever serves the request.
+    assert caplog.records == []
+
+
+def test_closing_does_not_wait_for_a_collector_that_does_not_answer():
+    collector = Stuck()
+    traces = Traces("http://collector", exporter=collector)
+    traces.span(RECORD, None, WALL)
+    traces.close(timeout_s=0.01)
+    traces.span(RECORD, None, WALL)
+    assert traces.lost == 1
+    collector.may_answer.set()
+
+
+def test_what_a_collector_that_is_away_was_to_get_is_lost_and_counted(caplog):
+    caplog.set_level(logging.CRITICAL)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        port = server.server_port
+    traces = Traces(f"http://127.0.0.1:{port}")
+    for _ in range(3):
+        traces.span(RECORD, None, WALL)
+    # Between two tries it waits a second and more; ending cuts that short.
+    traces.close(timeout_s=0.2)
+    assert traces.lost == 3
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Keeps what it is sent."""
+
+    kept: list
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.kept.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_collector_gets_the_spans_over_http():
+    kept = []
+    handler = type("Keeping", (Collector,), {"kept": kept})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        traces = Traces(f"http://127.0.0.1:{server.server_port}")
+        traces.span(RECORD, PARENT, WALL)
+        traces.close(timeout_s=60)
+        server.shutdown()
+        thread.join()
+    ((path, message),) = kept
+    (span,) = message.resource_spans[0].scope_spans[0].spans
+    assert (path, span.name, span.parent_span_id.hex()) == ("/v1/traces", "llm_request", PARENT[36:52])
+    assert traces.lost == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+        ("http://collector/of/ours?key=1", "http://collector/of/ours?key=1"),
+    ],
+)
+def test_an_endpoint_without_a_path_gets_the_usual_one(endpoint, url):
+    assert checked_url(endpoint) == url
+
+
+@pytest.mark.parametrize("endpoint", ["", "collector:4317", "grpc://collector:4317", "http://"])
+def test_an_endpoint_that_is_no_url_is_refused(endpoint):
+    with pytest.raises(InvalidSettings, match="traces_endpoint has to be an http or https URL"):
+        Traces(endpoint)
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter"])
+def test_without_the_extra_it_is_said_what_brings_it(run_python, repository, missing):
+    program = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {missing!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Finder())
+from paged import MissingExtra
+from paged.serving.tracing import Traces
+try: Traces("http://collector")
+except MissingExtra as error: print(error)
+"""
+    result = run_python("-c", program, env={"PYTHONPATH": str(repository)})
+    said = "paged.serving.tracing.Traces needs opentelemetry, which is not installed; pip install 'paged[otel]' brings it.\n"
+    assert result.stdout == said, result.stderr
+
+
+def test_opentelemetry_is_not_imported_before_there_is_an_endpoint(run_python, repository):
+    program = "import sys, paged.serving.tracing; print('opentelemetry' in sys.modules)"
+    assert run_python("-c", program, env={"PYTHONPATH": str(repository)}).stdout == "False\n"
