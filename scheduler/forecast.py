@@ -66,22 +66,23 @@ class _Stay(NamedTuple):
 
 def forecast(state: State, more: int, prompt_len: int, output_len: int | None) -> Forecast:
     """The forecast for all who wait, and for `more` requests behind them with prompts and outputs of such lengths (None: as outputs were)."""
-    wishes = [_returning(state, request) for request in state.away]
+    rows = state.running_rows.array(state.running)
+    going = state.manager.num_tokens[rows] - state.columns.prompt_total[rows]
+    wishes = [_returning(state, request, going) for request in state.away]
     num_away = len(wishes)
-    wishes += _wishes(state)
+    wishes += _wishes(state, going)
     longest = max(1, state.max_total - prompt_len)
-    left = output_len if output_len is not None else _guessed(state, longest)
+    left = output_len if output_len is not None else _guessed(state, going, longest)
     left = max(1, min(left, longest))
     reserves = state.reservation.reserves
     wishes += [_Wish(1, prompt_len + left if reserves else prompt_len, prompt_len, left, reserves)] * more
-    rows = state.running_rows.array(state.running)
-    future = _Future(state, rows, wishes)
+    future = _Future(state, rows, _outputs_left(state, rows, going), wishes)
     entered = np.array([future.enter(wish) for wish in wishes], np.int64)
     return Forecast(entered[num_away:], future.computed_before(entered)[num_away:])
 
 
-def _wishes(state: State) -> list[_Wish]:
-    """What each waiting request needs, in order."""
+def _wishes(state: State, going: Counts) -> list[_Wish]:
+    """What each waiting request needs, in order; `going`: outputs of those who run."""
     guesses: dict[int, int] = {}
     reserves, shares, size = state.reservation.reserves, state.manager.prefix_caching, state.manager.block_size
     wishes = []
@@ -99,7 +100,7 @@ def _wishes(state: State) -> list[_Wish]:
         else:
             longest = most - before
             if written or longest not in guesses:
-                guesses[longest] = _guessed(state, longest, written)
+                guesses[longest] = _guessed(state, going, longest, written)
             outputs = guesses[longest]
         outputs = max(1, min(outputs, most - known))
         # Sequences of a group share their prompt.
@@ -109,28 +110,28 @@ def _wishes(state: State) -> list[_Wish]:
     return wishes
 
 
-def _returning(state: State, request: RequestState) -> _Wish:
+def _returning(state: State, request: RequestState, going: Counts) -> _Wish:
     """What a paused, swapped or loading request needs; what it holds meanwhile is there for it alone."""
     rows = np.array(request.live_rows, np.int64)
     known, launched = state.manager.num_tokens[rows], state.manager.num_launched[rows]
-    left = int(_outputs_left(state, rows).max())
+    left = int(_outputs_left(state, rows, going).max())
     todo = np.maximum(known - launched, 1)
     return _Wish(len(rows), int(known.sum()), int(todo.sum()), left, False)
 
 
-def _guessed(state: State, longest: int, written: int = 0) -> int:
-    """Outputs to come of a sequence that has written so many of at most `longest`: the mean of those that were longer; where there was none,
+def _guessed(state: State, going: Counts, longest: int, written: int = 0) -> int:
+    """Outputs to come of a sequence that has written so many of at most `longest`: the mean of those that were longer; where none is known,
     half of what is left."""
-    mean = state.lengths.mean_remaining(np.array([written]))[0]
+    mean = state.lengths.mean_remaining(np.array([written]), going)[0]
     return max(1, (longest - written) // 2 if math.isnan(mean) else min(round(mean), longest - written))
 
 
-def _outputs_left(state: State, rows: Rows) -> Counts:
+def _outputs_left(state: State, rows: Rows, going: Counts) -> Counts:
     """Outputs to come of each row, int64 [n]; at least 1."""
     manager, columns = state.manager, state.columns
     known, most = manager.num_tokens[rows], columns.max_total[rows]
     expected = columns.expected_total[rows]
-    mean = state.lengths.mean_remaining(known - columns.prompt_total[rows])
+    mean = state.lengths.mean_remaining(known - columns.prompt_total[rows], going)
     guessed = np.where(np.isnan(mean), (most - known) // 2, np.rint(mean)).astype(np.int64)
     left: Counts = np.where(expected > known, expected - known, guessed)
     left = np.maximum(1, np.minimum(left, most - known))
@@ -143,7 +144,7 @@ class _Future:
     step, budget  the first step in which another may enter, and tokens that are left in it
     """
 
-    def __init__(self, state: State, rows: Rows, wishes: list[_Wish]) -> None:
+    def __init__(self, state: State, rows: Rows, left: Counts, wishes: list[_Wish]) -> None:
         manager, limits, foresight = state.manager, state.limits, state.foresight
         self._seats, self._most, self._max_chunk = limits.max_sequences, limits.max_tokens_per_step, limits.max_chunk
         self._chunked, self._joins = state.admission.chunked, state.admission.joins
@@ -170,7 +171,7 @@ class _Future:
         self._prompts: list[tuple[int, int, int]] = []
         # Where requests come in together or not at all: whether a batch is open, and the step in which it begins.
         self._is_open, self._batch_step = False, 0
-        self._put_in(state, rows, wishes)
+        self._put_in(state, rows, left, wishes)
 
     def enter(self, wish: _Wish) -> int:
         """The step in which the next request enters."""
@@ -205,11 +206,10 @@ class _Future:
         prompts: Counts = whole[done] + parts[begun] - parts[done]
         return prompts + _sum_since(first, num, steps) - _sum_since(end, num, steps)
 
-    def _put_in(self, state: State, rows: Rows, wishes: list[_Wish]) -> None:
-        """Those who run now: rows that decode, and then the prompts that were begun."""
+    def _put_in(self, state: State, rows: Rows, left: Counts, wishes: list[_Wish]) -> None:
+        """Those who run now, with so many outputs to come: rows that decode, and then the prompts that were begun."""
         manager = state.manager
         known, launched = manager.num_tokens[rows], manager.num_launched[rows]
-        left = _outputs_left(state, rows)
         decodes = known - launched <= 1
         kept = np.maximum(state.reservation.kept(state, rows), manager.num_table_blocks[rows] * self._size)
         reserves = state.reservation.reserves
@@ -251,10 +251,7 @@ class _Future:
         moments, stride = self._moments, self._stride
         first, stop = int(step / stride) + 1, min(len(moments), int((step + wish.outputs) / stride) + 1)
         growth, room = wish.num * stride, self._slots - (wish.held + wish.num * (self._slack - step))
-        for place in range(first, stop):
-            if moments[place] + growth * place > room:
-                return False
-        return True
+        return all(moments[place] + growth * place <= room for place in range(first, stop))
 
     def _suffices(self, budget: int, wish: _Wish) -> bool:
         """Whether a request may enter a step in which so many tokens are left."""

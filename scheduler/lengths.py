@@ -54,16 +54,26 @@ class OutputLengths:
         """Their mean length, without any that was assumed; None before the first has ended."""
         return self._sum / min(self._num, WINDOW) if self._num else None
 
-    def mean_remaining(self, written: Counts) -> NDArray[np.float64]:
-        """Tokens for which sequences go on in the mean that have `written` so many each, float64 [n]: as those that were longer did, without
-        any that was assumed. NaN where none was longer."""
-        rising = np.sort(np.array(self._ring[: min(self._num, WINDOW)], np.int64))
-        # Of the longest one, two, three, ...
-        sums = rising[::-1].cumsum()
-        num_longer = len(rising) - rising.searchsorted(written, "right")
-        means = np.full(len(written), np.nan)
-        is_known = num_longer > 0
-        means[is_known] = sums[num_longer[is_known] - 1] / num_longer[is_known] - written[is_known]
+    def mean_remaining(self, written: Counts, going: Counts) -> NDArray[np.float64]:
+        """Tokens for which sequences go on in the mean that have `written` so many each, float64 [n], without any that was assumed; NaN where
+        none that was longer is known. Those that have written `going` so many, int64 [k], and go on count as longer than that: what has
+        ended yet is the short part of what came (Kaplan and Meier, 1958). Beyond the longest that ended, outputs end at one rate."""
+        ended = np.sort(np.array(self._ring[: min(self._num, WINDOW)], np.int64))
+        if not len(ended):
+            return np.full(len(written), np.nan)
+        # Of those that came to each of these lengths, one ended there.
+        reached = np.arange(len(ended), 0, -1) + len(going) - np.sort(going).searchsorted(ended)
+        lasting = np.concatenate([[1.0], np.multiply.accumulate(1.0 - 1.0 / reached)])
+        tail = (ended.sum() + going.sum()) / len(ended) * lasting[-1]
+        # Mean tokens that come after each length, of all that ever began.
+        widths = np.diff(ended, prepend=0) * lasting[:-1]
+        after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0]]) + tail
+        place = ended.searchsorted(written, "right")
+        come = after[np.minimum(place + 1, len(ended))]
+        first = ended[np.minimum(place, len(ended) - 1)]
+        come = np.where(place < len(ended), come + (first - written) * lasting[place], tail)
+        with np.errstate(invalid="ignore"):
+            means: NDArray[np.float64] = come / lasting[place]
         return means
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
