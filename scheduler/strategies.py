@@ -1,4 +1,4 @@
-"""Five objects decide: in which order, who comes in, what is reserved for it, what a step computes, and who gives blocks up.
+"""Five objects decide: the order of requests, who comes in, what is reserved, what a step computes, and who gives blocks up.
 
 Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. Knows which class each word names.
 Does not know how any of them decides.

@@ -18,7 +18,15 @@ def test_the_table_is_what_the_policies_are(page: str) -> None:
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
     assert shown == [
         [
-            *(f"`{each.name}`", each.batching, each.reservation, each.layout, each.foresight, each.composition),
+            *(
+                f"`{each.name}`",
+                each.order,
+                each.batching,
+                each.reservation,
+                each.layout,
+                each.foresight,
+                each.composition,
+            ),
             "yes" if each.chunked else "no",
             f"{each.watermark:g}",
             "–" if each.default_budget is None else f"{each.default_budget:,}",
