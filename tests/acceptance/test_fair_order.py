@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import POLICIES, BlockManager, InvalidConfig, InvalidRequest, NeverFits, Request, Scheduler
+from paged import BlockManager, InvalidConfig, InvalidRequest, NeverFits, Policy, Request, Scheduler
 
-FAIR = msgspec.structs.replace(POLICIES["vllm"], name="fair", order="fair", watermark=0.0)
+FAIR = Policy(name="fair", order="fair", composition="in_order")
 COSTS = st.tuples(st.integers(1, 12), st.integers(1, 9))
 
 
@@ -161,8 +160,7 @@ def test_hits_are_given_for_nothing():
 
 def test_a_preempted_request_comes_back_before_any_that_was_never_in():
     # 6 blocks of 4: "a0" and "b0" grow until the later one gives its blocks up.
-    policy = msgspec.structs.replace(FAIR, take="whole")
-    scheduler = Scheduler(BlockManager(6, 4, prefix_caching=False), policy=policy, max_sequences=2)
+    scheduler = Scheduler(BlockManager(6, 4, prefix_caching=False), policy=FAIR, max_sequences=2)
     add(scheduler, "a0", "a", prompt=8, outputs=9)
     add(scheduler, "b0", "b", prompt=8, outputs=9)
     step(scheduler)

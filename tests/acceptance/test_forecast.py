@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -10,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from paged import POLICIES, BlockManager, Forecast, InvalidRequest, Policy, Request, Scheduler
 
 PLAIN = Policy(name="plain")
-LOOKS_AHEAD = msgspec.structs.replace(POLICIES["paged"], name="looks ahead", foresight="expected")
+LOOKS_AHEAD = Policy(name="looks ahead", foresight="expected", take="tail", preemption="cheapest")
 STOP = 9
 
 
@@ -91,7 +90,7 @@ def test_memory_is_waited_for():
 def test_admission_that_looks_ahead_is_foreseen_to_look_ahead():
     wishes = (("a", 4, 8), ("b", 4, 8), ("c", 4, 8))
     for policy, step_of_c in ((PLAIN, 0), (LOOKS_AHEAD, 8)):
-        scheduler = make(num_blocks=25, policy=msgspec.structs.replace(policy, watermark=0.0))
+        scheduler = make(num_blocks=25, policy=policy)
         for wish in wishes:
             add(scheduler, *wish)
         assert of(scheduler)[0] == [0, 0, step_of_c]
