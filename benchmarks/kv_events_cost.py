@@ -30,23 +30,23 @@ def steps(num_steps: int = 4_000) -> None:
     scheduler = Scheduler(manager, max_tokens_per_step=2048, max_sequences=64)
     rng, ids = np.random.default_rng(0), count()
     took: list[tuple[float, float, int]] = []
-    with closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)) as publisher:
-        with zmq.Context.instance().socket(zmq.SUB) as sub:
-            sub.subscribe(b"")
-            sub.connect(publisher.endpoint)
-            for _ in range(num_steps):
-                while scheduler.num_waiting < 4:
-                    prompt = rng.integers(0, 30_000, 200).astype(np.int32)
-                    scheduler.add(Request(id=str(next(ids)), prompt=prompt, max_tokens=int(rng.integers(100, 400))))
-                began = time.perf_counter()
-                batch = scheduler.schedule()
-                scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
-                stepped = time.perf_counter()
-                publisher.publish(time.time())
-                done = time.perf_counter()
-                took.append((stepped - began, done - stepped, int(batch.num_tokens.sum())))
-                # The forward pass, in which the other thread runs.
-                time.sleep(0.001)
+    publisher = KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)
+    with closing(publisher), zmq.Context.instance().socket(zmq.SUB) as sub:
+        sub.subscribe(b"")
+        sub.connect(publisher.endpoint)
+        for _ in range(num_steps):
+            while scheduler.num_waiting < 4:
+                prompt = rng.integers(0, 30_000, 200).astype(np.int32)
+                scheduler.add(Request(id=str(next(ids)), prompt=prompt, max_tokens=int(rng.integers(100, 400))))
+            began = time.perf_counter()
+            batch = scheduler.schedule()
+            scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+            stepped = time.perf_counter()
+            publisher.publish(time.time())
+            done = time.perf_counter()
+            took.append((stepped - began, done - stepped, int(batch.num_tokens.sum())))
+            # The forward pass, in which the other thread runs.
+            time.sleep(0.001)
     decoding = [(step, told) for step, told, tokens in took[500:] if tokens <= 64]
     prefill = [(step, told) for step, told, tokens in took[500:] if tokens > 64]
     for name, each in (("decode steps", decoding), ("steps with a prompt", prefill)):
@@ -61,9 +61,7 @@ def summary(num_blocks: int = 100_000) -> None:
     """Have a late reader ask for everything, and see what the engine's thread notices."""
     manager = BlockManager(num_blocks, 16)
     tokens = np.random.default_rng(0).integers(0, 30_000, num_blocks * 16).astype(np.int32)
-    with closing(
-        KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT, buffer_steps=1)
-    ) as publisher:
+    with closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT, buffer_steps=1)) as publisher:
         for start in range(0, len(tokens), 1600):
             row = manager.add(tokens[start : start + 1600])
             manager.take_moves()

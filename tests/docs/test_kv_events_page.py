@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from paged import BlockManager  # noqa: E402
-from paged.serving.kv_events import KvEventPublisher, KvEventsConfig  # noqa: E402
-from paged.serving.kv_wire import BlockStored  # noqa: E402
+from paged import BlockManager
+from paged.serving.kv_events import KvEventPublisher, KvEventsConfig
+from paged.serving.kv_wire import BlockStored
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
