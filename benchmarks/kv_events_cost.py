@@ -30,10 +30,8 @@ def steps(num_steps: int = 4_000) -> None:
     scheduler = Scheduler(manager, max_tokens_per_step=2048, max_sequences=64)
     rng, ids = np.random.default_rng(0), count()
     took: list[tuple[float, float, int]] = []
-    with (
-        closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)) as publisher,
-        zmq.Context.instance().socket(zmq.SUB) as sub,
-    ):
+    publisher = KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)
+    with closing(publisher), zmq.Context.instance().socket(zmq.SUB) as sub:
         sub.subscribe(b"")
         sub.connect(publisher.endpoint)
         for _ in range(num_steps):

@@ -82,11 +82,19 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def read(cls, text: str) -> KvEventsConfig:
         """What a JSON object says. Raises InvalidConfig."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            return cls.of(msgspec.json.decode(text))
         except msgspec.DecodeError as error:
+            raise InvalidConfig(f"KV events are described by a JSON object; got {text!r}: {error}.") from None
+
+    @classmethod
+    def of(cls, given: Any) -> KvEventsConfig:
+        """What an object says that was JSON. Raises InvalidConfig."""
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
             known = ", ".join(cls.__struct_fields__)
             raise InvalidConfig(
-                f"KV events are described by a JSON object with any of {known}; got {text!r}: {error}."
+                f"KV events are described by a JSON object with any of {known}; got {given!r}: {error}."
             ) from None
 
     def publisher_of(self, manager: BlockManager, rank: int = 0) -> KvEventPublisher | None:

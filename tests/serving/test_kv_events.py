@@ -501,6 +501,7 @@ def test_the_configuration_is_vllms(tmp_path):
     assert publisher is not None
     with closing(publisher):
         assert (publisher.endpoint, publisher.replay_endpoint) == (f"ipc://{tmp_path}/a_dp1", f"ipc://{tmp_path}/b_dp1")
+    assert KvEventsConfig.of(given) == config
     assert KvEventsConfig.read("{}") == KvEventsConfig()
     for off in ("{}", '{"enable_kv_cache_events": false}', '{"enable_kv_cache_events": true, "publisher": "null"}'):
         assert KvEventsConfig.read(off).publisher_of(BlockManager(4, 4)) is None
@@ -509,7 +510,6 @@ def test_the_configuration_is_vllms(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("yes", "got 'yes'"),
         ("[]", "Expected `object`, got `array`"),
         ('{"enabled": true}', "unknown field `enabled`"),
         ('{"publisher": "kafka"}', "kafka"),
@@ -521,3 +521,5 @@ def test_a_configuration_that_is_none_is_told_with_what_is_known(text, problem):
     with pytest.raises(InvalidConfig, match="any of enable_kv_cache_events, publisher, endpoint") as found:
         KvEventsConfig.read(text)
     assert problem in str(found.value)
+    with pytest.raises(InvalidConfig, match="a JSON object; got"):
+        KvEventsConfig.read(text[:-1])
