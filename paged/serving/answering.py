@@ -51,7 +51,6 @@ class Answering(Response):
         opening_text: list[str] | None,
         clock: Callable[[], float],
         on_end: Callable[[Answering], None],
-        on_gap: Callable[[float, int], None],
         headers: dict[str, str],
     ) -> None:
         self.inbox = inbox
@@ -66,11 +65,10 @@ class Answering(Response):
         self._opening_text = opening_text
         self._clock = clock
         self._on_end = on_end
-        self._on_gap = on_gap
         self._more_headers = headers
         self._usage = Usage()
         self._num_out = 0
-        self._latest: dict[int, float] = {}
+        self._lengths: dict[int, int] = {}
         # Since when a write waits for the client, and the task that writes.
         self.sending_since: float | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -183,11 +181,7 @@ class Answering(Response):
                 if output.usage is not None:
                     self._take_usage(output)
             self._num_out += num_tokens
-            if num_tokens:
-                before = self._latest.get(index)
-                if before is not None:
-                    self._on_gap(now - before, num_tokens)
-                self._latest[index] = now
+            self._lengths[index] = self._lengths.get(index, 0) + num_tokens
             usage = None
             if self._continuous_usage:
                 num_in = sum(map(len, self._prompts))
@@ -200,6 +194,7 @@ class Answering(Response):
         if record.first is None and self._num_out:
             record.first = now
         record.last, record.output_tokens = now, self._num_out
+        record.longest_answer = max(self._lengths.values())
         return b"".join(found)
 
     def _take_usage(self, output: EngineOutput) -> None:
@@ -219,6 +214,7 @@ class Answering(Response):
         if completion.usage is not None:
             self._take_usage(EngineOutput(completion.id, [], usage=completion.usage, timings=timings))
             record.output_tokens += completion.usage.output_tokens
+        record.longest_answer = max(record.longest_answer, *(len(each.token_ids) for each in completion.outputs))
         if timings.ttft_s is not None:
             first = record.arrived + timings.ttft_s
             record.first = first if record.first is None else min(first, record.first)

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from paged import __version__
@@ -323,6 +323,12 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         """Whether it takes requests now: 503 while an engine is being begun, and once the server is to end."""
         front.must_serve()
         return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        """Prometheus' page."""
+        found, kind = front.metrics.render(request.headers.get("accept", ""))
+        return Response(found, media_type=kind)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -115,7 +115,7 @@ class Inbox:
 class _Held:
     """A request that the engine has, or is to have: whose it is, and how many engines it was given to."""
 
-    __slots__ = ("add", "has_begun", "inbox", "num_tries", "place")
+    __slots__ = ("add", "has_begun", "inbox", "latest", "num_tries", "place")
 
     def __init__(self, add: Add, inbox: Inbox, place: int) -> None:
         self.add = add
@@ -123,12 +123,15 @@ class _Held:
         self.place = place
         self.has_begun = False
         self.num_tries = 0
+        # By sequence, when the engine sent its latest tokens.
+        self.latest: dict[int, float] = {}
 
 
 class EngineClient:
     """The engine of a server. Belongs to one event loop.
 
-    on_ready, on_stepped, on_restart   called with Ready, with each Stepped, and when an engine died
+    on_ready, on_stepped, on_restart, on_gap
+                called with Ready, with each Stepped, when an engine died, and with the seconds between two steps' tokens of an answer
     """
 
     def __init__(self, settings: Settings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,6 +161,7 @@ class EngineClient:
         self.on_ready: Callable[[Ready], None] | None = None
         self.on_stepped: Callable[[Stepped], None] | None = None
         self.on_restart: Callable[[], None] | None = None
+        self.on_gap: Callable[[float], None] | None = None
 
     def start(self) -> None:
         """Begin to keep an engine."""
@@ -335,7 +339,7 @@ class EngineClient:
             self._give(held)
 
     def _stepped(self, step: Stepped) -> None:
-        held_ones, now = self._held, self._clock()
+        held_ones, now, on_gap = self._held, self._clock(), self.on_gap
         for request_id in step.begun:
             held = held_ones.get(request_id)
             if held is not None:
@@ -346,6 +350,11 @@ class EngineClient:
             if held is not None:
                 if output.finished:
                     del held_ones[output.id]
+                if output.token_ids:
+                    before = held.latest.get(output.sequence)
+                    if before is not None and on_gap is not None:
+                        on_gap(step.sent - before)
+                    held.latest[output.sequence] = step.sent
                 held.inbox.push(held.place, output)
         for completion in step.completions:
             held = held_ones.pop(completion.id, None)

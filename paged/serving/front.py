@@ -8,14 +8,17 @@ Knows settings, the gate, the engine's client and what is written down of each c
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from paged.checkpoint import checkpoint_path
+from paged.extras import import_with_extra
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
 from paged.serving.answering import Answering
@@ -25,7 +28,9 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineAway, EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of
+from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
+from paged.serving.request_log import RequestLog
 from paged.serving.settings import Settings
 from paged.serving.sights import Sight
 from paged.serving.wire import Add, Ready, sent
@@ -73,6 +78,21 @@ class Front:
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)
+        self.metrics = Metrics(self.names[0])
+        self.log = (
+            None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)
+        )
+        self.traces = None
+        if settings.traces_endpoint is not None:
+            tracing = import_with_extra("paged.serving.tracing", "serving.tracing")
+            self.traces = tracing.Traces(settings.traces_endpoint, model_name=self.names[0])
+        self.metrics.watch(
+            open_streams=lambda: sum(answering.record.streams for answering in self._open),
+            log_lines_lost=lambda: 0 if self.log is None else self.log.lost,
+            spans_lost=lambda: 0 if self.traces is None else self.traces.lost,
+        )
+        self.engine.on_ready, self.engine.on_stepped = self.metrics.ready, self.metrics.stepped
+        self.engine.on_restart, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
         self.is_draining = False
         self._open: set[Answering] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -88,6 +108,9 @@ class Front:
             self._sweeper.cancel()
         self.sight.close()
         await self.engine.close()
+        for each in (self.log, self.traces):
+            if each is not None:
+                await asyncio.to_thread(each.close)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more, and let those that are there end, for so many seconds."""
@@ -131,6 +154,23 @@ class Front:
 
     async def completion(self, body: CompletionRequest, call: Call) -> Answering:
         """Answer a completion. Raises ApiError before anything was begun."""
+        with self._accounting(call):
+            return await self._completion(body, call)
+
+    async def chat(self, body: ChatRequest, call: Call) -> Answering:
+        """Answer a conversation. Raises ApiError before anything was begun."""
+        with self._accounting(call):
+            return await self._chat(body, call)
+
+    @contextmanager
+    def _accounting(self, call: Call) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as error:
+            self._refuse(call, error)
+            raise
+
+    async def _completion(self, body: CompletionRequest, call: Call) -> Answering:
         ready, model = self.must_serve(), self.must_know(body.model)
         params = self.asking.completion_params(body)
         if body.echo and body.stream and body.logprobs is not None:
@@ -143,8 +183,7 @@ class Front:
         form = Form(f"cmpl-{call.id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
         return self._answering(call, ready, body, prompts, params, form, opening)
 
-    async def chat(self, body: ChatRequest, call: Call) -> Answering:
-        """Answer a conversation. Raises ApiError before anything was begun."""
+    async def _chat(self, body: ChatRequest, call: Call) -> Answering:
         ready, model = self.must_serve(), self.must_know(body.model)
         tools = body.tools if body.tool_choice != "none" else None
         prompt = await self._away(
@@ -184,6 +223,7 @@ class Front:
             params.n,
             params.max_tokens,
             prompt_tokens=sum(map(len, prompts)),
+            answers=len(prompts) * params.n,
         )
         if settings.log_prompts:
             record.prompt, record.answer = call.body.decode("utf-8", "replace"), ""
@@ -225,7 +265,6 @@ class Front:
             opening_text=opening,
             clock=self.clock,
             on_end=end,
-            on_gap=self._note_gap,
             headers={"x-request-id": call.id},
         )
         self._open.add(answering)
@@ -293,11 +332,25 @@ class Front:
                     answering.record.error = "client_stalled"
                     answering.task.cancel()
 
-    def _note_gap(self, seconds: float, tokens: int) -> None:
-        """So many tokens of a stream came so long after the one before them."""
-
     def _account(self, answering: Answering, call: Call) -> None:
-        """A call has ended."""
+        """A call that was taken has ended."""
+        self.metrics.ended(answering.record)
+        self._write_down(answering.record, call)
+
+    def _refuse(self, call: Call, error: ApiError) -> None:
+        """A call was not taken."""
+        record = RequestRecord(
+            call.id, call.path, call.arrived, call.tenant, status=error.status, error=error.code or error.kind
+        )
+        record.ended = self.clock()
+        self.metrics.refused(record)
+        self._write_down(record, call)
+
+    def _write_down(self, record: RequestRecord, call: Call) -> None:
+        if self.log is not None:
+            self.log.write(record)
+        if self.traces is not None:
+            self.traces.span(record, call.traceparent, self.wall())
 
 
 def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:

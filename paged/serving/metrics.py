@@ -176,9 +176,7 @@ class Metrics:
         self._preemptions.observe(record.preemptions)
         if record.max_tokens:
             self._max_tokens.observe(record.max_tokens)
-        if record.n == 1:
-            # Of several answers it is not known which is the longest.
-            self._longest_answer.observe(record.output_tokens)
+        self._longest_answer.observe(record.longest_answer)
 
     def _note_durations(self, record: RequestRecord) -> None:
         took = durations(record)
@@ -189,7 +187,7 @@ class Metrics:
             if seconds is not None:
                 histogram.observe(seconds)
         if took.decode is not None:
-            num_gaps = record.output_tokens / record.n - 1
+            num_gaps = record.output_tokens / record.answers - 1
             # vLLM's is 0, too, for an answer of one token.
             self._token_time.observe(took.decode / num_gaps if num_gaps > 0 else 0.0)
             if num_gaps > 0:

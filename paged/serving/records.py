@@ -22,6 +22,7 @@ class RequestRecord:
     finish_reason     of its first answer: "stop", "length", "abort", "error", "deadline", "queue_timeout"; "" where it was refused
     error             the code of the error body, if there was one
     prompt_tokens     of all prompts; cached_tokens of them were found in the prefix cache
+    answers           of all prompts; longest_answer is the tokens of the longest
     longest_pause_s   longest gap between two tokens
     """
 
@@ -43,6 +44,8 @@ class RequestRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    answers: int = 1
+    longest_answer: int = 0
     recomputed_tokens: int = 0
     swapped_blocks: int = 0
     preemptions: int = 0
