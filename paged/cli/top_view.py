@@ -3,6 +3,7 @@
 Knows snapshots, widths and colours. Does not know where snapshots come from.
 """
 
+import re
 from datetime import datetime
 
 import numpy as np
@@ -21,6 +22,7 @@ LINES_BESIDE = 9
 """Headline, borders and legend of the map, three bars, states, totals, the table's head."""
 MIN_LINES = 6
 """Of requests and events."""
+LONGEST_NAME = 18
 SIGNS = {"running": "●", "waiting": "○", "paused": "◐", "swapped": "◇", "loading": "◌"}
 KINDS = {
     "came": "came",
@@ -126,6 +128,11 @@ def _by_state(seen: Snapshot) -> str:
     return ", ".join(f"{getattr(seen.blocks, name):,} {words.get(name, name)}" for name in _STATES)
 
 
+def _short(name: str) -> str:
+    """Servers give long names; the middle of one tells little."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6]}…{name[-5:]}"
+
+
 def _clock(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time).strftime("%H:%M:%S")
 
@@ -180,18 +187,22 @@ def _requests(seen: Snapshot, width: int, count: int) -> list[Text]:
     # Half of the lines at most, where the others are wanted.
     num_away = min(len(away), max((count - 1) // 2, count - 1 - len(running)))
     shown = [*away[:num_away], *running[: count - 1 - num_away]]
-    widest = min(max((len(each.id) for each in shown), default=7), max(width // 4, 12))
-    head = f" {'request':<{widest + 2}} {'state':<8} {'output':>11} {'blocks':>6} {'waited':>8}  reason"
+    widest = min(max((len(each.id) for each in shown), default=7), LONGEST_NAME)
+    head = f" {'request':<{widest + 2}} {'state':<8} {'waited':>8}  {'output':>11} {'blocks':>6}, or why it waits"
     return [Text(head, style=DIM, no_wrap=True), *(_request(each, widest) for each in shown)]
 
 
 def _request(each: RequestSight, widest: int) -> Text:
-    name = each.id if len(each.id) <= widest else f"{each.id[: widest - 1]}…"
+    name = _short(each.id)
     colour = colour_of(each.number) if each.device_blocks else DIM
     line = Text(f" {SIGNS[each.status]} {name:<{widest}} ", style=colour, no_wrap=True)
-    output = f"{each.output_tokens:,}/{each.max_tokens:,}"
-    line.append(f"{each.status:<8} {output:>11} {each.device_blocks:>6,} {as_time(each.waited_s):>8}  ", "default")
-    line.append(each.reason, DIM)
+    line.append(f"{each.status:<8} {as_time(each.waited_s):>8}  ", "default")
+    if each.reason:
+        # What it has is little; what it lacks is what one looks for.
+        line.append(re.sub('"([^"]+)"', lambda found: f'"{_short(found[1])}"', each.reason), DIM)
+    else:
+        output = f"{each.output_tokens:,}/{each.max_tokens:,}"
+        line.append(f"{output:>11} {each.device_blocks:>6,}", "default")
     return line
 
 
@@ -199,7 +210,7 @@ def _events(seen: Snapshot, count: int) -> list[Text]:
     lines = []
     for each in reversed(seen.happened[-count:] if count else []):
         line = Text(f" {_clock(each.at)} ", style=DIM, no_wrap=True)
-        line.append(f"{each.id} ", "default")
+        line.append(f"{_short(each.id)} ", "default")
         line.append(f"{KINDS[each.kind]} ", f"bold {TIGHT}" if each.kind in _HARD else "bold default")
         line.append(each.detail)
         lines.append(line)

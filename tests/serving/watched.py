@@ -52,7 +52,8 @@ class Load:
         self.num_added += 1
         prompt = self.random.choice(self.beginnings) + self._ids(self.random.randint(1, self.longest // 2))
         tokens = SamplingParams(**{"max_tokens": self.random.randint(4, self.longest), "ignore_eos": True, **params})
-        name, tenant = f"cmpl-{self.num_added:05}", self.random.choice(TENANTS)
+        # As long as those that the server gives.
+        name, tenant = f"cmpl-{self.random.getrandbits(128):032x}-{self.num_added}", self.random.choice(TENANTS)
         now = self.clock()
         self.engine.add_request(prompt, tokens, id=name)
         size = self.engine.manager.block_size
