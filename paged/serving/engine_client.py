@@ -339,12 +339,12 @@ class EngineClient:
             self._give(held)
 
     def _stepped(self, step: Stepped) -> None:
-        held_ones, now, on_gap = self._held, self._clock(), self.on_gap
+        held_ones, on_gap = self._held, self.on_gap
         for request_id in step.begun:
             held = held_ones.get(request_id)
             if held is not None:
                 held.has_begun = True
-                held.inbox.begin(held.place, now)
+                held.inbox.begin(held.place, step.sent - step.seconds)
         for output in step.outputs:
             held = held_ones.get(output.id)
             if held is not None:

@@ -71,6 +71,7 @@ STREAMED = RequestRecord(
     prompt_tokens=100,
     cached_tokens=64,
     output_tokens=5,
+    longest_answer=5,
     max_tokens=5,
     preemptions=2,
     longest_pause_s=1.5,
@@ -307,11 +308,13 @@ def test_a_request_that_ended_is_observed_once_by_its_own_times_and_sizes(metric
     assert (found[f"{name}_count"], found[f"{name}_sum"]) == (1, value)
 
 
-def test_the_longest_of_several_answers_is_not_guessed_and_a_limit_that_was_not_set_is_none(metrics):
-    metrics.ended(replace(STREAMED, n=2, max_tokens=0))
+def test_the_longest_of_several_answers_counts_and_a_limit_that_was_not_set_is_none(metrics):
+    metrics.ended(replace(STREAMED, n=2, answers=2, output_tokens=8, max_tokens=0))
     found = series(metrics)
-    assert found["vllm:request_max_num_generation_tokens_count"] == 0
+    assert found["vllm:request_max_num_generation_tokens_sum"] == 5
     assert found["vllm:request_params_max_tokens_count"] == 0
+    # Two seconds from the first to the last token, of answers with four each.
+    assert found["vllm:request_time_per_output_token_seconds_sum"] == 2 / 3
 
 
 def test_a_request_that_never_began_has_an_end_and_no_other_time(metrics):
