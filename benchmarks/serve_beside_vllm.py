@@ -56,7 +56,7 @@ def serving(side: str, python: Path, model: Path, dtype: str, blocks: int, log: 
         command += ["--enforce-eager", "--num-gpu-blocks-override", str(blocks + 1)]
     else:
         command = [sys.executable, "-m", "paged", "serve", str(model), *same, "--num-gpu-blocks-override", str(blocks)]
-        command += ["--max-queue", str(0.8 * LONGEST_TTFT)]
+        command += ["--max-queue-s", str(0.8 * LONGEST_TTFT)]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
     address = f"http://127.0.0.1:{port}"
@@ -230,7 +230,7 @@ def page() -> None:
         "",
         f"Saturated: {SEQUENCES} clients, prompts of {INPUT} and outputs of {OUTPUT} random tokens, {out['ample']:,} blocks. 0.7 ×: the same requests at 0.7 × of the rate that vLLM's "
         f"server had in its first saturated run ({out['rates'].get('saturated', 0):.2f} requests/s), at random times. Overloaded: the first 500 requests of Azure's conversation trace, lengths ÷ 8, at 1.4 and "
-        f"3 × of {out['rates'].get('short', 0):.2f} requests/s, which vLLM's server did when 100 came at once; {out['short']:,} blocks. Ours is started with `--max-queue {0.8 * LONGEST_TTFT:g}` there and everywhere: "
+        f"3 × of {out['rates'].get('short', 0):.2f} requests/s, which vLLM's server did when 100 came at once; {out['short']:,} blocks. Ours is started with `--max-queue-s {0.8 * LONGEST_TTFT:g}` there and everywhere: "
         "who would wait for longer is told when to come again, and `vllm bench serve` does not come again, so that these count as not answered.",
         "",
         "```",

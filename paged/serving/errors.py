@@ -12,6 +12,7 @@ import math
 from paged.block_manager import PagedError
 
 INVALID, AUTHENTICATION, PERMISSION = "invalid_request_error", "authentication_error", "permission_error"
+MAX_CHARS = 1000
 OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error"
 
 
@@ -40,6 +41,8 @@ class ApiError(PagedError):
         param: str | None = None,
         retry_after: float | None = None,
     ) -> None:
+        # Libraries may quote all that they were given.
+        message = message if len(message) <= MAX_CHARS else f"{message[:MAX_CHARS]} …"
         super().__init__(message)
         self.status = status
         self.message = message

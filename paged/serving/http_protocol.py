@@ -15,6 +15,7 @@ from paged.serving.answers import encode
 from paged.serving.errors import ApiError, unavailable, wrong
 
 MAX_HEAD_BYTES = 64 * 1024
+LINGER_S = 0.5
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -28,6 +29,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # Bytes of a head that has not ended; -1: none is being read.
         self._head = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
@@ -46,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """It has sent something."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if self._head >= 0:
             self._head += len(data)
@@ -82,8 +84,13 @@ class LimitedProtocol(HttpToolsProtocol):
         }
         lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
         self._stop_timer()
+        self._is_refused = True
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
-        self.transport.close()
+        if self._head <= MAX_HEAD_BYTES:
+            self.transport.close()
+            return
+        # What it still sends is thrown away for a while: closed on it, it would not see the answer.
+        self.loop.call_later(LINGER_S, self.transport.close)
 
     def _too_slow(self) -> None:
         self._timer = None

@@ -25,7 +25,7 @@ LONG = {"prompt": "The with statement", "max_tokens": 900, "temperature": 0, "ig
 
 @pytest.fixture(scope="module")
 def server():
-    with served(max_sequences=8, header_timeout=1.5, body_timeout=1.5) as found:
+    with served(max_sequences=8, header_timeout_s=1.5, body_timeout_s=1.5) as found:
         yield found
 
 
@@ -166,7 +166,7 @@ def test_a_deadline_ends_a_request_before_and_after_its_first_token(server):
         return before, after
 
     before, after = run(go())
-    assert (before.status, before.error["code"]) in ((504, "deadline"), (429, "deadline"))
+    assert before.error["code"] == "deadline"
     assert after.error["code"] == "deadline"
     assert not after.is_whole
 
@@ -182,7 +182,8 @@ def test_an_engine_that_is_killed_fails_what_it_had_begun_serves_what_waited_and
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         os.kill(engine_of(server), signal.SIGKILL)
-        await asyncio.sleep(0.2)
+        while (await get(server.port, "/ready")).status == 200:
+            await asyncio.sleep(0.01)
         meanwhile = await ask(server.port, PATH, USUAL)
         return meanwhile, await asyncio.gather(*tasks)
 
@@ -204,6 +205,8 @@ def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
             before = engine_of(server)
             os.kill(before, signal.SIGKILL)
             until = time.monotonic() + 60
+            while run(get(server.port, "/ready")).status == 200:
+                time.sleep(0.01)
             while run(get(server.port, "/ready")).status != 200 and run(get(server.port, "/health")).status == 200:
                 assert time.monotonic() < until
                 time.sleep(0.1)
