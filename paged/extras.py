@@ -20,6 +20,14 @@ EXTRAS = {
     "pyarrow": "tables",
     "typer": "cli",
     "rich": "cli",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "uvloop": "serve",
+    "zmq": "serve",
+    "prometheus_client": "serve",
 }
 """By library, the extra that brings it."""
 

@@ -264,8 +264,7 @@ def main() -> None:
         )
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
-        outgoing.close(linger=5000)
-        context.term()
+        context.destroy(linger=5000)
         os._exit(2)
     outgoing.send(msgspec.msgpack.encode(ready(engine)))
     # What was loaded lives as long as the process: the collector need not look at it again.
