@@ -21,11 +21,13 @@ EXTRAS = {
     "typer": "cli",
     "rich": "cli",
     "fastapi": "serve",
-    "httptools": "serve",
-    "prometheus_client": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
     "uvicorn": "serve",
+    "httptools": "serve",
     "uvloop": "serve",
     "zmq": "serve",
+    "prometheus_client": "serve",
     "opentelemetry": "otel",
 }
 """By library, the extra that brings it."""

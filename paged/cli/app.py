@@ -26,7 +26,7 @@ from paged.cli.generate import generate
 from paged.cli.plan import plan
 from paged.cli.policies import policies
 from paged.cli.profile import profile
-from paged.cli.serve import serve
+from paged.cli.serve import ServeCommand, serve
 from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
 from paged.cli.top import top
@@ -52,7 +52,7 @@ app.command(cls=Command)(demo)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(generate)
 app.command(cls=Command)(chat)
-app.command(cls=Command)(serve)
+app.command(cls=ServeCommand)(serve)
 app.command(cls=Command)(simulate)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(validate)

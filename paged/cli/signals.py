@@ -2,8 +2,8 @@
 
 Until a command runs there is nothing to keep, and it ends where it is. Then the signal is a KeyboardInterrupt, wherever Python is: bars and
 live views put the terminal right, files that are half written go, and a command prints what it has. A thread waits beside it, for what
-does not listen (a library that swallows the interrupt, a product that takes a second), and ends the process. Knows signals. Does not
-know commands.
+does not listen (a library that swallows the interrupt, a product that takes a second), and ends the process. A command that lets others end
+first, as a server does, asks for it to be `unhurried`. Knows signals. Does not know commands.
 """
 
 import os

@@ -308,8 +308,7 @@ def main() -> None:
         publisher = None if beginning.kv_events is None else beginning.kv_events.publisher_of(engine.manager)
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
-        outgoing.close(linger=5000)
-        context.term()
+        context.destroy(linger=5000)
         os._exit(2)
     outgoing.send(msgspec.msgpack.encode(ready(engine)))
     # What was loaded lives as long as the process: the collector need not look at it again.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import sys
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class _Draining(uvicorn.Server):
         """A signal has come: end what is there first."""
         if self._loop is None or self._ending is not None:
             self.should_exit = self.force_exit = True
+            # Whatever is cut off now would complain.
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
             return
         self._loop.call_soon_threadsafe(self._drain)
 
@@ -58,12 +61,16 @@ class _Draining(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = None) -> None:
-    """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken.
+def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = None) -> bool:
+    """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken. Returns whether running requests
+    were let end: a second signal ends them.
 
     Raises InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
     settings.check()
+    for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca):
+        _must_read(path)
+    listening = _bound(settings.host, settings.port)
     _raise_file_limit(settings.max_connections + _OTHER_FILES)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     front = Front(settings)
@@ -104,7 +111,7 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     async def run() -> None:
         watcher = asyncio.get_running_loop().create_task(_when_started(server, watch))
         try:
-            await server.serve()
+            await server.serve(sockets=[listening])
         finally:
             watcher.cancel()
 
@@ -112,19 +119,41 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise InvalidSettings(f"the certificate or its key cannot be read: {error}") from None
-    try:
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(run())
-    except SystemExit:
-        raise ServerFailed(f"{settings.host}:{settings.port} cannot be listened on; is another server there?") from None
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(run())
     if failure:
         raise ServerFailed(failure[0])
+    return not server.force_exit
 
 
 async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     await then()
+
+
+def _must_read(path: str | None) -> None:
+    """Raise InvalidSettings, with the file's name, which libraries leave out."""
+    try:
+        if path is not None:
+            with open(path, "rb"):
+                pass
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}.") from None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with this address, before anything is loaded. Raises ServerFailed."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        raise ServerFailed(f"{host}:{port} cannot be listened on: {error.strerror}.") from None
+    return found
 
 
 def _raise_file_limit(wanted: int) -> None:

@@ -1,0 +1,358 @@
+"""`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
+
+from __future__ import annotations
+
+import http.client
+import inspect
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing, contextmanager
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("zmq")
+
+from paged.cli import app
+from paged.cli.serve import serve
+from paged.cli.vllm_flags import FLAGS
+from paged.serving import server as serving
+from paged.serving.settings import EngineSettings, Settings, Tenant
+
+from .serving_process import END_S, READY, served, started  # noqa: TID252
+
+LONG = {
+    "model": "paged",
+    "prompt": "The with statement",
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "n": 8,
+    "stream": True,
+}
+
+
+@pytest.fixture
+def settings_of(monkeypatch, capsys):
+    """The settings that a server with these arguments has, without beginning one."""
+
+    def call(*arguments):
+        found = []
+        monkeypatch.setattr(serving, "serve", lambda settings, on_ready: found.append(settings) or True)
+        assert app.run(["serve", *map(str, arguments)]) == 0, capsys.readouterr().err
+        return found[0]
+
+    return call
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The one line with which a server with these arguments is refused, before anything is loaded."""
+
+    def call(*arguments):
+        monkeypatch.setattr(serving, "serve", lambda *_, **__: pytest.fail("it was begun"))
+        assert app.run(["serve", *map(str, arguments)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("paged: ")
+        return err
+
+    return call
+
+
+def get(url, path):
+    """The status of an answer, and its body."""
+    try:
+        with urllib.request.urlopen(url + path, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@contextmanager
+def streaming(server, body):
+    """The answer to a request that streams, whose first event has come."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            assert answer.readline().startswith(b"data: ")
+            yield answer
+
+
+def wait_until_it_drains(server):
+    while get(server.url, "/ready")[0] != 503:
+        assert server.process.poll() is None
+
+
+def test_each_setting_is_an_option_of_its_name_but_tenants_which_are_tables():
+    names = set(inspect.signature(serve).parameters) - {"context", "config"}
+    fields = {*Settings.__struct_fields__, *EngineSettings.__struct_fields__} - {"engine", "tenants"}
+    assert names == fields
+
+
+def test_without_options_a_server_is_as_usual(settings_of):
+    assert settings_of() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("vllm", "ours"),
+    [
+        ("--max-num-seqs 8", "--max-sequences 8"),
+        ("--max-num-batched-tokens 2k", "--max-tokens-per-step 2000"),
+        ("--num-gpu-blocks-override 64", "--blocks 64"),
+        ("--kv-cache-memory-bytes 4G", "--kv-cache-bytes 4294967296"),
+        ("--enable-prefix-caching", "--prefix-caching"),
+        ("--no-enable-prefix-caching", "--no-prefix-caching"),
+        ("--ssl-keyfile k --ssl-certfile c --ssl-ca-certs a", "--tls-key k --tls-certificate c --tls-client-ca a"),
+        ("--otlp-traces-endpoint http://c:4318", "--traces-endpoint http://c:4318"),
+        ("--shutdown-timeout 5", "--shutdown-timeout-s 5"),
+        ("--async-scheduling", "--steps-ahead 1"),
+        ("--disable-log-requests", "--log off"),
+        ("--tensor-parallel-size 1 --enable-chunked-prefill", ""),
+        ("--tensor-parallel-size=1 -tp 1 --enforce-eager", ""),
+        ("--scheduling-policy priority --trust-remote-code", ""),
+    ],
+)
+def test_a_flag_of_vllm_is_ours_where_it_means_the_same(settings_of, vllm, ours):
+    assert settings_of("a/folder", *vllm.split()) == settings_of("a/folder", *ours.split())
+
+
+def test_options_change_what_they_name(settings_of):
+    found = settings_of(
+        *("a/folder", "--port", 0, "--max-model-len", "16K", "--api-key", "one", "--api-key", "two", "--fast"),
+        *("--served-model-name", "a", "--served-model-name", "b", "--kv-events-config", '{"publisher": "zmq"}'),
+    )
+    engine = EngineSettings(model="a/folder", max_model_len=16384, batch_invariant=False)
+    assert found == Settings(
+        engine=engine,
+        port=0,
+        api_keys=("one", "two"),
+        served_model_names=("a", "b"),
+        kv_events={"publisher": "zmq"},
+    )
+
+
+def test_keys_come_from_the_environment_too(settings_of, monkeypatch):
+    monkeypatch.setenv("PAGED_API_KEY", "one two")
+    monkeypatch.setenv("VLLM_API_KEY", "three")
+    assert settings_of().api_keys == ("one", "two")
+
+
+def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        "port = 9000\nmax_waiting = 7\n[engine]\nblock_size = 32\nseed = 3\n"
+        '[[tenants]]\nname = "research"\nkeys = ["r"]\nweight = 2\n'
+    )
+    found = settings_of("--config", path, "--port", 9001, "--seed", 0, "--no-prefix-caching")
+    assert (found.port, found.max_waiting, found.max_n) == (9001, 7, Settings().max_n)
+    assert found.engine == EngineSettings(block_size=32, seed=0, prefix_caching=False)
+    assert found.tenants == (Tenant(name="research", keys=("r",), weight=2.0),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--quantization", "awq"], "--quantization awq cannot be had: weights are not quantised here"),
+        (["-tp", "2"], "-tp 2 cannot be had: one device runs the model."),
+        (["--gpu-memory-utilization=0.9"], "memory is named in bytes or blocks: --kv-cache-bytes 8G"),
+        (["--scheduling-policy", "fcfs"], "without priorities and tenants that is fcfs"),
+        (["--enforce-eager=yes"], "--enforce-eager takes no value; got yes."),
+        (["--nonsense"], "No such option: --nonsense"),
+        (["one", "two"], "two"),
+        (
+            ["--kv-cache-bytes", "4x"],
+            'a whole number is needed, or one with k, K, m, M, g, G, t or T behind it; got "4x"',
+        ),
+        (["--kv-events-config", "[]"], "a JSON object is needed"),
+        (["--port", "70000"], "port has to be from 0 to 65535; got 70000."),
+        (["--max-waiting", "0"], "max_waiting has to be an integer of at least 1; got 0."),
+        (["--request-timeout-s", "nan"], "request_timeout_s has to be a finite number of seconds above 0; got nan."),
+        (["--log", "xml"], 'log has to be "json" or "off"; got "xml".'),
+        (["--api-key", ""], "a key has to be ASCII text without spaces around it, and not empty."),
+        (["--tls-key", "k"], "tls_certificate and tls_key go together"),
+        (["--config", "no/such.toml"], "no/such.toml: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_a_line(refused, arguments, said):
+    assert said in refused(*arguments)
+
+
+def test_an_empty_key_in_the_environment_does_not_open_the_server(refused, monkeypatch):
+    monkeypatch.setenv("PAGED_API_KEY", "")
+    assert "PAGED_API_KEY is empty, and everybody could ask" in refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot = 8000", "unknown field `prot`"),
+        ("port = '8000'", "Expected `int`, got `str` - at `$.port`"),
+        ("[engine]\nblock_sise = 16", "unknown field `block_sise` - at `$.engine`"),
+        ("engine = 3", "engine has to be a table."),
+        ("[engine", "Expected ']'"),
+        ('[[tenants]]\nname = "a"\nweight = "x"', "Expected `float`, got `str` - at `$.tenants[0].weight`"),
+        ('[[tenants]]\nname = "a"\nweight = 0', 'tenant "a": weight has to be a finite number above 0; got 0.0.'),
+        ('[[tenants]]\nname = "a"\n[[tenants]]\nname = "a"', 'each tenant needs a name of its own; got "a".'),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_name_of_what_is_wrong(refused, tmp_path, text, said):
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    assert said in refused("--config", path)
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_each_flag_of_vllm_is_granted_or_refused_with_the_reason(settings_of, refused, name):
+    flag = FLAGS[name]
+    if flag.values is None:
+        assert (settings_of(name) is not None) if flag.granted else (flag.why in refused(name))
+    else:
+        assert flag.why in refused(name, "neither")
+        for value in flag.values:
+            assert settings_of(name, value) == Settings()
+
+
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn", "httptools", "zmq", "starlette"])
+def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, library):
+    program = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {library!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from paged.cli.app import run\n"
+        "sys.exit(run(['serve']))\n"
+    )
+    ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    said = f"paged: paged.serve needs {library}, which is not installed; pip install 'paged[serve]' brings it.\n"
+    assert (ran.returncode, ran.stderr) == (2, said)
+
+
+def ended(*arguments):
+    """The status and the last line of a server that cannot begin."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "paged", "serve", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    loading, said = ran.stderr.splitlines()
+    assert loading.startswith("paged: loading ")
+    assert ran.stdout == ""
+    return ran.returncode, said
+
+
+def test_a_port_that_is_taken_is_told_in_a_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert ended("--port", str(port)) == (
+            2,
+            f"paged: 127.0.0.1:{port} cannot be listened on: Address already in use.",
+        )
+
+
+def test_a_folder_that_is_not_there_is_told_in_a_line(tmp_path):
+    status, said = ended("--port", "0", str(tmp_path / "none"))
+    assert status == 2
+    assert said.startswith(f"paged: {tmp_path}/none: no such folder.")
+
+
+def test_what_the_engine_refuses_is_told_in_a_line():
+    assert ended("--port", "0", "--block-size", "0") == (2, "paged: block_size has to be at least 1; got 0.")
+
+
+def test_a_certificate_that_cannot_be_read_is_told_in_a_line(tmp_path):
+    missing = str(tmp_path / "c.pem")
+    assert ended("--port", "0", "--tls-certificate", missing, "--tls-key", missing) == (
+        2,
+        f"paged: {missing}: No such file or directory.",
+    )
+    broken = tmp_path / "b.pem"
+    broken.write_text("nothing")
+    status, said = ended("--port", "0", "--tls-certificate", str(broken), "--tls-key", str(broken))
+    assert status == 2
+    assert said.startswith("paged: the certificate or its key cannot be read: ")
+
+
+def test_a_server_answers_under_its_names_and_ends_with_nothing_wrong():
+    with served(served_model_name=["a", "b"], max_sequences=4, log="off") as server:
+        status, body = get(server.url, "/v1/models")
+        assert status == 200
+        assert [each["id"] for each in json.loads(body)["data"]] == ["a", "b"]
+        assert server.said == "paged: loading the model that ships\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_lets_running_requests_end_and_takes_no_more(number):
+    with started("--log", "off") as server, streaming(server, LONG) as answer:
+        server.process.send_signal(number)
+        wait_until_it_drains(server)
+        rest = answer.read()
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert rest.count(b'"finish_reason":"length"') == LONG["n"]
+        assert server.process.wait(END_S) == 0
+        assert server.said == "paged: loading the model that ships\n"
+
+
+def test_a_second_signal_ends_it_at_once():
+    with started("--log", "off") as server, streaming(server, LONG) as answer:
+        server.process.terminate()
+        wait_until_it_drains(server)
+        server.process.terminate()
+        assert server.process.wait(END_S) == 1
+        with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
+            answer.read()
+        assert "Traceback" not in server.said
+
+
+def test_requests_that_do_not_end_in_time_are_told_so():
+    with started("--log", "off", "--shutdown-timeout", "0") as server, streaming(server, LONG) as answer:
+        server.process.terminate()
+        rest = answer.read()
+        assert b"the server ends, and this request was not finished in time" in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert server.process.wait(END_S) == 0
+
+
+def test_a_signal_while_it_loads_ends_it():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paged", "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr.readline() == "paged: loading the model that ships\n"
+        process.terminate()
+        said, errors = process.communicate(timeout=END_S)
+    assert process.returncode in (0, 128 + signal.SIGTERM)
+    assert (said, errors) == ("", "")
+
+
+def test_in_a_terminal_a_block_says_what_there_is():
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "paged", "serve", "--port", "0", "--blocks", "100"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(theirs)
+        drawn = ""
+        while "/dashboard" not in drawn:
+            drawn += os.read(ours, 4096).decode()
+        process.terminate()
+        assert process.wait(END_S) == 0
+    os.close(ours)
+    assert READY.search(drawn)
+    for words in ("100 blocks of 16 tokens", "up to 1,024 tokens", "none: everybody who reaches it may ask"):
+        assert words in drawn
