@@ -31,7 +31,7 @@ from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
 from paged.scheduler import Batch, UnknownRequest
-from paged.serving.kv_events import KvEventPublisher
+from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
 from paged.serving.watching import Watcher
 from paged.serving.wire import (
@@ -305,7 +305,7 @@ def main() -> None:
     try:
         model = named_or_shipped(options.pop("model"))
         engine = Engine(model, clock=time.monotonic, tenant_weights=beginning.tenant_weights, **options)
-        publisher = None if beginning.kv_events is None else beginning.kv_events.publisher_of(engine.manager)
+        publisher = configured_publisher(beginning.kv_events, engine.manager)
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
         context.destroy(linger=5000)

@@ -16,12 +16,12 @@ import time
 from collections import deque
 from contextlib import suppress
 from threading import Thread
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import zmq
 
-from paged import BlockManager, Event, InvalidConfig, PagedError
+from paged import BlockManager, Event, PagedError
+from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_journal import Journal
 from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
 
@@ -57,60 +57,6 @@ class UnusableEndpoint(PagedError, OSError):
 
 class PublisherFailed(PagedError, RuntimeError):
     """The publisher's thread has ended on its own; what it raised is the cause."""
-
-
-class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether and where KV events are published, by the names of vLLM's `--kv-events-config`.
-
-    publisher       "zmq", or "null" for none; where it is left out, what enable_kv_cache_events says
-    endpoint        of what is new; with `*` or `::`, and by ipc, it is bound; any other is connected to
-    buffer_steps    batches that are kept for readers that ask again
-    hwm             messages that wait for a slow reader before it loses some; 0: no limit
-    max_queue_size  steps that may wait for the publisher's thread
-    """
-
-    enable_kv_cache_events: bool = False
-    publisher: Literal["null", "zmq"] | None = None
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 10_000
-    hwm: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 100_000
-    max_queue_size: Annotated[int, msgspec.Meta(ge=1)] = 100_000
-    topic: str = ""
-
-    @classmethod
-    def read(cls, text: str) -> KvEventsConfig:
-        """What a JSON object says. Raises InvalidConfig."""
-        try:
-            return cls.of(msgspec.json.decode(text))
-        except msgspec.DecodeError as error:
-            raise InvalidConfig(f"KV events are described by a JSON object; got {text!r}: {error}.") from None
-
-    @classmethod
-    def of(cls, given: Any) -> KvEventsConfig:
-        """What an object says that was JSON. Raises InvalidConfig."""
-        try:
-            return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
-            known = ", ".join(cls.__struct_fields__)
-            raise InvalidConfig(
-                f"KV events are described by a JSON object with any of {known}; got {given!r}: {error}."
-            ) from None
-
-    def publisher_of(self, manager: BlockManager, rank: int = 0) -> KvEventPublisher | None:
-        """A publisher of this manager's events, None where none is wanted. Raises UnusableEndpoint."""
-        if not self.enable_kv_cache_events or self.publisher == "null":
-            return None
-        return KvEventPublisher(
-            manager,
-            endpoint=self.endpoint,
-            replay_endpoint=self.replay_endpoint,
-            buffer_steps=self.buffer_steps,
-            topic=self.topic,
-            rank=rank,
-            hwm=self.hwm,
-            max_queue_size=self.max_queue_size,
-        )
 
 
 class KvEventPublisher:
@@ -179,6 +125,24 @@ class KvEventPublisher:
     def close(self) -> None:
         """Send what is in the queue, and stop. Calling it again does nothing."""
         self._thread.stop()
+
+
+def configured_publisher(
+    config: KvEventsConfig | None, manager: BlockManager, rank: int = 0
+) -> KvEventPublisher | None:
+    """A publisher of this manager's events, None where none is wanted. Raises UnusableEndpoint."""
+    if config is None or not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    return KvEventPublisher(
+        manager,
+        endpoint=config.endpoint,
+        replay_endpoint=config.replay_endpoint,
+        buffer_steps=config.buffer_steps,
+        topic=config.topic,
+        rank=rank,
+        hwm=config.hwm,
+        max_queue_size=config.max_queue_size,
+    )
 
 
 class _Thread(Thread):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from paged.serving.errors import InvalidSettings
-from paged.serving.kv_events import KvEventsConfig
+from paged.serving.kv_config import KvEventsConfig
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import msgspec
 from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
-from paged.serving.kv_events import KvEventsConfig
+from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import EngineSettings
 
 

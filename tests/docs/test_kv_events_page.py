@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("zmq")
 
 from paged import BlockManager
-from paged.serving.kv_events import KvEventPublisher, KvEventsConfig
+from paged.serving.kv_config import KvEventsConfig
+from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_wire import BlockStored
 
 ANY_PORT = "tcp://127.0.0.1:*"

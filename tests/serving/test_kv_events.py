@@ -17,11 +17,12 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from paged import BlockManager, InvalidConfig  # noqa: E402
+from paged.serving.kv_config import KvEventsConfig  # noqa: E402
 from paged.serving.kv_events import (  # noqa: E402
     KvEventPublisher,
-    KvEventsConfig,
     PublisherFailed,
     UnusableEndpoint,
+    configured_publisher,
     of_rank,
 )
 from paged.serving.kv_index import KvIndex  # noqa: E402
@@ -501,14 +502,14 @@ def test_the_configuration_is_vllms(tmp_path):
     }
     given |= {"endpoint": f"ipc://{tmp_path}/a", "replay_endpoint": f"ipc://{tmp_path}/b"}
     config = KvEventsConfig.read(json.dumps(given))
-    publisher = config.publisher_of(BlockManager(4, 4), rank=1)
+    publisher = configured_publisher(config, BlockManager(4, 4), rank=1)
     assert publisher is not None
     with closing(publisher):
         assert (publisher.endpoint, publisher.replay_endpoint) == (f"ipc://{tmp_path}/a_dp1", f"ipc://{tmp_path}/b_dp1")
     assert KvEventsConfig.of(given) == config
     assert KvEventsConfig.read("{}") == KvEventsConfig()
     for off in ("{}", '{"enable_kv_cache_events": false}', '{"enable_kv_cache_events": true, "publisher": "null"}'):
-        assert KvEventsConfig.read(off).publisher_of(BlockManager(4, 4)) is None
+        assert configured_publisher(KvEventsConfig.read(off), BlockManager(4, 4)) is None
 
 
 @pytest.mark.parametrize(

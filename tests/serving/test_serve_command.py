@@ -26,6 +26,7 @@ from paged.cli import app
 from paged.cli.serve import serve
 from paged.cli.vllm_flags import FLAGS
 from paged.serving import server as serving
+from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import EngineSettings, Settings, Tenant
 
 from .serving_process import END_S, READY, served, started  # noqa: TID252
@@ -138,7 +139,7 @@ def test_options_change_what_they_name(settings_of):
         port=0,
         api_keys=("one", "two"),
         served_model_names=("a", "b"),
-        kv_events={"publisher": "zmq"},
+        kv_events=KvEventsConfig(publisher="zmq"),
     )
 
 

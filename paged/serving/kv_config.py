@@ -1,0 +1,48 @@
+"""Whether and where KV events are published, in the words of vLLM's configuration. Knows names and limits. Does not know sockets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from paged.block_manager import InvalidConfig
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether and where KV events are published, by the names of vLLM's `--kv-events-config`.
+
+    publisher       "zmq", or "null" for none; where it is left out, what enable_kv_cache_events says
+    endpoint        of what is new; with `*` or `::`, and by ipc, it is bound; any other is connected to
+    buffer_steps    batches that are kept for readers that ask again
+    hwm             messages that wait for a slow reader before it loses some; 0: no limit
+    max_queue_size  steps that may wait for the publisher's thread
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 10_000
+    hwm: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 100_000
+    max_queue_size: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    topic: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> KvEventsConfig:
+        """What a JSON object says. Raises InvalidConfig."""
+        try:
+            return cls.of(msgspec.json.decode(text))
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"KV events are described by a JSON object; got {text!r}: {error}.") from None
+
+    @classmethod
+    def of(cls, given: Any) -> KvEventsConfig:
+        """What an object says that was JSON. Raises InvalidConfig."""
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            known = ", ".join(cls.__struct_fields__)
+            raise InvalidConfig(
+                f"KV events are described by a JSON object with any of {known}; got {given!r}: {error}."
+            ) from None
