@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,7 +28,7 @@ from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
 
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
-_ADMIN = ("/requests/", "/dashboard/")
+_ADMIN = ("/requests/", "/dashboard/", "/debug/")
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
 _KINDS = {"str", "int", "float", "bool", "TextPart"}
 # A body that is longer by so many times is not read to its end.
@@ -364,6 +364,12 @@ def _add_watching(app: FastAPI, front: Front) -> None:
             if answer is not None:
                 return Response(answer, media_type="application/json", headers=_headers(request))
         raise ApiError(404, f'no request "{name[:100]}" is known.', code="request_not_found", param="name")
+
+    @app.get("/debug/{what}", include_in_schema=False)
+    async def debug(what: Literal["check", "index"]) -> Response:
+        """Every violated invariant, or the hashes of the content that each tier has: for tests of what is built on them."""
+        front.must_serve()
+        return Response(await front.engine.ask(what), media_type="application/json")
 
 
 def _add_failure(app: FastAPI) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from paged.block_manager import PagedError
+from paged.block_manager import PagedError, Stored
 from paged.checkpoint import named_or_shipped
 from paged.engine import Engine
 from paged.extras import MissingExtra
@@ -173,6 +173,12 @@ class EngineServer:
             answer = msgspec.json.encode(self._watcher.snapshot())
         elif asked.what == "check":
             answer = msgspec.json.encode(self._engine.check())
+        elif asked.what == "index":
+            held: dict[str, list[str]] = {"device": [], "host": []}
+            for event in self._engine.manager.events_snapshot():
+                if isinstance(event, Stored):
+                    held[event.tier] += [digest.hex() for digest in event.hashes]
+            answer = msgspec.json.encode(held)
         else:
             with suppress(UnknownRequest):
                 answer = msgspec.json.encode(self._watcher.story(asked.id))

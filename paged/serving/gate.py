@@ -22,8 +22,8 @@ LAPSE_S = 10.0
 """For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
 MOST_KEPT = 10_000
 LEAST_WAIT_S = 0.5
-UNKNOWN_S = 1.0
-"""What a place takes to become free while nothing is known of it."""
+UNKNOWN_S, UNKNOWN_EACH_S = 1.0, 0.02
+"""While nothing is known, before the first step has ended: until a first place is free, and for each place behind it."""
 
 
 class Kept:
@@ -176,7 +176,7 @@ class Gate:
 def begins(place: int, forecast: Sequence[float]) -> float:
     """In how many seconds the waiting request at this place begins; beyond what is foreseen as fast as the last of those that are."""
     if not forecast:
-        return UNKNOWN_S * place
+        return UNKNOWN_S + UNKNOWN_EACH_S * place
     if place < len(forecast):
         return forecast[place]
     half = len(forecast) // 2

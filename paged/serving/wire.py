@@ -53,7 +53,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
-    violated invariant."""
+    violated invariant, "index" the hashes of the content that each tier has."""
 
     number: int
     what: str
