@@ -15,11 +15,13 @@ EXAMPLES ?= 100000
 FAULTS ?=
 # Flags of `make sanitize`, behind the usual ones.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
+# Requests of `make served`.
+REQUESTS ?= 10000
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench campaign pressure sanitize processors soak faults mutants signals vllm clean
+.PHONY: help install demo test lint wheel format bench served campaign pressure sanitize processors soak faults mutants signals vllm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,6 +57,10 @@ format: $(STAMP) ## rewrite the sources as `lint` wants them
 
 bench: $(STAMP) ## time a scheduler step
 	@$(BIN)/paged bench scheduler
+
+served: $(STAMP) ## press a server with REQUESTS requests (10,000) on a pool far too small, and with 1,000 bodies a path that Schemathesis makes up
+	@PAGED_SERVED=$(REQUESTS) PAGED_EXAMPLES=1000 $(BIN)/python -m pytest tests/serving/test_pressure.py \
+		tests/serving/test_schemathesis.py $(PYTEST)
 
 campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; forty minutes on two cores)
 	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)

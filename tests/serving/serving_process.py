@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
+from typing import TextIO
 
 READY = re.compile(r"ready at (https?://\S+:(\d+))")
 # Two cores that run other tests beside it load torch and a model in some seconds each.
@@ -57,20 +58,20 @@ def flags(options: dict[str, object]) -> list[str]:
 
 
 @contextmanager
-def started(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Served]:
+def started(*arguments: str, env: dict[str, str] | None = None, stderr: TextIO | None = None) -> Iterator[Served]:
     """`paged serve --port 0 *arguments`, once it takes requests. How it ends is the caller's to judge; what still runs then is killed.
 
-    `env` is added to an environment without variables of paged's own.
+    `stderr` is where its standard error goes, instead of a file. `env` is added to an environment without variables of paged's own.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PAGED_", "COV_"))}
     with TemporaryDirectory() as folder:
-        stderr = Path(folder) / "stderr"
-        with stderr.open("w") as errors:
+        said = Path(folder) / "stderr"
+        with said.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "paged", "serve", "--port", "0", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=stderr or errors,
                 text=True,
                 env={**clean, **(env or {})},
             )
@@ -84,8 +85,8 @@ def started(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
                 found = READY.search(line)
             late.cancel()
             if found is None:
-                raise AssertionError(f"the server did not begin: {''.join(lines)}{stderr.read_text(errors='replace')}")
-            yield Served(found[1], int(found[2]), process, stderr)
+                raise AssertionError(f"the server did not begin: {''.join(lines)}{said.read_text(errors='replace')}")
+            yield Served(found[1], int(found[2]), process, said)
         finally:
             late.cancel()
             if process.poll() is None:

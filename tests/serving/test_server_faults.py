@@ -264,3 +264,99 @@ def test_a_server_that_is_killed_takes_its_engine_with_it():
         while os.path.exists(f"/proc/{engine}"):
             assert time.monotonic() < until, "the engine outlives its server"
             time.sleep(0.02)
+
+
+def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a_story():
+    key, admin, salt = "sk-key-of-a-client", "sk-key-of-an-admin", "salt-of-a-client"
+    keys = {"authorization": f"Bearer {key}", "x-request-id": "mine"}
+    admins = {"authorization": f"Bearer {admin}"}
+
+    async def go(server):
+        body = {"prompt": "A secret prompt is", "max_tokens": 20, "temperature": 0, "cache_salt": salt, "stop": "zebra"}
+        heard = await ask(server.port, PATH, body, headers=keys)
+        wrong = await ask(server.port, PATH, body | {"prompt": {"secret": 1}}, headers=keys)
+        refused = await ask(server.port, PATH, body, headers={"authorization": "Bearer sk-wrong-key"})
+        page = (await get(server.port, "/metrics")).body
+        story = (await get(server.port, "/requests/mine", headers=admins)).body
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"GET /dashboard/feed HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {admin}\r\n\r\n".encode())
+        picture = await reader.readuntil(b"\n\n")
+        writer.close()
+        return heard, wrong, refused, page + json.dumps(story) + picture.decode()
+
+    with served(api_key=key, admin_key=admin) as server:
+        heard, wrong, refused, seen = run(go(server))
+        assert (heard.status, wrong.status, refused.status) == (200, 400, 401)
+        said = server.said + seen
+    assert '"id":"mine"' in said
+    for secret in (key, admin, salt, "secret prompt", "zebra", heard.text.strip(), "sk-wrong-key"):
+        assert secret not in said
+
+
+def test_keys_are_needed_where_there_are_any_and_a_wrong_one_gets_no_hint():
+    with served(api_key="right", admin_key="admin") as server:
+
+        async def go(path, key):
+            shown = {} if key is None else {"authorization": f"Bearer {key}"}
+            return (await get(server.port, path, headers=shown)).status
+
+        for path, statuses in {
+            "/v1/models": {None: 401, "wrong": 401, "right": 200, "admin": 401},
+            "/requests/a": {None: 401, "wrong": 403, "right": 403, "admin": 404},
+            "/health": {None: 200},
+            "/metrics": {None: 200},
+        }.items():
+            assert {key: run(go(path, key)) for key in statuses} == statuses
+        refused = [run(ask(server.port, PATH, USUAL, headers=shown)) for shown in ({}, {"authorization": "Bearer r"})]
+        assert refused[0].body == refused[1].body
+
+
+def test_a_full_disk_under_the_log_holds_up_nobody():
+    with open("/dev/full", "w") as full, started(stderr=full) as server:
+        assert is_served(server)
+        assert is_served(server)
+        page = run(get(server.port, "/metrics")).body
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+    lost = next(line for line in page.splitlines() if line.startswith("paged:log_lines_lost_total"))
+    assert float(lost.rsplit(" ", 1)[1]) >= 1
+
+
+def test_a_client_that_reads_nothing_is_gone_after_a_while():
+    body = json.dumps(LONG | {"max_tokens": 1000, "n": 8, "temperature": 1.0}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with served(stall_timeout_s=1.0, max_sequences=32) as server:
+        connections = []
+        for _ in range(3):
+            connection = socket.socket()
+            # Little fits on the way, so that the server's own buffer fills.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(head % len(body) + body)
+            connections.append(connection)
+        until = time.monotonic() + 60
+        while run(get(server.port, "/load")).body["server_load"] < 3:
+            assert time.monotonic() < until
+        while run(get(server.port, "/load")).body["server_load"]:
+            assert time.monotonic() < until, "calls are still open"
+            time.sleep(0.1)
+        assert is_served(server)
+        for connection in connections:
+            connection.close()
+
+
+def test_a_request_that_waits_for_too_long_is_told_when_to_come_again():
+    async def go(server):
+        tasks = [
+            asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}", "max_tokens": 1000}))
+            for number in range(6)
+        ]
+        return await asyncio.gather(*tasks)
+
+    with served(max_sequences=1, max_queue_s=0.5) as server:
+        heard = run(go(server))
+        late = [each for each in heard if each.status == 429]
+        assert late
+        assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
+        assert all(int(each.headers["retry-after"]) >= 1 for each in late)
+        assert all(each.is_whole for each in heard if each.status == 200)
