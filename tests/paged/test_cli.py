@@ -53,6 +53,7 @@ def test_without_a_command_the_help_is_shown(paged):
         ["doctor"],
         ["generate"],
         ["chat"],
+        ["serve"],
         ["bench", "scheduler"],
         ["capacity"],
         ["policies"],

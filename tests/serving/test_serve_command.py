@@ -224,17 +224,38 @@ def test_each_flag_of_vllm_is_granted_or_refused_with_the_reason(settings_of, re
             assert settings_of(name, value) == Settings()
 
 
+WITHOUT = (
+    "import sys\n"
+    "class Finder:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+    "sys.meta_path.insert(0, Finder())\n"
+    "from paged.cli.app import run\n"
+    "sys.exit(run({arguments}))\n"
+)
+
+
+@pytest.mark.parametrize("arguments", [["policies"], ["serve", "--help"], ["top", "--help"]])
+def test_what_serves_nothing_needs_no_library_of_the_server(run_python, arguments):
+    names = [
+        "fastapi",
+        "uvicorn",
+        "uvloop",
+        "httptools",
+        "zmq",
+        "starlette",
+        "prometheus_client",
+        "torch",
+        "transformers",
+    ]
+    program = WITHOUT.format(names=names, arguments=arguments)
+    ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("library", ["fastapi", "uvicorn", "httptools", "zmq", "starlette"])
 def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, library):
-    program = (
-        "import sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {library!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "from paged.cli.app import run\n"
-        "sys.exit(run(['serve']))\n"
-    )
+    program = WITHOUT.format(names=[library], arguments=["serve"])
     ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
     said = f"paged: paged.serve needs {library}, which is not installed; pip install 'paged[serve]' brings it.\n"
     assert (ran.returncode, ran.stderr) == (2, said)

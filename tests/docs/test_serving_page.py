@@ -1,0 +1,213 @@
+"""The page about serving: its commands and programs run against a server, and its tables say what the code says."""
+
+import asyncio
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("zmq")
+
+from paged.cli import app
+from paged.cli.vllm_flags import FLAGS
+from paged.serving import server as serving
+from paged.serving.settings import Settings
+
+from ..serving.serving_process import served  # noqa: TID252
+
+KEY = "a-key-of-the-page"
+ON_THE_PAGE = "http://127.0.0.1:8000"
+# Executables of benchmarks, which have environments of their own.
+OTHERS = {"vllm": "PAGED_VLLM_BENCH", "guidellm": "PAGED_GUIDELLM"}
+
+
+@pytest.fixture(scope="module")
+def page(repository):
+    return (repository / "docs" / "serving.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(env={"PAGED_API_KEY": KEY}, log="off") as found:
+        yield found
+
+
+def fences(page, language):
+    """The blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page, program):
+    """The command lines of the page that begin with a program, but for variables, each in one line."""
+    lines = [line for fence in fences(page, "sh") for line in fence.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(rf"(\w+=\S+ )*{program} ", line)]
+
+
+def ran(command, server, **more):
+    """What a command of the page says on standard output; it has to succeed."""
+    environment = {**os.environ, "PAGED_API_KEY": KEY, **more}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command.replace(ON_THE_PAGE, server.url)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_line_of_a_shell_is_one_that_is_looked_at(page):
+    lines = [line for fence in fences(page, "sh") for line in fence.replace("\\\n", " ").splitlines()]
+    known = [line for program in ("paged serve", "curl", *OTHERS) for line in commands(page, program)]
+    rest = [line for line in lines if line not in known]
+    assert [line.split("=")[0] for line in rest if line != "paged serve"] == ["export PAGED_API_KEY", "TOKENIZER"]
+
+
+def test_the_servers_of_the_page_can_be_begun(page, monkeypatch, capsys, repository):
+    begun = []
+    monkeypatch.setattr(serving, "serve", lambda settings, on_ready: begun.append(settings) or True)
+    monkeypatch.chdir(repository)
+    lines = commands(page, "paged serve")
+    for line in lines:
+        assert app.run(shlex.split(line, comments=True)[1:]) == 0, capsys.readouterr().err
+    assert len(begun) == len(lines) >= 4
+    assert begun[-1].tls_client_ca == "clients.pem"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_what_curl_asks_is_answered(page, server):
+    models, completion, chat, stream = (ran(f"{line} -sS --fail", server) for line in commands(page, "curl"))
+    assert msgspec.json.decode(models)["data"][0]["id"] == "paged"
+    assert msgspec.json.decode(completion)["usage"]["completion_tokens"] == 16
+    assert msgspec.json.decode(chat)["choices"][0]["message"]["role"] == "assistant"
+    assert stream.count("data: ") > 2 and stream.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_program_of_the_page_runs_with_openais_own_client(page, server, monkeypatch, place):
+    pytest.importorskip("openai")
+    monkeypatch.setenv("PAGED_API_KEY", KEY)
+    programs = fences(page, "python")
+    assert len(programs) == 3
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(compile(programs[place].replace(ON_THE_PAGE, server.url), "serving.md", "exec"), {})
+    assert bool(said.getvalue().strip()) == (place < 2)
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_a_benchmark_of_others_runs_as_it_is(page, server, program, tmp_path):
+    executable = os.environ.get(OTHERS[program])
+    if executable is None:
+        pytest.skip(f"{OTHERS[program]} names no {program}")
+    (line,) = commands(page, program)
+    folder = Path(sys.modules["paged"].__file__).parent / "checkpoint"
+    command = f"cd {tmp_path} && {line}".replace(f"{program} ", f"{executable} ", 1)
+    said = ran(command, server, TOKENIZER=str(folder))
+    if program == "vllm":
+        assert re.search(r"Successful requests: +20\b", said), said
+        assert re.search(r"Failed requests: +0\b", said), said
+    else:
+        document = msgspec.json.decode((tmp_path / "benchmarks.json").read_bytes())
+        totals = document["benchmarks"][0]["metrics"]["request_totals"]
+        assert (totals["successful"], totals["errored"], totals["incomplete"]) == (20, 0, 0)
+
+
+def test_the_tenants_of_the_page_are_settings(page):
+    (text,) = fences(page, "toml")
+    settings = msgspec.convert(tomllib.loads(text), Settings)
+    settings.check()
+    assert settings.tenants[0].name == "product"
+
+
+def cells(page, section):
+    """The rows of a section's tables, as cells without their heads."""
+    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return [row for row in rows if not set(row[0]) <= set("|-: ")]
+
+
+def test_each_limit_is_on_the_page_with_its_default(page):
+    told = {row[0].strip("`"): row[1] for row in cells(page, "Limits")[1:]}
+    usual = Settings()
+    for name, value in told.items():
+        found = getattr(usual, name)
+        assert value == ("none" if found is None else f"{found:,g}" if isinstance(found, float) else f"{found:,}"), name
+    limits = [name for name in Settings.__struct_fields__ if re.match("max_|.*_s$", name)]
+    assert set(limits) == set(told)
+
+
+def test_each_flag_of_vllm_is_on_the_page_with_what_becomes_of_it(page):
+    told = {}
+    for names, *rest in cells(page, "vLLM's flags"):
+        for name in re.findall(r"`(-[^`]+)`", names):
+            told.setdefault(name, []).append(rest)
+    for name, flag in FLAGS.items():
+        (row,) = told[name]
+        why = flag.why.removesuffix(".")
+        values = re.findall(r"`([^`]+)`", row[0]) if len(row) == 2 else []
+        assert row[-1] == why, name
+        assert tuple(values) == (flag.values or ()), name
+        assert (len(row) == 2) == bool(flag.granted or flag.values), name
+
+
+def test_vllms_second_names_are_ours_on_the_page(page, paged_options):
+    rows = [row for row in cells(page, "vLLM's flags") if len(row) == 2 and row[0].startswith("`--")]
+    told = {name for row in rows for name in re.findall(r"`(--[a-z-]+)`", " ".join(row))} - set(FLAGS)
+    assert told <= paged_options
+    assert {"--max-num-seqs", "--ssl-keyfile", "--kv-events-config"} <= told
+
+
+@pytest.fixture
+def paged_options():
+    """Every spelling of every option of the command."""
+    import typer
+
+    command = typer.main.get_command(app.app).commands["serve"]
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+
+
+def test_each_address_of_the_interface_is_on_the_page(page, server):
+    from paged.serving.app import build_app
+    from paged.serving.front import Front
+
+    async def paths():
+        front = Front(Settings(log="off"))
+        try:
+            found = build_app(front)
+            while not hasattr(found, "routes"):
+                found = getattr(found, "_app", None) or found.app
+            return {route.path for route in found.routes}
+        finally:
+            await front.close()
+
+    told = {path for row in cells(page, "What each address takes") for path in re.findall(r"(/[a-z0-9/._]+)", row[0])}
+    # What takes a name is told by its beginning, or by each name that there is.
+    known = {path.split("{")[0].rstrip("/") for path in asyncio.run(paths())}
+    known -= {"/docs/oauth2-redirect", "/dashboard/feed"}
+    assert known == {"/debug" if path.startswith("/debug/") else path.rstrip("/") for path in told}
+
+
+def test_every_link_of_the_page_leads_somewhere(page, repository):
+    targets = re.findall(r"\]\(([^)#]+)\)", page)
+    assert targets and [target for target in targets if not (repository / "docs" / target).exists()] == []
+    anchors = {
+        re.sub(r"[^a-z -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^## (.*)$", page, re.MULTILINE)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == anchors
