@@ -5,6 +5,7 @@ Knows standard output, and standard error for who waits. Does not know what the 
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,8 +31,9 @@ def printed(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """What is not a result, in one line on standard error."""
-    print(f"paged: {' '.join(text.split())}", file=sys.stderr)
+    """What is not a result, in one line on standard error. Where that takes nothing (a full disk), the work goes on without."""
+    with suppress(OSError):
+        print(f"paged: {' '.join(text.split())}", file=sys.stderr)
 
 
 def print_json(document: Any) -> None:
