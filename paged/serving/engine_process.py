@@ -50,7 +50,7 @@ from paged.serving.wire import (
 )
 from paged.steps import EngineFailed
 
-FIGURES_EVERY_S, FIGURES_SHARE = 0.1, 0.01
+FIGURES_EVERY_S, FIGURES_SHARE = 0.25, 0.01
 """Between two Figures while steps are made: so many seconds, and so many that making them is this share of the time."""
 MORE = 64
 """Requests behind the queue that are looked at; farther ones come as fast."""
