@@ -1,7 +1,8 @@
-"""`vllm serve` and `paged serve` on one model, cores, dtype and pool, in turns, asked by `vllm bench serve`: saturated, at 0.7 × of that, and overloaded
+"""`vllm serve` and `paged serve` on one model, cores, dtype and pool, in turns, asked by `vllm bench serve` and GuideLLM: saturated, at 0.7 × of that, and overloaded
 with memory at 35 %.
 
     python benchmarks/serve_beside_vllm.py run --python VENV/bin/python --model DIR/135m --traces DIR
+    python benchmarks/serve_beside_vllm.py guide --python VENV/bin/python --model DIR/135m --guidellm VENV/bin/guidellm
     python benchmarks/serve_beside_vllm.py page
 
 Saturated: as many clients as sequences run, each asks again when it was answered. At 0.7 × of what vLLM's server did then, both at the same rate,
@@ -52,8 +53,8 @@ def serving(side: str, python: Path, model: Path, dtype: str, blocks: int, log: 
     ]
     if side == "vllm":
         command = [str(python.parent / "vllm"), "serve", str(model), *same, "--uvicorn-log-level", "error"]
-        # What a server compiles when it starts would take longer than the run; the first block is its null block.
-        command += ["--enforce-eager", "--num-gpu-blocks-override", str(blocks + 1)]
+        # The first block is its null block.
+        command += ["--num-gpu-blocks-override", str(blocks + 1)]
     else:
         command = [sys.executable, "-m", "paged", "serve", str(model), *same, "--num-gpu-blocks-override", str(blocks)]
         command += ["--max-queue-s", str(0.8 * LONGEST_TTFT)]
@@ -190,6 +191,60 @@ def run(
                             keep(out, side, f"{over:g} ×, memory at 35 %", found)
 
 
+def guided(guidellm: Path, model: Path, address: str, profile: str, count: int) -> dict[str, Any]:
+    """What GuideLLM saw of so many requests, in the units of `latencies`; its gap between tokens is a request's mean, too."""
+    backend = f"kind=openai_http,target={address},model=it,request_format=/v1/completions"
+    data = f"kind=synthetic_text,prompt_tokens={INPUT},output_tokens={OUTPUT}"
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                *(str(guidellm.absolute()), "run", "--backend", backend, "--profile", profile, "--data", data),
+                *("--tokenizer", f"kind=huggingface_auto,model={model.absolute()}"),
+                *("--constraint", f"kind=max_requests,count={count}", "--disable-console"),
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        if done.returncode:
+            raise SystemExit(done.stdout[-2000:] + done.stderr[-4000:])
+        (found,) = json.loads((Path(folder) / "benchmarks.json").read_text())["benchmarks"]
+    its, totals = found["metrics"], found["metrics"]["request_totals"]
+    return {
+        "answered": totals["successful"],
+        "refused": 0,
+        "failed": totals["errored"] + totals["incomplete"],
+        "seconds": found["duration"],
+        "tokens/s": its["output_token_count"]["successful"]["total_sum"] / found["duration"],
+        **{
+            f"{name}, {part}": its[key]["successful"]["percentiles"][part] / 1e3
+            for name, key in (("TTFT", "time_to_first_token_ms"), ("TPOT", "inter_token_latency_ms"))
+            for part in ("p50", "p99")
+        },
+    }
+
+
+@app.command()
+def guide(
+    python: Annotated[Path, typer.Option(help="An interpreter that has vLLM.")],
+    model: Annotated[Path, typer.Option(help="A checkpoint folder.")],
+    guidellm: Annotated[Path, typer.Option(help="GuideLLM's command.")],
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+) -> None:
+    """Ask both again, by GuideLLM, at the rates and in the precision of `run`."""
+    out: dict[str, Any] = json.loads(RESULTS.read_text())
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(rounds):
+            for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+                with serving(side, python, model, out["dtype"], AMPLE, Path(place) / "log") as address:
+                    profile = f"kind=concurrent,streams={SEQUENCES}"
+                    guided(guidellm, model, address, profile, SEQUENCES)
+                    keep(out, side, "saturated, by GuideLLM", guided(guidellm, model, address, profile, 3 * SEQUENCES))
+                    profile = f"kind=poisson,rate={0.7 * out['rates']['saturated']:.3f}"
+                    keep(out, side, "0.7 ×, by GuideLLM", guided(guidellm, model, address, profile, 2 * SEQUENCES))
+
+
 def recorded(path: Path, count: int) -> tuple[str, ...]:
     return (
         *("--dataset-name", "timed_trace", "--dataset-path", str(path), "--timed-trace-chunk-hash-size", "64"),
@@ -224,9 +279,9 @@ def page() -> None:
     lines = [
         "# `paged serve` beside `vllm serve`",
         "",
-        f"`vllm bench serve` against both servers in turns, each with the same flags: model {out['model']}, {out['dtype']}, blocks of {BLOCK_SIZE} tokens, "
+        f"`vllm bench serve` (and GuideLLM where it is said) against both servers in turns, each with the same flags: model {out['model']}, {out['dtype']}, blocks of {BLOCK_SIZE} tokens, "
         f"{SEQUENCES} sequences, {BUDGET:,} tokens a step, a context of {CONTEXT:,}. {its['processor']}, {its['cores']} cores, Python {its['python']}, torch "
-        f"{its.get('torch', '?')}; vLLM 0.32 (CPU build, eager). Clients, servers and engines share the cores. Medians and ranges over the runs; TPOT is the mean gap of a request.",
+        f"{its.get('torch', '?')}; vLLM 0.32 (CPU build, compiled). Clients, servers and engines share the cores. Medians and ranges over the runs; TPOT is the mean gap of a request.",
         "",
         f"Saturated: {SEQUENCES} clients, prompts of {INPUT} and outputs of {OUTPUT} random tokens, {out['ample']:,} blocks. 0.7 ×: the same requests at 0.7 × of the rate that vLLM's "
         f"server had in its first saturated run ({out['rates'].get('saturated', 0):.2f} requests/s), at random times. Overloaded: the first 500 requests of Azure's conversation trace, lengths ÷ 8, at 1.4 and "
@@ -234,7 +289,8 @@ def page() -> None:
         "who would wait for longer is told when to come again, and `vllm bench serve` does not come again, so that these count as not answered.",
         "",
         "```",
-        "python benchmarks/serve_beside_vllm.py run --python VENV/bin/python --model DIR/135m --traces DIR",
+        f"python benchmarks/serve_beside_vllm.py run --python VENV/bin/python --model DIR/135m --traces DIR --dtype {out['dtype']}",
+        "python benchmarks/serve_beside_vllm.py guide --python VENV/bin/python --model DIR/135m --guidellm VENV/bin/guidellm",
         "python benchmarks/serve_beside_vllm.py page",
         "```",
         "",
@@ -245,7 +301,8 @@ def page() -> None:
         }
         for runs in sides.values():
             for each in runs:
-                each["goodput"] = each["good"] / each["seconds"]
+                if "good" in each:
+                    each["goodput"] = each["good"] / each["seconds"]
                 each["lost"] = each["failed"] - each["refused"]
         lines += [
             f"## {load}",
@@ -254,6 +311,8 @@ def page() -> None:
             "|---|--:|--:|",
         ]
         for title, key, form in FIGURES:
+            if key not in (sides["vllm"] or sides["paged"])[0]:
+                continue
             scale = 1e3 if "ms" in title.split(", ") or title.endswith("ms") else 1.0
             cells = [spread([scale * run[key] for run in sides[side]], form) if sides[side] else "–" for side in SIDES]
             lines.append(f"| {title} | {' | '.join(cells)} |")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from datetime import datetime
 
 import pytest
 
@@ -169,6 +170,28 @@ def test_a_deadline_ends_a_request_before_and_after_its_first_token(server):
     assert before.error["code"] == "deadline"
     assert after.error["code"] == "deadline"
     assert not after.is_whole
+
+
+def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
+    # Front and engine both import it before anything else.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import itertools, time\n"
+        "real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))\n"
+        "time.time = lambda: real() + next(jumps)\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with served(request_timeout_s=60, max_queue_s=30, env={"PYTHONPATH": path}) as server:
+        assert is_served(server)
+        begun = time.monotonic()
+        late = run(ask(server.port, PATH, LONG | {"deadline_s": 0.4, "max_tokens": 1000}))
+        assert late.error["code"] == "deadline"
+        assert time.monotonic() - begun > 0.4
+        assert is_served(server)
+        lines = [json.loads(line) for line in server.said.splitlines() if line.startswith("{")]
+    assert len(lines) == 3
+    times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
+    assert max(times) - min(times) > 3600, "the clock did not jump"
+    assert all(0 <= line["e2e_s"] < 60 for line in lines)
 
 
 def test_an_engine_that_is_killed_fails_what_it_had_begun_serves_what_waited_and_is_begun_again():
