@@ -60,7 +60,7 @@ bench: $(STAMP) ## time a scheduler step
 
 served: $(STAMP) ## press a server with REQUESTS requests (10,000) on a pool far too small, and with 1,000 bodies a path that Schemathesis makes up
 	@PAGED_SERVED=$(REQUESTS) PAGED_EXAMPLES=1000 $(BIN)/python -m pytest tests/serving/test_pressure.py \
-		tests/serving/test_schemathesis.py $(PYTEST)
+		tests/serving/test_schemathesis.py --capture=no $(PYTEST)
 
 campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; forty minutes on two cores)
 	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)

@@ -60,6 +60,10 @@ class BadLogits(PagedError, ValueError):
         self.value = value
 
 
+class NoTokenAllowed(BadLogits):
+    """The same of a row of -inf alone: what may follow and what may not, as its request says, leaves no token."""
+
+
 def seed_of(request_id: str, engine_seed: int) -> int:
     """The seed, of 64 bits, of a request that names none. Raises InvalidSampling for an engine seed of more bits."""
     check_seed("engine_seed", engine_seed)
@@ -170,7 +174,8 @@ def _refuse_bad(highest: Tensor, rows: NDArray[np.int64]) -> None:
     is_bad = ~np.isfinite(values)
     if is_bad.any():
         row = int(is_bad.argmax())
-        raise BadLogits(int(rows[row]), float(values[row]))
+        kind = NoTokenAllowed if values[row] == -np.inf else BadLogits
+        raise kind(int(rows[row]), float(values[row]))
 
 
 def _uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:

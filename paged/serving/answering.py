@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from paged.block_manager import PagedError
 from paged.results import Completion, EngineOutput
+from paged.sampling import NoTokenAllowed
 from paged.serving.answers import DONE, Form, Usage, encode, error_event
 from paged.serving.engine_client import EngineAway, EngineDied, Inbox, RefusedByEngine
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
@@ -252,6 +253,8 @@ def _reason_of(error: ApiError) -> str:
 
 def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
     """Raise ApiError for a request that the engine ended without an answer."""
+    if error is not None and error.startswith(NoTokenAllowed.__name__):
+        raise wrong("no token may follow: what the request allows and forbids excludes all.", code="no_token_allowed")
     if error is not None:
         raise ApiError(500, f"the engine could not finish this request: {error}", kind=SERVER, code="engine_error")
     if finish_reason == "rejected":

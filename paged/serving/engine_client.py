@@ -157,6 +157,8 @@ class EngineClient:
         self.why = ""
         self.ready: Ready | None = None
         self.figures: Figures | None = None
+        # Requests that have begun since.
+        self.num_begun = 0
         self.num_restarts = 0
         self.on_ready: Callable[[Ready], None] | None = None
         self.on_stepped: Callable[[Stepped], None] | None = None
@@ -361,7 +363,9 @@ class EngineClient:
             if held is not None:
                 held.inbox.complete(held.place, completion)
         if step.figures is not None:
-            self.figures = step.figures
+            self.figures, self.num_begun = step.figures, 0
+        else:
+            self.num_begun += len(step.begun)
         if self.on_stepped is not None:
             self.on_stepped(step)
 

@@ -108,6 +108,7 @@ class EngineServer:
     def _take_messages(self) -> None:
         """Everything that has come; waits for something where there is nothing to do."""
         if not self._engine.has_unfinished:
+            self._pace.rest()
             self._in.poll()
         while True:
             try:
@@ -197,9 +198,9 @@ class EngineServer:
     def _step(self) -> None:
         began = time.monotonic()
         outputs = self._engine.step()
-        seconds = time.monotonic() - began
-        if self._tokens:
-            self._pace.note(self._tokens, seconds)
+        ended = time.monotonic()
+        seconds = ended - began
+        self._pace.note(self._tokens, began, ended)
         self._deliver(outputs, seconds)
 
     def _deliver(self, outputs: list[EngineOutput], seconds: float) -> None:

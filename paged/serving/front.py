@@ -27,7 +27,7 @@ from paged.serving.asking import Asking
 from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineAway, EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
-from paged.serving.gate import Gate, fingerprint_of
+from paged.serving.gate import Gate, fingerprint_of, later
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -308,8 +308,7 @@ class Front:
         figures = self.engine.figures
         if figures is None:
             return []
-        age = now - figures.now
-        return [max(0.0, each - age) for each in figures.forecast]
+        return later(figures.forecast, self.engine.num_begun, now - figures.now)
 
     def _waited_too_long(self, answering: Answering) -> None:
         if answering.inbox.begun is None:

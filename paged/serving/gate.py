@@ -22,6 +22,8 @@ LAPSE_S = 10.0
 """For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
 MOST_KEPT = 10_000
 LEAST_WAIT_S = 0.5
+SPARE = 1.15
+"""Places pass before a promised one for each place that is promised already: were all promised, each delay would turn somebody away."""
 UNKNOWN_S, UNKNOWN_EACH_S = 1.0, 0.02
 """While nothing is known, before the first step has ended: until a first place is free, and for each place behind it."""
 
@@ -64,7 +66,7 @@ class Crowd:
         """Requests that have to begin before so many more have room."""
         if self.max_waiting is None:
             return max(1, self.num // 2)
-        return max(1, self.num + self.num_kept + num - self.max_waiting)
+        return max(1, self.num + round(SPARE * self.num_kept) + num - self.max_waiting)
 
 
 class Gate:
@@ -182,6 +184,14 @@ def begins(place: int, forecast: Sequence[float]) -> float:
     half = len(forecast) // 2
     each = (forecast[-1] - forecast[half]) / max(1, len(forecast) - 1 - half)
     return forecast[-1] + max(each, 0.0) * (place + 1 - len(forecast))
+
+
+def later(forecast: Sequence[float], num_begun: int, age: float) -> list[float]:
+    """The same forecast so many seconds later, when so many of its requests have begun: it is as long as it was, and its first place is that of
+    who waits at the head now."""
+    left = list(forecast[num_begun:])
+    left += [begins(place, forecast) for place in range(max(num_begun, len(forecast)), num_begun + len(forecast))]
+    return [max(0.0, each - age) for each in left]
 
 
 def fingerprint_of(key: str, body: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
     seconds ≈ a + b · tokens        least squares, in which a step counts half as much after some hundred others
 
-Knows steps' tokens and seconds. Does not know what was computed.
+What is done between two steps while there is work (messages, deliveries) counts to the latter: requests wait for it, too. Knows steps' tokens and
+moments. Does not know what was computed.
 """
 
 from __future__ import annotations
@@ -16,9 +17,18 @@ class Pace:
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._latest: float | None = None
 
-    def note(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens in so many seconds."""
+    def rest(self) -> None:
+        """There is nothing to do: what passes until the next step is nobody's."""
+        self._latest = None
+
+    def note(self, tokens: int, began: float, ended: float) -> None:
+        """A step ran between these moments, seconds, and computed so many tokens; with none it says nothing."""
+        seconds = ended - (began if self._latest is None else self._latest)
+        self._latest = ended
+        if not tokens:
+            return
         self._n = self._n * KEPT + 1.0
         self._x = self._x * KEPT + tokens
         self._y = self._y * KEPT + seconds

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.serving.errors import ApiError
-from paged.serving.gate import Gate, fingerprint_of
+from paged.serving.gate import Gate, fingerprint_of, later
 from paged.serving.settings import Settings, Tenant
 
 
@@ -135,6 +135,17 @@ def test_counts_are_those_of_who_was_let_in_and_no_more_wait_than_may(most, call
     while inside:
         door.leave(inside.pop(), 1, 10)
     assert door.all.num == door.all.tokens == 0
+
+
+def test_a_forecast_that_has_grown_old_is_that_of_those_who_wait_still():
+    forecast = [0.1 * place for place in range(1, 9)]
+    # Requests began as was foreseen: who comes now waits for as long as who came then.
+    assert later(forecast, 0, 0.0) == pytest.approx(forecast)
+    assert later(forecast, 3, 0.3) == pytest.approx(forecast)
+    assert later(forecast, 20, 2.0) == pytest.approx(forecast)
+    # Half as many did: it goes on half a second late, and nobody's time has passed.
+    assert later(forecast, 2, 0.4)[:3] == pytest.approx([0.0, 0.0, 0.1])
+    assert later([], 3, 1.0) == []
 
 
 def replayed(load, error, seed, num=3000, max_waiting=16):

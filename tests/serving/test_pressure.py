@@ -157,3 +157,9 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     assert figure(page, "vllm:generation_tokens_total") >= seen.tokens
     assert figure(page, "vllm:request_prompt_tokens_sum") >= seen.prompt_tokens
     assert figure(page, "vllm:num_preemptions_total") > 0
+    batches = ", ".join(f"{reader.num_batches:,}" for reader in readers)
+    preempted = figure(page, "vllm:num_preemptions_total")
+    print(f"{NUM:,} requests, {seen.whole:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
+    print(
+        f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions; batches of KV events that each reader took: {batches}"
+    )

@@ -39,4 +39,4 @@ def test_what_the_document_allows_and_what_it_does_not_is_answered_as_it_says(tm
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-        assert "Test cases:" in done.stdout
+        print(done.stdout.split("Test cases:")[1])

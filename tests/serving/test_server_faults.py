@@ -58,6 +58,10 @@ BAD_BODIES = {
     "an integer of 5,000 digits": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}", 400),
     "no number": (b'{"prompt": "a", "temperature": NaN}', 400),
     "a stop string that is too long": (json.dumps({"prompt": "a", "stop": "x" * 20_000}).encode(), 400),
+    "nothing that may be said": (
+        b'{"prompt": "a", "allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2, "max_tokens": 3}',
+        400,
+    ),
     "a token that there is not": (b'{"prompt": [1, 2, 999999]}', 400),
     "no tokens": (b'{"prompt": []}', 400),
     "no text": (b'{"prompt": ""}', 400),
