@@ -4,6 +4,7 @@ The load is drawn from a seed: conversations over a few shared beginnings, more 
 """
 
 import json
+import sys
 import threading
 import time
 from hashlib import sha256
@@ -82,6 +83,13 @@ class Load:
         return output
 
 
+class _Http(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        # A client that goes in the middle, a browser that is closed say, is no news; anything else is.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class WatchedServer:
     """GET /dashboard, /dashboard/feed and /requests/{id}, of a load that goes on while `is_going`; with a key if there is one."""
 
@@ -90,7 +98,7 @@ class WatchedServer:
         self.is_going = threading.Event()
         self._ends = threading.Event()
         self._asked = Queue()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"server_of": self}))
+        self._http = _Http(("127.0.0.1", port), type("Handler", (_Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._threads = [
