@@ -167,7 +167,7 @@ def test_a_thousand_clients_that_go_leave_nothing_behind(server):
 def test_a_deadline_ends_a_request_before_and_after_its_first_token(server):
     async def go():
         before = await ask(server.port, PATH, LONG | {"deadline_s": 0.001})
-        after = await ask(server.port, PATH, LONG | {"deadline_s": 0.4, "max_tokens": 1000})
+        after = await ask(server.port, PATH, LONG | {"deadline_s": 0.2, "max_tokens": 1000, "n": 8, "temperature": 1.0})
         return before, after
 
     before, after = run(go())
@@ -187,9 +187,9 @@ def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
     with served(request_timeout_s=60, max_queue_s=30, env={"PYTHONPATH": path}) as server:
         assert is_served(server)
         begun = time.monotonic()
-        late = run(ask(server.port, PATH, LONG | {"deadline_s": 0.4, "max_tokens": 1000}))
+        late = run(ask(server.port, PATH, LONG | {"deadline_s": 0.2, "max_tokens": 1000, "n": 8, "temperature": 1.0}))
         assert late.error["code"] == "deadline"
-        assert time.monotonic() - begun > 0.4
+        assert time.monotonic() - begun > 0.2
         assert is_served(server)
         until, lines = time.monotonic() + 20, []
         # A line is written after its answer, by a thread.
