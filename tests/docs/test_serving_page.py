@@ -63,7 +63,7 @@ def ran(command, server, **more):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

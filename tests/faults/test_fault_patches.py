@@ -17,7 +17,7 @@ FOUND_SOON = ["lost-copy", "one-block-too-many", "preempted-token-lost", "hit-co
 
 def try_faults(*arguments):
     return subprocess.run(
-        [sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True, timeout=300
+        [sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True, timeout=600
     )
 
 
