@@ -1,7 +1,7 @@
 """`paged bench engine`: tokens are the workload's, prompts are computed once, the floor is what its formula says, and what wrong input gets."""
 
-import itertools
 import io
+import itertools
 import json
 
 import msgspec

@@ -127,7 +127,9 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
             # The latest figures come with a step, so one more is made.
             await press(server.port, asked[:1], 1, seed=3)
             page = (await get(server.port, "/metrics")).body
-            while figure(page, "paged:blocks", state="used") or figure(page, "vllm:generation_tokens_total") < seen.tokens:
+            while (
+                figure(page, "paged:blocks", state="used") or figure(page, "vllm:generation_tokens_total") < seen.tokens
+            ):
                 assert time.monotonic() < until, page
                 await asyncio.sleep(0.05)
                 page = (await get(server.port, "/metrics")).body

@@ -154,7 +154,9 @@ def test_a_thousand_clients_that_go_leave_nothing_behind(server):
 
         async def one(number: int):
             async with room:
-                await ask(server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=60.0)
+                await ask(
+                    server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=60.0
+                )
 
         await asyncio.gather(*(one(number) for number in range(1000)))
         until = time.monotonic() + LIMIT_S
@@ -255,9 +257,7 @@ def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones():
     async def go(server):
-        tasks = [
-            asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}"})) for number in range(16)
-        ]
+        tasks = [asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}"})) for number in range(16)]
         while (await get(server.port, "/load")).body["server_load"] < 16:
             await asyncio.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
