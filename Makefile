@@ -40,7 +40,7 @@ demo: $(STAMP) ## watch a model answer a real service's requests on a memory far
 	@$(BIN)/paged demo
 
 test: $(STAMP) ## run every test, on all cores
-	@$(BIN)/python -m pytest -n auto $(PYTEST)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(STAMP) ## check format, habits, types and who imports whom
 	@$(BIN)/ruff format --check .

@@ -64,7 +64,7 @@ def run_scenarios() -> int:
     return run_each(run_scenario, list(SCENARIOS))
 
 
-def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, Any]:
+def hunt(examples: int, programs: int, *, manager: bool) -> dict[str, Any]:
     """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler."""
     alone = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
     longer = [(MANAGER, lambda: run_machine(ManagerMachine, 4 * examples))] if manager else []
@@ -84,16 +84,16 @@ def hunt(examples: int, shrink_seconds: float, *, manager: bool) -> dict[str, An
         except Caught as caught:
             seconds = time.monotonic() - begun
             return {"by": way, "examples": tried + caught.examples, "seconds": seconds} | shortened(
-                caught.violation, shrink_seconds
+                caught.violation, programs
             )
     return {"by": None, "examples": tried, "seconds": time.monotonic() - begun}
 
 
-def shortened(violation: Violation, seconds: float) -> dict[str, Any]:
+def shortened(violation: Violation, programs: int) -> dict[str, Any]:
     """The program before and after it was made short, and what the short one breaks."""
     world, calls = violation.program.world, violation.program.calls
     begun = time.monotonic()
-    short = shrink(world, calls, seconds=seconds)
+    short = shrink(world, calls, programs=programs)
     shrink_seconds = time.monotonic() - begun
     found, lines = violation.found, short.lines
     try:
@@ -117,10 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="the JSON file to write")
     parser.add_argument("--examples", type=int, default=300, help="examples of each machine")
-    parser.add_argument("--shrink-seconds", type=float, default=60.0)
+    parser.add_argument("--programs", type=int, default=5000, help="programs that may be run to make one short")
     parser.add_argument("--no-manager", action="store_true", help="leave the manager machine out")
     options = parser.parse_args()
-    result = hunt(options.examples, options.shrink_seconds, manager=not options.no_manager)
+    result = hunt(options.examples, options.programs, manager=not options.no_manager)
     result["block_manager"] = block_manager.__file__
     options.result.write_text(json.dumps(result, indent=1))
 

@@ -107,7 +107,7 @@ def planted(fault: Fault) -> Iterator[Path]:
         yield folder
 
 
-def tried(fault: Fault, *, examples: int, shrink_seconds: float, limit: float) -> dict[str, Any]:
+def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[str, Any]:
     """What became of one fault: the result of its hunt, with its name and sentence, and `problem` if there was no result."""
     result: dict[str, Any] = {
         "fault": fault.name,
@@ -124,7 +124,7 @@ def tried(fault: Fault, *, examples: int, shrink_seconds: float, limit: float) -
                 str(HERE / "hunt_fault.py"),
                 str(out),
                 f"--examples={examples}",
-                f"--shrink-seconds={shrink_seconds}",
+                f"--programs={programs}",
             ]
             command += [] if fault.touches_the_manager else ["--no-manager"]
             environment = os.environ | {
@@ -233,7 +233,7 @@ def main(
     / "tests"
     / "faults",
     examples: Annotated[int, typer.Option(help="Examples of each state machine before it gives up.", min=1)] = 300,
-    shrink_seconds: Annotated[float, typer.Option(help="Seconds to make one program short in.", min=0)] = 60.0,
+    programs: Annotated[int, typer.Option(help="Programs that may be run to make one short.", min=0)] = 5000,
     limit: Annotated[float, typer.Option(help="Seconds that one fault may take in all.", min=1)] = 900.0,
     jobs: Annotated[int, typer.Option(help="Faults that are tried at once.", min=1)] = os.cpu_count() or 1,
     control: Annotated[bool, typer.Option(help="Try the unchanged packages, too.")] = True,
@@ -269,7 +269,7 @@ def main(
         bar = progress.add_task(f"{len(faults)} faults", total=len(faults))
 
         def one(fault: Fault) -> dict[str, Any]:
-            return tried(fault, examples=examples, shrink_seconds=shrink_seconds, limit=limit)
+            return tried(fault, examples=examples, programs=programs, limit=limit)
 
         for result in pool.map(one, faults):
             results.append(result)

@@ -43,7 +43,7 @@ class Server:
         with log.open("w") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=quiet_environment())
         self.client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=120, max_retries=0
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=600, max_retries=0
         )
 
     def wait(self) -> None:

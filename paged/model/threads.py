@@ -68,8 +68,13 @@ def usable_cores() -> int:
 class FreeCores:
     """Cores that nobody else uses, from one reading to the next."""
 
-    def __init__(self, read: Callable[[], Reading | None] = read_usage, cores: int | None = None) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[], Reading | None] = read_usage,
+        cores: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
         self._cores = usable_cores() if cores is None else cores
         self._before = read()
         self._free = self._cores
@@ -77,7 +82,7 @@ class FreeCores:
     def count(self) -> int:
         """At least 1, and all where nobody says."""
         before = self._before
-        if before is None or time.monotonic() - before.now < _STALE:
+        if before is None or self._clock() - before.now < _STALE:
             return self._free
         reading = self._read()
         if reading is not None:

@@ -31,8 +31,8 @@ __all__ = [
     "settings_for",
 ]
 
-SECONDS = 60.0
-"""To make a program short in."""
+PROGRAMS = 5000
+"""At most as many are run to make one short."""
 
 
 class AdapterMachine(ManagerMachine):
@@ -111,7 +111,7 @@ def _made_short(violation: Violation, build: Any) -> Violation | None:
     """The violation of a shorter program; None if the program by itself breaks no rule."""
     world, calls = violation.program.world, violation.program.calls
     try:
-        shorter = shrink(world, calls, build, seconds=SECONDS)
+        shorter = shrink(world, calls, build, programs=PROGRAMS)
         replay(shorter.world, shorter.calls, build, drain=True)
     except Violation as of_the_shorter:
         return of_the_shorter

@@ -6,9 +6,9 @@ make sense when. Does not know what is right: the rig says so after every call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -40,20 +40,20 @@ def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *
 
 
 def shrink(
-    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, seconds: float | None = None
+    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, programs: int | None = None
 ) -> Program:
     """A shorter program that still breaks a rule: drops calls, in ever smaller groups, and makes pools and arguments smaller, as long
     as it fails.
 
-    The best one so far after `seconds`, if they are given.
+    The best one so far after running `programs` programs, if a number is given.
     """
-    until = None if seconds is None else monotonic() + seconds
+    left = itertools.count() if programs is None else iter(range(programs))
     kept: tuple[Any, list[Call]] = world, list(calls)
     while True:
         before = kept
-        kept = _in_a_smaller_world(*kept, build, until)
+        kept = _in_a_smaller_world(*kept, build, left)
         for make_short in (_with_fewer_calls, _with_smaller_arguments):
-            kept = kept[0], make_short(*kept, build, until)
+            kept = kept[0], make_short(*kept, build, left)
         if kept == before:
             return Program(_kind(world).__name__, kept[0], tuple(kept[1]))
 
@@ -82,9 +82,9 @@ def _make(rig: Any, call: Call | None) -> None:
         raise Violation([told(error)], rig.program) from error
 
 
-def _failing(world: Any, calls: Sequence[Call], build: Build | None, until: float | None) -> list[Call] | None:
-    """The calls as they were made, if the program breaks a rule before all that it began has ended; None if not, or without time."""
-    if until is not None and monotonic() > until:
+def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Iterator[int]) -> list[Call] | None:
+    """The calls as they were made, if the program breaks a rule before all that it began has ended; None if not, or no more may be run."""
+    if next(left, None) is None:
         return None
     try:
         rig = _rig_in(world, build)
@@ -105,11 +105,11 @@ def _failing(world: Any, calls: Sequence[Call], build: Build | None, until: floa
 
 
 def _in_a_smaller_world(
-    world: Any, calls: list[Call], build: Build | None, until: float | None
+    world: Any, calls: list[Call], build: Build | None, left: Iterator[int]
 ) -> tuple[Any, list[Call]]:
     while True:
         tries = (
-            (smaller, _failing(smaller, program, build, until))
+            (smaller, _failing(smaller, program, build, left))
             for smaller in _smaller_worlds(world)
             for program in _programs_for(smaller, world, calls)
         )
@@ -179,12 +179,12 @@ _WITHOUT_LIMITS = {
 }
 
 
-def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:
+def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
     kept, size = calls, max(1, len(calls) // 2)
     while size:
         start = 0
         while start < len(kept):
-            tries = (_failing(world, program, build, until) for program in _without(kept, start, size))
+            tries = (_failing(world, program, build, left) for program in _without(kept, start, size))
             shorter = next((made for made in tries if made is not None), None)
             if shorter is not None:
                 kept = shorter
@@ -226,11 +226,11 @@ def _lowered(verb: str, arguments: tuple[Any, ...], above: int) -> tuple[Any, ..
     return (lowered, *arguments[1:])
 
 
-def _with_smaller_arguments(world: Any, calls: list[Call], build: Build | None, until: float | None) -> list[Call]:
+def _with_smaller_arguments(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
     kept, place = calls, 0
     while place < len(kept):
         for smaller in _smaller_calls(*kept[place]):
-            made = _failing(world, [*kept[:place], smaller, *kept[place + 1 :]], build, until)
+            made = _failing(world, [*kept[:place], smaller, *kept[place + 1 :]], build, left)
             if made is not None and made != kept:
                 kept = made
                 break

@@ -241,7 +241,7 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
     both = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    assert [each.communicate(timeout=60) for each in both] == [("42\n", "")] * 2
+    assert [each.communicate(timeout=600) for each in both] == [("42\n", "")] * 2
     assert len(list(cache.iterdir())) == 1
     assert answer_of(source) == 42
 

@@ -70,7 +70,7 @@ def test_the_line_of_the_log_is_one_and_its_fields_are_named(page, tmp_path):
     with (tmp_path / "log").open("wb") as file:
         log = RequestLog(file)
         log.write(RECORD)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
     assert list(sample) == list(json.loads((tmp_path / "log").read_text()))
     assert [reason for reason in (*FINISHED, *MISSED) if f"`{reason}`" not in page] == []
 

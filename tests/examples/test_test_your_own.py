@@ -23,7 +23,7 @@ def run_example(tmp_path):
 
     def run(*options):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
 
     return run
 

@@ -1,6 +1,7 @@
 """`paged bench engine`: tokens are the workload's, prompts are computed once, the floor is what its formula says, and what wrong input gets."""
 
 import io
+import itertools
 import json
 
 import msgspec
@@ -111,7 +112,9 @@ def test_what_preemptions_cost_is_counted_beside_the_prompts(model):
 
 def test_requests_of_a_trace_come_when_it_says_if_that_is_asked_for(model):
     trace = Trace.from_lengths([0.0, 10.0], [4, 4], [2, 2])
-    run = engine_run(Serving(num_blocks=8).engine(model), trace, rate=50)
+    # Each look at this clock takes 0.05 s, a look a step; the second request comes at 0.2 s.
+    clock = itertools.count(0.0, 0.05).__next__
+    run = engine_run(Serving(num_blocks=8).engine(model), trace, rate=50, clock=clock)
     assert run.seconds > 0.2 > run.ttft_s.max
     assert run.steps == 4
 

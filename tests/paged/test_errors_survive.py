@@ -82,6 +82,6 @@ def draw_too_many():
 def test_an_error_of_a_worker_process_is_raised_where_its_result_is_asked_for():
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         result = pool.submit(draw_too_many)
-        error = result.exception(timeout=60)
+        error = result.exception(timeout=600)
     assert (type(error), str(error)[:23]) == (paged.OutOfBlocks, "9 blocks wanted, 4 free")
     assert (error.wanted, error.free, error.tier) == (9, 4, "device")

@@ -26,7 +26,7 @@ def tested(run_python, tmp_path):
 
     def call(source, *options):
         (tmp_path / "test_theirs.py").write_text(source)
-        result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, timeout=300)
+        result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, timeout=600)
         return result.returncode, result.stdout + result.stderr
 
     return call

@@ -182,14 +182,14 @@ def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_w
         "try: paged.report.write_html('never.html', [])\n"
         "except paged.MissingExtra as error: print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     expected = "paged.report.write_html needs plotly, which is not installed; pip install 'paged[report]' brings it.\n"
     assert (result.stdout, result.stderr) == (expected, "")
 
 
 def test_importing_the_report_does_not_import_plotly():
     program = "import sys, paged.report; print('plotly' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert result.stdout == "False\n", result.stderr
 
 

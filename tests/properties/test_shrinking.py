@@ -70,8 +70,10 @@ def test_sizes_that_a_subject_refuses_are_no_smaller_world():
     assert shrink(WORLD, PROGRAM, build).world == ManagerWorld(num_blocks=4, block_size=1)
 
 
-def test_without_time_a_program_stays_as_it_is():
-    assert shrink(WORLD, PROGRAM, builder_of(LeaksOnFree), seconds=0).calls == tuple(PROGRAM)
+def test_a_search_is_bounded_by_the_programs_that_it_may_run():
+    none, some, all_ = (shrink(WORLD, PROGRAM, builder_of(LeaksOnFree), programs=most) for most in (0, 8, None))
+    assert none.calls == tuple(PROGRAM)
+    assert len(PROGRAM) > len(some.calls) > len(all_.calls)
 
 
 def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():

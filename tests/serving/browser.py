@@ -27,7 +27,7 @@ class Browser:
         port = next(
             int(found[1]) for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
         )
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         quiet = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
         silent = [
             "--disable-background-networking",
@@ -47,7 +47,7 @@ class Browser:
             self._call("DELETE", "")
         finally:
             self._driver.terminate()
-            self._driver.wait(timeout=20)
+            self._driver.wait(timeout=600)
             self._driver.stdout.close()
             self._http.close()
 

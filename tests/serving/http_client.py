@@ -94,9 +94,11 @@ async def ask(
     read_every_s: float = 0.0,
     keep_pieces: bool = True,
     timeout_s: float = 600.0,
+    heard: Heard | None = None,
 ) -> Heard:
-    """POST and read the answer. `leave_after` so many pieces, or `leave_at_s`, the connection is cut; `read_every_s` makes a slow reader."""
-    heard, began = Heard(), time.perf_counter()
+    """POST and read the answer. `leave_after` so many pieces, or `leave_at_s`, the connection is cut; `read_every_s` makes a slow reader.
+    What has come so far stands in `heard`, where one is given."""
+    heard, began = heard or Heard(), time.perf_counter()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {len(raw)}"]
     head += [f"{name}: {value}" for name, value in (headers or {}).items()]

@@ -22,8 +22,8 @@ from typing import TextIO
 
 READY = re.compile(r"ready at (https?://\S+:(\d+))")
 # Two cores that run other tests beside it load torch and a model in some seconds each.
-START_S = 120.0
-END_S = 60.0
+START_S = 600.0
+END_S = 600.0
 
 
 @dataclass(frozen=True)

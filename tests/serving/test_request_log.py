@@ -60,7 +60,7 @@ def written(path, *records, **options):
         log = RequestLog(file, clock=lambda: MOMENT, **options)
         for record in records:
             log.write(record)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == 0
     return path.read_text()
 
@@ -93,7 +93,7 @@ def test_a_clock_that_jumps_back_changes_the_time_and_no_duration(path):
         log = RequestLog(file, clock=lambda: next(clock))
         log.write(RECORD)
         log.write(RECORD)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
     first, second = lines(path.read_text())
     assert (first.pop("time"), second.pop("time")) == ("1970-01-01T00:33:20.000Z", "1970-01-01T00:16:40.000Z")
     assert first == second
@@ -118,9 +118,9 @@ def test_no_name_that_a_client_chose_breaks_a_line(path, text):
 
 
 def waits_until(condition):
-    """Come back as soon as it is so, which has to be within a minute."""
+    """Come back as soon as it is so, which has to be within ten minutes."""
     until = threading.Event()
-    for _ in range(6000):
+    for _ in range(60_000):
         if condition():
             return
         until.wait(0.01)
@@ -138,7 +138,7 @@ def test_a_full_disk_costs_lines_which_are_counted_and_said_once_when_there_is_r
         log.write(RECORD)
         waits_until(lambda: path.read_text().count("\n") == 2)
         log.write(RECORD)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == 3
     first, notice, second = path.read_text().splitlines(keepends=True)
     assert (first, second) == (SAID, SAID)
@@ -157,7 +157,7 @@ def test_a_closed_pipe_costs_lines_and_raises_nothing():
         log = RequestLog(stream)
         log.write(RECORD)
         log.write(RECORD)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == 2
 
 
@@ -186,7 +186,7 @@ def test_a_reader_that_sleeps_blocks_nobody_and_what_is_kept_and_what_is_lost_is
         lost = log.lost
         assert lost > 4000
         thread = drained(reader, pages)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == lost
     thread.join()
     *said, notice = pages[0].splitlines(keepends=True)
@@ -204,7 +204,7 @@ def test_lines_with_long_prompts_are_bounded_by_their_bytes():
             log.write(long)
         assert log.lost >= 6
         os.close(reader)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == 10
 
 
@@ -215,7 +215,7 @@ def test_lines_that_have_been_written_leave_room_for_others(path):
         for number in range(1, 7):
             log.write(long)
             waits_until(lambda size=number * MOST_BYTES // 4: path.stat().st_size > size)
-        log.close(timeout_s=60)
+        log.close(timeout_s=600)
         assert log.lost == 0
 
 
@@ -270,7 +270,7 @@ log = RequestLog(os.fdopen(writer, "wb"))
 for _ in range(1000):
     log.write(RequestRecord("a", "/v1/completions", 0.0))
 """
-    result = run_python("-c", program, env={"PYTHONPATH": str(repository)}, timeout=60)
+    result = run_python("-c", program, env={"PYTHONPATH": str(repository)}, timeout=600)
     assert (result.returncode, result.stderr) == (0, "")
 
 

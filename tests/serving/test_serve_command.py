@@ -73,7 +73,7 @@ def refused(monkeypatch, capsys):
 def get(url, path):
     """The status of an answer, and its body."""
     try:
-        with urllib.request.urlopen(url + path, timeout=30) as answer:
+        with urllib.request.urlopen(url + path, timeout=600) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -82,7 +82,7 @@ def get(url, path):
 @contextmanager
 def streaming(server, body):
     """The answer to a request that streams, whose first event has come."""
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         with connection.getresponse() as answer:
             assert answer.status == 200
@@ -264,7 +264,7 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, li
 def ended(*arguments):
     """The status and the last line of a server that cannot begin."""
     ran = subprocess.run(
-        [sys.executable, "-m", "paged", "serve", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "paged", "serve", *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     loading, said = ran.stderr.splitlines()
     assert loading.startswith("paged: loading ")

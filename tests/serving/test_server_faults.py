@@ -16,9 +16,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import ask, get  # noqa: TID252
+from .http_client import Heard, ask, get  # noqa: TID252
 from .serving_process import served, started  # noqa: TID252
 
+# A busy machine is slow: a limit here only ends a wait for what never comes.
+LIMIT_S = 600.0
 PATH = "/v1/completions"
 USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "The with statement", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -31,7 +33,7 @@ def server():
 
 
 def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
 def engine_of(server) -> int:
@@ -114,7 +116,7 @@ def test_what_is_odd_and_not_wrong_is_answered(server, what):
 
 def talk(server, data: bytes, *, then_s: float = 0.0) -> bytes:
     """What a connection gets back for these bytes, until it is closed."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) as connection:
         connection.sendall(data)
         if then_s:
             time.sleep(then_s)
@@ -152,10 +154,12 @@ def test_a_thousand_clients_that_go_leave_nothing_behind(server):
 
         async def one(number: int):
             async with room:
-                await ask(server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=5.0)
+                await ask(
+                    server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=60.0
+                )
 
         await asyncio.gather(*(one(number) for number in range(1000)))
-        until = time.monotonic() + 30
+        until = time.monotonic() + LIMIT_S
         while (await get(server.port, "/load")).body["server_load"]:
             assert time.monotonic() < until, "calls are still open"
             await asyncio.sleep(0.05)
@@ -191,7 +195,7 @@ def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
         assert late.error["code"] == "deadline"
         assert time.monotonic() - begun > 0.2
         assert is_served(server)
-        until, lines = time.monotonic() + 20, []
+        until, lines = time.monotonic() + LIMIT_S, []
         # A line is written after its answer, by a thread.
         while len(lines) < 3 and time.monotonic() < until:
             lines = [
@@ -201,19 +205,19 @@ def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
     assert len(lines) == 3
     times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
     assert max(times) - min(times) > 3600, "the clock did not jump"
-    assert all(0 <= line["e2e_s"] < 60 for line in lines)
+    assert all(0 <= line["e2e_s"] < 3600 for line in lines)
 
 
 def test_an_engine_that_is_killed_fails_what_it_had_begun_serves_what_waited_and_is_begun_again():
     async def go(server):
         async def one(number):
-            return await ask(server.port, PATH, LONG | {"prompt": f"{number}"})
+            return await ask(server.port, PATH, LONG | {"prompt": f"{number}"}, heard=heard[number])
 
+        heard = [Heard() for _ in range(12)]
         tasks = [asyncio.create_task(one(number)) for number in range(12)]
-        # All eight seats are taken, and the first tokens have come.
-        while sum(task.done() for task in tasks) == 0 and (await get(server.port, "/load")).body["server_load"] < 12:
+        # All eight seats are taken, and their first tokens have come.
+        while sum(bool(each.times) for each in heard) < 8:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
         os.kill(engine_of(server), signal.SIGKILL)
         while (await get(server.port, "/ready")).status == 200:
             await asyncio.sleep(0.01)
@@ -237,7 +241,7 @@ def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
         for _ in range(2):
             before = engine_of(server)
             os.kill(before, signal.SIGKILL)
-            until = time.monotonic() + 60
+            until = time.monotonic() + LIMIT_S
             while run(get(server.port, "/ready")).status == 200:
                 time.sleep(0.01)
             while run(get(server.port, "/ready")).status != 200 and run(get(server.port, "/health")).status == 200:
@@ -248,19 +252,17 @@ def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
         assert "retry-after" not in heard.headers
         assert run(get(server.port, "/health")).status == 503
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(30)
+        server.process.wait(LIMIT_S)
 
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones():
     async def go(server):
-        tasks = [
-            asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}", "max_tokens": 200}))
-            for number in range(16)
-        ]
+        tasks = [asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}"})) for number in range(16)]
         while (await get(server.port, "/load")).body["server_load"] < 16:
             await asyncio.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        while (await get(server.port, "/ready")).status == 200:
+            await asyncio.sleep(0.01)
         late = await ask(server.port, PATH, USUAL)
         alive, is_ready = await get(server.port, "/health"), await get(server.port, "/ready")
         return late, alive.status, is_ready.status, await asyncio.gather(*tasks)
@@ -270,7 +272,7 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones():
         assert (late.status, late.error["code"]) == (503, "shutdown")
         assert (alive, is_ready) == (200, 503)
         assert all(each.is_whole for each in heard)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(LIMIT_S) == 0
         assert "Traceback" not in server.said
 
 
@@ -285,15 +287,15 @@ def test_what_does_not_end_within_the_time_of_a_shutdown_is_told_so():
     with started("--shutdown-timeout", "0.2") as server:
         heard = run(go(server))
         assert heard.error["code"] == "shutdown"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(LIMIT_S) == 0
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it():
     with started() as server:
         engine = engine_of(server)
         server.process.kill()
-        server.process.wait(10)
-        until = time.monotonic() + 10
+        server.process.wait(LIMIT_S)
+        until = time.monotonic() + LIMIT_S
         while os.path.exists(f"/proc/{engine}"):
             assert time.monotonic() < until, "the engine outlives its server"
             time.sleep(0.02)
@@ -350,7 +352,7 @@ def test_a_full_disk_under_the_log_holds_up_nobody():
         assert is_served(server)
         page = run(get(server.port, "/metrics")).body
         server.process.terminate()
-        assert server.process.wait(30) == 0
+        assert server.process.wait(LIMIT_S) == 0
     lost = next(line for line in page.splitlines() if line.startswith("paged:log_lines_lost_total"))
     assert float(lost.rsplit(" ", 1)[1]) >= 1
 
@@ -367,7 +369,7 @@ def test_a_client_that_reads_nothing_is_gone_after_a_while():
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(head % len(body) + body)
             connections.append(connection)
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT_S
         while run(get(server.port, "/load")).body["server_load"] < 3:
             assert time.monotonic() < until
         while run(get(server.port, "/load")).body["server_load"]:

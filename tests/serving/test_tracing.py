@@ -47,7 +47,7 @@ def spans(record=RECORD, traceparent=None, **options):
     exporter = InMemorySpanExporter()
     traces = Traces("http://collector", model_name="model", exporter=exporter)
     traces.span(record, traceparent, WALL, **options)
-    traces.close(timeout_s=60)
+    traces.close(timeout_s=600)
     assert traces.lost == 0
     return exporter.get_finished_spans()
 
@@ -119,7 +119,7 @@ def test_of_a_trace_that_its_client_does_not_sample_there_is_no_span_and_none_is
     for _ in range(MOST_SPANS + 1):
         traces.span(RECORD, PARENT[:-2] + "00", WALL)
     traces.span(RECORD, PARENT, WALL)
-    traces.close(timeout_s=60)
+    traces.close(timeout_s=600)
     assert (len(exporter.get_finished_spans()), traces.lost) == (1, 0)
 
 
@@ -171,7 +171,7 @@ def test_beside_a_collector_that_does_not_answer_spans_are_lost_and_nobody_waits
         traces.span(RECORD, None, WALL)
     assert traces.lost == 100
     collector.may_answer.set()
-    traces.close(timeout_s=60)
+    traces.close(timeout_s=600)
     assert (collector.num_given, traces.lost) == (MOST_SPANS, 100)
     # A warning would be written by whoever serves the request.
     assert caplog.records == []
@@ -222,7 +222,7 @@ def test_a_collector_gets_the_spans_over_http():
         thread.start()
         traces = Traces(f"http://127.0.0.1:{server.server_port}")
         traces.span(RECORD, PARENT, WALL)
-        traces.close(timeout_s=60)
+        traces.close(timeout_s=600)
         server.shutdown()
         thread.join()
     ((path, message),) = kept

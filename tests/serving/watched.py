@@ -127,7 +127,7 @@ class WatchedServer:
         """`what()` between two steps, in the engine's thread."""
         answer = Queue()
         self._asked.put((what, answer))
-        kind, found = answer.get(timeout=60)
+        kind, found = answer.get(timeout=600)
         if kind is Exception:
             raise found
         return found
