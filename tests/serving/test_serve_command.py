@@ -257,7 +257,7 @@ def test_what_serves_nothing_needs_no_library_of_the_server(run_python, argument
 def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, library):
     program = WITHOUT.format(names=[library], arguments=["serve"])
     ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
-    said = f"paged: paged.serve needs {library}, which is not installed; pip install 'paged[serve]' brings it.\n"
+    said = f"paged: paged.serve needs {library}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it.\n"
     assert (ran.returncode, ran.stderr) == (2, said)
 
 
