@@ -96,7 +96,7 @@ class Backend:
             with _only_errors("xformers"):
                 self._fmha = import_module("xformers.ops.fmha")
         except ImportError as error:
-            raise _unsupported(f"anything here ({error})", "pip install 'paged[gpu]'") from error
+            raise _unsupported(f"anything here ({error})", "paged's extra `gpu` brings xformers and Triton") from error
         if tuple(map(int, triton.__version__.split(".")[:2])) >= _FIRST_WITHOUT_BLOCK_POINTERS:
             raise _unsupported(
                 f"anything with Triton {triton.__version__}, which has no block pointers",

@@ -117,13 +117,12 @@ def _converted(tokens: Any) -> Tokens:
     if isinstance(tokens, np.ma.MaskedArray):
         raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
     try:
-        # Checked for bool and float by the copy itself: numpy says which type it found.
         array = np.asarray(tokens)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidTokens(f"token ids have to be a flat sequence of integers: {error}.") from None
-    if array.dtype.kind not in "iu" and (array.size or isinstance(tokens, np.ndarray)):
-        kind = f"an array of {array.dtype}" if isinstance(tokens, np.ndarray) else array.dtype
-        raise InvalidTokens(f"token ids have to be integers; got {kind}.")
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidTokens(_no_token_ids(tokens)) from None
+    is_empty = not array.size and not isinstance(tokens, np.ndarray)
+    if isinstance(tokens, bytearray) or array.ndim == 0 or (array.dtype.kind not in "iu" and not is_empty):
+        raise InvalidTokens(_no_token_ids(tokens))
     if array.size and array.max() > _HIGHEST_TOKEN:
         raise InvalidTokens(f"token id {array.max()} is larger than int32 holds.")
     if array.size and array.min() < 0:
@@ -131,6 +130,24 @@ def _converted(tokens: Any) -> Tokens:
     if array.ndim != 1:
         raise InvalidTokens(f"token ids have to be one flat sequence; got {array.ndim} dimensions.")
     return array.astype(np.int32)
+
+
+def _no_token_ids(given: Any) -> str:
+    """What is said of that which is no flat sequence of integers."""
+    found, among = given, ""
+    if isinstance(given, (list, tuple)):
+        others = [value for value in given if not is_integer(value)]
+        if not others:
+            return "token ids have to be below 2^31; got an integer that int64 does not hold."
+        found, among = others[0], " among them"
+    kind = f"a {type(found).__name__}"
+    if isinstance(found, (str, bytes, bytearray)):
+        kind, among = "text" if isinstance(found, str) else "bytes", among + "; encode it first"
+    elif isinstance(found, np.ndarray) and found.ndim:
+        kind = f"an array of {found.dtype}"
+    elif found is None or isinstance(found, (bool, int, float, np.generic)):
+        kind = str(found)
+    return f"token ids have to be a flat sequence of integers; got {kind}{among}."
 
 
 def _has_negative(tokens: Tokens) -> bool:

@@ -1,6 +1,6 @@
 r"""Put your own engine's KV-cache manager in front of the kit: a home-grown allocator, its adapter, and the bug that comes out.
 
-    pip install 'paged[testing]'
+    pip install '.[testing]'                               # in a checkout of paged
     pytest test_your_own.py                                # the bug is expected, so this passes
     pytest test_your_own.py -k 'not mended' --runxfail     # what the kit says of it
 

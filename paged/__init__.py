@@ -11,7 +11,7 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
 
 from typing import TYPE_CHECKING
 
-from paged.extras import MissingExtra, import_with_extra
+from paged.extras import MissingExtra, has_extra, import_with_extra
 
 if TYPE_CHECKING:
     from paged.async_engine import AsyncEngine, DeadlineExceeded, EngineClosed
@@ -255,12 +255,8 @@ _PUBLIC_NAMES = {
         "WrongDrafts",
         "WrongTokens",
     ),
-    # Of these some need the `engine` extra.
-    "paged.async_engine": ("AsyncEngine", "DeadlineExceeded", "EngineClosed"),
     "paged.errors": ("PagedWarning",),
     "paged.model.chat": ("InvalidChat",),
-    "paged.engine": ("Engine",),
-    "paged.llm": ("LLM",),
     "paged.model.errors": (
         "BrokenCheckpoint",
         "BudgetTooSmall",
@@ -268,20 +264,32 @@ _PUBLIC_NAMES = {
         "ModelError",
         "UnsupportedModel",
     ),
-    "paged.model.loading": ("LoadedModel", "load_model"),
     "paged.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
     "paged.sampling.adjustments": ("CannotAdjust", "GrammarFailed", "ProcessorFailed"),
     "paged.sampling.search_params": ("BeamSearchParams", "ContrastiveSearchParams"),
     "paged.sampling.errors": ("InvalidSampling",),
     "paged.sampling.params": ("SamplingParams",),
     "paged.sampling.structured": ("StructuredOutputsParams",),
-    "paged.steps": ("EngineFailed",),
     "paged.turns": ("EngineInUse",),
 }
+
+# These need the extra `engine`.
+_ENGINE_NAMES = {
+    "paged.async_engine": ("AsyncEngine", "DeadlineExceeded", "EngineClosed"),
+    "paged.engine": ("Engine",),
+    "paged.llm": ("LLM",),
+    "paged.model.loading": ("LoadedModel", "load_model"),
+    "paged.steps": ("EngineFailed",),
+}
+_PUBLIC_NAMES.update(_ENGINE_NAMES)
 
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise take every misspelt name for an attribute.
+    if not has_extra("engine"):
+        # `from paged import *` brings what is there. A name that is asked for says what installs it.
+        __all__ = [name for name in __all__ if not any(name in names for names in _ENGINE_NAMES.values())]
+
     def __getattr__(name: str) -> object:
         for home, public in _PUBLIC_NAMES.items():
             if name in public:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Never
 
 import msgspec
 
@@ -22,6 +22,7 @@ from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
 from paged.door import checked_limit, checked_text, checked_time, checked_tokens
 from paged.extras import import_with_extra
+from paged.integrations.vllm_flags import why_not
 from paged.live_request import LiveRequest, LiveSequence
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -132,7 +133,10 @@ class Engine:
         speculate: Speculate | None = None,
         num_drafts: int | None = None,
         draft_model: LoadedModel | str | Path | None = None,
+        **others: Never,
     ) -> None:
+        for name in others:
+            raise InvalidConfig(why_not(name, [*(Engine.__init__.__kwdefaults__ or ())]))
         if num_blocks is not None and kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
         if isinstance(costs, str) and costs != "measured":

@@ -5,6 +5,7 @@ and what runs a model need more. Knows which extra brings what.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 EXTRAS = {
@@ -36,6 +37,20 @@ DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq"}
 """Of libraries that are imported by another name than they are installed by, the latter."""
 
 
+def installed_by(extra: str) -> str:
+    """What installs an extra. No index has this package, so it is a checkout that is installed."""
+    return f"`pip install '.[{extra}]'` in a checkout of paged"
+
+
+def has_extra(extra: str) -> bool:
+    """Whether every library that the extra brings is installed. Loads none."""
+    try:
+        return all(find_spec(library) for library, brought_by in EXTRAS.items() if brought_by == extra)
+    except ModuleNotFoundError:
+        # A finder may raise it, as an import does.
+        return False
+
+
 class MissingExtra(ImportError):
     """A library that an optional part of paged needs is not installed; the message says what installs it."""
 
@@ -50,6 +65,6 @@ def import_with_extra(module: str, wanted: str) -> ModuleType:
         if extra is None:
             raise
         raise MissingExtra(
-            f"paged.{wanted} needs {library}, which is not installed; pip install 'paged[{extra}]' brings it.",
+            f"paged.{wanted} needs {library}, which is not installed; {installed_by(extra)} brings it.",
             name=error.name,
         ) from None

@@ -110,7 +110,7 @@ def tried(folder: Path) -> Iterator[str]:
     yield "The README's lines run beside a scheduler.py, an attention.py and a block_manager.py."
 
     said = run(scripts / "paged", "policies", cwd=theirs, status=2).stderr
-    brings = "paged: paged.cli needs typer, which is not installed; pip install 'paged[cli]' brings it.\n"
+    brings = "paged: paged.cli needs typer, which is not installed; `pip install '.[cli]'` in a checkout of paged brings it.\n"
     expect(said, brings, "the script without its extra")
     yield "The script says in a line what brings the command line."
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,6 +17,7 @@ from paged.cli.signals import at_once
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
+from paged.extras import has_extra, installed_by
 from paged.simulator import Load, Scenario, Simulation, SimulationResult
 from paged.traces import Trace
 
@@ -62,13 +62,13 @@ def demo(
     160 requests of Mooncake's published conversation trace arrive 64 times as fast as they did, with lengths scaled to the small model that
     ships: prompts of real text, 96 blocks of 8 tokens and 12 more on the host. Every block is a cell: one request's (its colour), shared by several, cached, or free; below it is what is being written. Every
     invariant is recomputed before and after each update. Then the same requests run with ample memory, and every answer has to be the same,
-    token by token. Takes about a minute. Without torch (`pip install 'paged[engine]'`) a stand-in answers, and nothing is compared.
+    token by token. Takes about a minute. Without torch (the extra `engine`) a stand-in answers, and nothing is compared.
 
     Example: `paged demo --speed 2`
     """
-    if find_spec("torch") is None or find_spec("transformers") is None:
+    if not has_extra("engine"):
         if not json:
-            printed("No torch here, so a stand-in answers; pip install 'paged[engine]' brings the model.")
+            printed(f"What runs a model is not installed, so a stand-in answers; {installed_by('engine')} brings it.")
         result = _stand_in_demo(speed, json)
         _show(result, {}, json)
         raise typer.Exit(VIOLATIONS_FOUND if result.violations else 0)

@@ -127,7 +127,7 @@ def test_a_gpu_older_than_ampere_is_refused(monkeypatch):
 def test_the_kernels_give_in_the_interpreter_what_the_reference_gives(run_python, repository):
     for package in ("xformers", "triton"):
         if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install 'paged[gpu]'")
+            pytest.skip(f"{package} is not installed: the extra gpu brings it")
     if NumpyVersion(np.__version__) >= "2.4.0" and NumpyVersion(version("triton")) < "3.7.0":
         pytest.skip("the interpreter of Triton before 3.7 needs numpy before 2.4")
     interpreted = Path(__file__).with_name("test_xformers_interpreted.py")

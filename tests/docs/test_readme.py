@@ -72,6 +72,14 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
             assert result.returncode == 0, result.stderr
 
 
+def test_no_page_and_no_message_installs_by_a_name_that_no_index_has(repository: Path) -> None:
+    wrong = re.compile(r"pip install (?:-\S+ )*['\"]?paged\b")
+    folders = ("paged", "attention", "block_manager", "scheduler", "docs", "examples", "deploy", "benchmarks", "tools")
+    pages = [file for folder in folders for file in (repository / folder).rglob("*") if file.suffix in (".py", ".md")]
+    pages += [repository / "README.md", repository / "CONTRIBUTING.md"]
+    assert [str(page) for page in pages if wrong.search(page.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/glossary.md"])
 def test_every_link_within_the_repository_leads_somewhere(repository: Path, page: str) -> None:
     path = repository / page

@@ -21,7 +21,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("zmq")
 
 from paged.cli import app
-from paged.cli.vllm_flags import FLAGS
+from paged.integrations.vllm_flags import FLAGS
 from paged.serving import server as serving
 from paged.serving.settings import Settings
 

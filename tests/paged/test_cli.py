@@ -99,10 +99,12 @@ def test_the_demo_without_a_terminal_is_plain_lines(paged):
 
 
 def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(paged, monkeypatch):
-    monkeypatch.setattr("paged.cli.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("paged.cli.demo.has_extra", lambda extra: False)
     status, out, err = paged("demo")
     assert (status, err) == (0, "")
-    assert out.splitlines()[0] == "No torch here, so a stand-in answers; pip install 'paged[engine]' brings the model."
+    assert out.splitlines()[0] == (
+        "What runs a model is not installed, so a stand-in answers; `pip install '.[engine]'` in a checkout of paged brings it."
+    )
     assert "invariants: 0 violations in 989 checked steps" in out
     status, out, err = paged("demo", "--json")
     assert (status, err) == (0, "")
@@ -436,5 +438,5 @@ def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it
     assert process.returncode == 2
     assert process.stdout == ""
     assert process.stderr == (
-        f"paged: paged.cli needs {library}, which is not installed; pip install 'paged[cli]' brings it.\n"
+        f"paged: paged.cli needs {library}, which is not installed; `pip install '.[cli]'` in a checkout of paged brings it.\n"
     )

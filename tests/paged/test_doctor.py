@@ -151,7 +151,7 @@ def test_without_torch_it_says_what_brings_it(run_python):
     assert (
         "hint: No model runs here, since torch, transformers, tokenizers, safetensors and tqdm are not" in done.stdout
     )
-    assert "pip install 'paged[engine]'" in done.stdout
+    assert "`pip install '.[engine]'` in a checkout of paged" in done.stdout
     assert "attention backends" not in done.stdout
 
 

@@ -44,6 +44,32 @@ def test_a_size_or_a_switch_that_is_none_is_refused(options, words):
         Engine(tiny_model(), **options)
 
 
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        (
+            {"gpu_memory_utilization": 0.9},
+            ": memory is named in bytes or blocks: kv_cache_bytes=8 * 2**30, or num_blocks=4096.",
+        ),
+        ({"swap_space": 4}, ": host memory is named in blocks: host_blocks=4096."),
+        ({"max_num_seqs": 8}, ": it is called max_sequences."),
+        ({"tensor_parallel_size": 2}, ": one device runs the model."),
+        ({"enforce_eager": True}, ": there are no CUDA graphs."),
+        (
+            {"quantization": "awq"},
+            ': weights are not quantised here; dtype="bfloat16" halves those of a float32 model.',
+        ),
+        ({"async_scheduling": True}, ": steps_ahead=1 is the same."),
+        ({"max_sequence": 8}, ". Did you mean max_sequences?"),
+    ],
+)
+@pytest.mark.parametrize("make", [LLM, Engine], ids=["LLM", "Engine"])
+def test_an_argument_that_an_engine_has_not_is_refused_by_what_to_use_instead(make, argument, instead):
+    with pytest.raises(InvalidConfig) as refused:
+        make(tiny_model(), **argument)
+    assert str(refused.value) == f"{next(iter(argument))} is no argument of an engine{instead}"
+
+
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, NAN, True, None, "0"])
 def test_a_seed_that_is_none_is_refused_when_the_engine_is_made(seed):
     with pytest.raises(InvalidSampling, match="seed has to be an integer from 0"):

@@ -112,8 +112,22 @@ def test_a_name_that_needs_a_library_which_is_not_there_says_what_installs_it(ru
     )
     result = run_python("-c", program)
     assert (
-        result.stdout == f"paged.{name} needs torch, which is not installed; pip install 'paged[engine]' brings it.\n"
+        result.stdout
+        == f"paged.{name} needs torch, which is not installed; `pip install '.[engine]'` in a checkout of paged brings it.\n"
     )
+
+
+def test_a_star_imports_what_is_installed_and_where_that_is_the_core_nothing_of_the_engine(
+    run_python: RunPython,
+) -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers', 'tqdm')))\n"
+        "from paged import *\n"
+        "import paged\n"
+        f"print(Scheduler.__name__, SamplingParams.__name__, [name for name in {ENGINE_NAMES} if name in dir()])\n"
+    )
+    result = run_python("-c", program)
+    assert (result.stdout, result.stderr) == ("Scheduler SamplingParams []\n", "")
 
 
 def test_every_public_name_is_there_and_sorted() -> None:

@@ -183,7 +183,7 @@ def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_w
         "except paged.MissingExtra as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
-    expected = "paged.report.write_html needs plotly, which is not installed; pip install 'paged[report]' brings it.\n"
+    expected = "paged.report.write_html needs plotly, which is not installed; `pip install '.[report]'` in a checkout of paged brings it.\n"
     assert (result.stdout, result.stderr) == (expected, "")
 
 

@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import closing, contextmanager
 
 import pytest
+import typer
 
 pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
@@ -24,7 +25,7 @@ pytest.importorskip("zmq")
 
 from paged.cli import app
 from paged.cli.serve import serve
-from paged.cli.vllm_flags import FLAGS
+from paged.integrations.vllm_flags import FLAGS, RENAMED
 from paged.serving import server as serving
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import EngineSettings, Settings, Tenant
@@ -126,6 +127,13 @@ def test_without_options_a_server_is_as_usual(settings_of):
 )
 def test_a_flag_of_vllm_is_ours_where_it_means_the_same(settings_of, vllm, ours):
     assert settings_of("a/folder", *vllm.split()) == settings_of("a/folder", *ours.split())
+
+
+def test_second_names_of_the_engines_options_are_told_to_who_uses_them_as_arguments():
+    options = typer.main.get_command(app.app).commands["serve"].params
+    of_engine = [option for option in options if option.name in EngineSettings.__struct_fields__]
+    seconds = {name[2:].replace("-", "_"): option.name for option in of_engine for name in option.opts[1:]}
+    assert seconds == RENAMED
 
 
 def test_options_change_what_they_name(settings_of):
@@ -257,7 +265,7 @@ def test_what_serves_nothing_needs_no_library_of_the_server(run_python, argument
 def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, library):
     program = WITHOUT.format(names=[library], arguments=["serve"])
     ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
-    said = f"paged: paged.serve needs {library}, which is not installed; pip install 'paged[serve]' brings it.\n"
+    said = f"paged: paged.serve needs {library}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it.\n"
     assert (ran.returncode, ran.stderr) == (2, said)
 
 

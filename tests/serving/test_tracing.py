@@ -264,7 +264,7 @@ try: Traces("http://collector")
 except MissingExtra as error: print(error)
 """
     result = run_python("-c", program, env={"PYTHONPATH": str(repository)})
-    said = "paged.serving.tracing.Traces needs opentelemetry, which is not installed; pip install 'paged[otel]' brings it.\n"
+    said = "paged.serving.tracing.Traces needs opentelemetry, which is not installed; `pip install '.[otel]'` in a checkout of paged brings it.\n"
     assert result.stdout == said, result.stderr
 
 

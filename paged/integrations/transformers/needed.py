@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from paged.extras import installed_by
 from paged.integrations.fitting import Needed, does_not_fit, wrong_with
 from paged.integrations.transformers.errors import UnsupportedTransformers
 
@@ -63,7 +64,7 @@ def must_have_all() -> None:
         installed = version("transformers")
     except PackageNotFoundError:
         raise UnsupportedTransformers(
-            "paged.integrations.transformers plugs into transformers, which is not installed here; pip install 'paged[engine]' brings it."
+            f"paged.integrations.transformers plugs into transformers, which is not installed here; {installed_by('engine')} brings it."
         ) from None
     wrong = wrong_with(NEEDED)
     if wrong:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from paged import __version__
+from paged.extras import installed_by
 from paged.model.doctor.findings import Answer, BackendFound, Engine, Findings, Machine, Problem
 from paged.model.doctor.machine import libraries, machine, unfit_versions
 from paged.model.doctor.words import REPORT, cause, listed
@@ -35,9 +36,7 @@ def examine(*, build: bool = True) -> Findings:
         except Exception as error:
             has_torch = False
             what = f"What a model needs is installed, and cannot be loaded: {cause(error)}."
-            problems.append(
-                Problem(what=what, remedy="Install it again: pip install -U 'paged[engine]'.", is_broken=True)
-            )
+            problems.append(Problem(what=what, remedy=f"Install it again: {installed_by('engine')}.", is_broken=True))
     # Others' share of the cores is that of a while in which we compile nothing.
     time.sleep(max(0.0, began + _WINDOW_S - time.monotonic()))
     here = machine(free_cores)
@@ -59,7 +58,7 @@ def _missing(installed: dict[str, dict[str, str | None]]) -> list[Problem]:
     return [
         Problem(
             what=f"No model runs here, since {listed(names)} {'is' if len(names) == 1 else 'are'} not installed.",
-            remedy="pip install 'paged[engine]' brings what is missing; the memory layer, the scheduler and the simulator do without.",
+            remedy=f"{installed_by('engine')} brings what is missing; the memory layer, the scheduler and the simulator do without.",
             is_broken=False,
         )
     ]
@@ -87,7 +86,7 @@ def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | Non
     missing = [name for name, version in installed["gpu"].items() if version is None]
     if devices and missing:
         what = f'"xformers_splitk", the fastest on a GPU, needs {listed(missing)}.'
-        problems.append(Problem(what=what, remedy="pip install 'paged[gpu]' brings what is missing.", is_broken=False))
+        problems.append(Problem(what=what, remedy=f"{installed_by('gpu')} brings what is missing.", is_broken=False))
     load_s, answered = _tested(found, problems) if was_tried else (None, [])
     has_room = here.free_bytes is None or here.free_bytes > _COPIED
     return Engine(

@@ -3,12 +3,15 @@
     --enable-chunked-prefill   granted: prompts are always computed in chunks
     --tensor-parallel-size 2   refused: one device runs the model
 
-Flags that mean what an option of ours means are second names of that option, and not here. Knows vLLM 0.32's names. Does not know settings.
+Flags that mean what an option of ours means are second names of that option. Arguments of vLLM's LLM that ours has not are refused by the
+same table. Knows vLLM 0.32's names. Does not know settings.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import msgspec
 
@@ -119,6 +122,37 @@ FLAGS: dict[str, Flag] = {
     "--uds": _valued("it listens at an address and a port."),
 }
 """By name; what is neither here nor an option is refused as any unknown option is."""
+
+RENAMED = {
+    "max_num_seqs": "max_sequences",
+    "max_num_batched_tokens": "max_tokens_per_step",
+    "num_gpu_blocks_override": "num_blocks",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "enable_prefix_caching": "prefix_caching",
+}
+"""vLLM's arguments that an engine of ours has by another name."""
+
+
+def why_not(argument: str, known: Sequence[str]) -> str:
+    """What is said of an argument that is none of an engine's, which are `known`: what to use instead, where there is something."""
+    flag = FLAGS.get(f"--{argument.replace('_', '-')}")
+    if argument in RENAMED:
+        instead = f": it is called {RENAMED[argument]}."
+    elif flag is not None:
+        # Options of the command line become arguments.
+        instead = ": " + re.sub(r"--([a-z-]+)(?: (\d+G?|bfloat16)\b)?", _as_argument, flag.why)
+    else:
+        near = get_close_matches(argument, known, n=1)
+        instead = f". Did you mean {near[0]}?" if near else f"; there are {', '.join(known)}."
+    return f"{argument} is no argument of an engine{instead}"
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    name, value = option[1].replace("-", "_"), option[2]
+    name = "num_blocks" if name == "blocks" else name
+    if value is None:
+        return name
+    return f"{name}={value.replace('G', ' * 2**30')}" if value[0].isdigit() else f'{name}="{value}"'
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
