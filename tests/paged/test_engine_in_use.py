@@ -23,18 +23,18 @@ def generating(llm, answers):
 
     def waits(batch):
         is_inside.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(600)
         return logits(batch)
 
     llm.engine.runner.logits = waits
     thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)), name="first")
     thread.start()
     try:
-        assert is_inside.wait(10)
+        assert is_inside.wait(600)
         yield
     finally:
         may_go_on.set()
-        thread.join(10)
+        thread.join(600)
 
 
 def test_a_second_thread_on_one_engine_is_told_that_it_is_in_use():
@@ -63,7 +63,7 @@ def test_threads_that_take_turns_are_not_refused():
     for _ in range(2):
         thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)))
         thread.start()
-        thread.join(10)
+        thread.join(600)
     assert len(answers) == 4
 
 
