@@ -154,7 +154,10 @@ class EventLog:
         for run in index.runs.values():
             if run.row >= 0:
                 self.opened(run, index.paths[run.row].published)
-            self._records += self._held(run)
+            else:
+                self.came([(run, 0, run.num_device)], "device")
+            if run.num_host and run.host is not None:
+                self.came([(run, start, stop) for start, stop in _stretches(run.host >= 0)], "host")
 
     def opened(self, run: Run, first: int) -> None:
         """The run is open at its row, whose block `first` is to be its first node."""

@@ -28,7 +28,7 @@ from paged.block_manager.errors import (
     RowInFlight,
 )
 from paged.block_manager.flights import Flight
-from paged.block_manager.moves import Moves, joined
+from paged.block_manager.moves import NO_MOVES, Moves, joined
 from paged.block_manager.sharing import truncate_table
 from paged.block_manager.stats import MemoryStats
 from paged.block_manager.tables import Rows
@@ -152,6 +152,9 @@ class BlockManager(ContentCalls, Uncopyable):
         tables = self._tables
         array = tables.checked(rows)
         wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
+        if not len(array):
+            # A batch without rows would be one to confirm.
+            return NO_MOVES
         for row in array.tolist():
             if self._flights.composed.share_of(row, int(tables.uid[row])) is not None:
                 raise RowInFlight(row)

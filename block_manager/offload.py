@@ -39,7 +39,7 @@ class Offload:
         self._residence = residence
         # Whether KV of positions start to stop - 1 of a sequence is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = _always
-        # Closed while copies of an earlier batch are still to run: theirs come first.
+        # Closed while copies of an earlier batch are, or might have to be, still to run: theirs come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
         self._out: list[Pairs] = []

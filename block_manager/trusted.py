@@ -320,10 +320,11 @@ class TrustedCalls(Views):
             tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
             places = places[excess[places] > 0]
 
-    def copy_no_content(self) -> None:
-        """The batch that is being composed copies no content between the tiers: copies of an earlier one are still to run."""
+    def copy_content(self, may_copy: bool) -> None:
+        """Whether content is copied between the tiers until the batch is put out: not while copies of an earlier one are still to run.
+        Between two batches it is not, unless this says so."""
         if self._offload is not None:
-            self._offload.is_open = False
+            self._offload.is_open = may_copy
 
     def commit(
         self,
@@ -350,8 +351,7 @@ class TrustedCalls(Views):
             self._growth.release_copied()
             flight = self._flights.seal()
         self._begin_batch(number + 1)
-        if self._offload is not None:
-            self._offload.is_open = True
+        self.copy_content(False)
         return Composed(
             number,
             flight,

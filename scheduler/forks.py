@@ -43,6 +43,8 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         )
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
+    # A batch that is out may be cancelled: its moves would run with what leaves the device now.
+    state.manager.copy_content(not state.outstanding and all(c.number == _NO_BATCH for c in state.carried))
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1

@@ -133,6 +133,19 @@ def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, f
     assert manager.snapshot() == before
 
 
+def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager):
+    manager = make_manager(4, 4, host_blocks=2)
+    before = manager.snapshot()
+    for call in (manager.allocate, manager.reserve):
+        call([], [])
+        call(np.empty(0, np.int64), 1)
+    for call in (manager.free, manager.swap_out, manager.swap_in):
+        call([])
+    assert manager.snapshot() == before
+    with pytest.raises(NothingInFlight):
+        manager.confirm()
+
+
 @pytest.mark.parametrize("count", [0, -1, 7])
 def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(make_manager, count):
     manager = make_manager(8, 4)

@@ -180,3 +180,30 @@ def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, co
     contents = replay(manager.take_events(), replay(told))
     assert ("host", manager.block_hashes(first)[0]) not in contents
     manager.free([first, other])
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("begin", ["take_events", "events_snapshot"])
+def test_a_first_reading_while_a_row_that_left_is_being_computed_loses_nothing(make_manager, begin, tier):
+    manager = make_manager(10, 4, host_blocks=4)
+    row = manager.add(A)
+    manager.allocate([row], [8])
+    if tier == "host":
+        manager.swap_out([row])
+    manager.free([row])
+    contents = replay(getattr(manager, begin)())
+    assert contents == set()
+    manager.confirm()
+    replay(manager.take_events(), contents)
+    assert {name: len(manager.cached_contents(name)) for name, _ in contents} == {"device": 2, tier: 2}
+    assert len(contents) == (2 if tier == "device" else 4)
+
+
+def test_what_a_first_reading_found_being_computed_and_was_cancelled_is_never_told(make_manager):
+    manager = make_manager(10, 4)
+    row = manager.add(A)
+    manager.allocate([row], [8])
+    manager.free([row])
+    manager.take_events()
+    manager.cancel()
+    assert manager.take_events() == []

@@ -238,3 +238,50 @@ def test_what_comes_back_without_an_eviction_changes_no_copy_that_was_planned_be
     targets = manager.take_moves().host_to_device[:, 1].tolist()
     assert targets == [*manager.table(loaded).tolist(), *manager.table(again).tolist()]
     manager.free([loaded, again])
+
+
+@pytest.mark.parametrize("when", ["before the cancel", "after it"])
+def test_a_fork_writes_no_host_block_that_a_cancelled_batch_has_still_to_read(
+    make_scheduler, make_engine, request_of, when
+):
+    scheduler = make_scheduler(
+        6, 2, host_blocks=1, host_caching=True, costs=Costs(seconds_per_swapped_block=1e-9, seconds_per_token=1.0)
+    )
+    engine = make_engine(scheduler)
+    engine.add(request_of("r", [4, 4, 4], max_tokens=50))
+    batch = scheduler.schedule()
+    engine.forward(batch)
+    scheduler.update(batch, [], [0])
+    # What the second leaves behind goes to the one host block when the third comes.
+    for name, prompt in {"a": [1, 1, 1], "b": [2, 2, 3, 3, 3, 3, 3]}.items():
+        engine.add(request_of(name, prompt, max_tokens=1))
+        engine.step()
+    engine.add(request_of("c", [1, 1, 5], max_tokens=1))
+    batch = scheduler.schedule()
+    assert batch.moves.host_to_device[:, 0].tolist() == [0]
+    if when == "after it":
+        scheduler.cancel(batch)
+    # The second one evicts.
+    for number in (1, 2):
+        assert scheduler.fork("r") == number
+        engine.known["r", number] = [4, 4, 4]
+    if when == "before the cancel":
+        scheduler.cancel(batch)
+    for _ in range(4):
+        engine.step()
+    assert "c" in engine.reasons
+
+
+def test_what_a_fork_drives_out_between_two_steps_goes_to_the_host(make_scheduler, make_engine, request_of):
+    scheduler = make_scheduler(3, 2, host_blocks=1, host_caching=True)
+    engine = make_engine(scheduler)
+    engine.add(request_of("r", [4], max_tokens=50))
+    batch = scheduler.schedule()
+    engine.forward(batch)
+    scheduler.update(batch, [], [0])
+    engine.add(request_of("a", [1, 1, 1], max_tokens=1))
+    engine.step()
+    for _ in range(2):
+        scheduler.fork("r")
+    assert scheduler.schedule().moves.device_to_host[:, 1].tolist() == [0]
+    assert scheduler.manager.lookup([1, 1, 1]).host_tokens == 2
