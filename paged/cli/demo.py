@@ -1,7 +1,7 @@
 """`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,9 @@ from paged.cli.view import render
 from paged.cli.watch import Watch
 from paged.extras import has_extra, installed_by
 from paged.simulator import Load, Scenario, Simulation, SimulationResult
-from paged.traces import Trace
 
 if TYPE_CHECKING:
-    from paged.model.loading import LoadedModel
+    pass
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
