@@ -15,8 +15,7 @@ from typer import Option
 
 from paged import InvalidConfig
 from paged.cli.options import Json, count, listed
-from paged.cli.show import counted, figures, print_json, progress_bar, short, table
-from paged.cli.signals import at_once
+from paged.cli.show import counted, figures, loading, print_json, progress_bar, short, table
 from paged.extras import import_with_extra
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def attention(
     pairs = [_numbers(part) for part in shapes.split(",")]
     sizes = listed(block_sizes, "--block-sizes", count)
     names = None if backends is None else [name.strip() for name in backends.split(",")]
-    with at_once():
+    with loading("torch and the backends"):
         torch = import_with_extra("torch", "bench")
         from paged.bench.attention import HeadShape, Load, attention_times, chosen_backends
         from paged.bench.limits import copy_rate

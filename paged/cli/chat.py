@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paged import SamplingParams
-from paged.cli.show import console, counted, printed, say
-from paged.cli.signals import at_once
+from paged.cli.show import console, counted, loading, printed, say
 
 if TYPE_CHECKING:
     from paged.results import Completion, EngineOutput
@@ -46,13 +45,17 @@ def chat(
     Example: `echo "What is a list?" | paged chat`
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with at_once():
+    with loading(model):
         from paged import LLM
 
         llm = LLM(model, num_blocks=blocks, block_size=block_size)
-    out = console()
+    is_terminal = console().is_terminal and sys.stdin.isatty()
+    if is_terminal:
+        if model is None:
+            say("the model that ships continues text from Python's documentation; it does not converse")
+        say("an empty line or Ctrl-D ends the conversation")
     messages = [] if system is None else [{"role": "system", "content": system}]
-    while line := _asked(out.is_terminal):
+    while line := _asked(is_terminal):
         messages.append({"role": "user", "content": line})
 
         def write(output: "EngineOutput") -> None:
@@ -70,10 +73,14 @@ def chat(
 
 def _asked(is_terminal: bool) -> str:
     """The next message; "" at the end."""
-    if is_terminal and sys.stdin.isatty():
+    if is_terminal:
         sys.stdout.write("> ")
         sys.stdout.flush()
-    return sys.stdin.readline().strip()
+    line = sys.stdin.readline()
+    if is_terminal and not line:
+        # Ctrl-D ends no line.
+        printed("")
+    return line.strip()
 
 
 def _shared(answer: "Completion", block_size: int) -> str:

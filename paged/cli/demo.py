@@ -1,7 +1,7 @@
 """`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,9 @@ from paged.cli.view import render
 from paged.cli.watch import Watch
 from paged.extras import has_extra, installed_by
 from paged.simulator import Load, Scenario, Simulation, SimulationResult
-from paged.traces import Trace
 
 if TYPE_CHECKING:
-    from paged.model.loading import LoadedModel
+    pass
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
@@ -89,24 +88,36 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """The simulation under pressure, and what comparing it with one in ample memory gave."""
     out = console()
-    with out.status("reading the model: a few seconds") if out.is_terminal and not is_silent else nullcontext():
+    waits = "reading the model: a few seconds, and up to a minute the first time, when it is compiled"
+    with out.status(waits) if out.is_terminal and not is_silent else nullcontext():
         # Nobody could show it again for what ends at once.
         out.show_cursor()
         with at_once():
             from paged.checkpoint import checkpoint_path
+            from paged.demo.model_answers import ModelAnswers
             from paged.demo.real_text import RealText
             from paged.model.loading import load_model
 
             model = load_model(checkpoint_path())
-    trace = WITH_MODEL.load.build()
-    prompt_of = RealText(trace, model.tokenizer).prompt
-    ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)
-    tight, tokens, seconds = _answered(model, trace, prompt_of, WITH_MODEL, TITLE, speed, is_silent)
+        trace = WITH_MODEL.load.build()
+        prompt_of = RealText(trace, model.tokenizer).prompt
+        ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)
+        schedulers = [scenario.scheduler() for scenario in (WITH_MODEL, ample_memory)]
+        answers = [ModelAnswers(model, scheduler) for scheduler in schedulers]
+        under_pressure, with_ample = [
+            Simulation(
+                trace, scheduler, WITH_MODEL.device.cost_model(), check=True, prompt_of=prompt_of, answer=its_answers
+            )
+            for scheduler, its_answers in zip(schedulers, answers, strict=True)
+        ]
+    _run(under_pressure, TITLE, speed, is_silent, answers[0].texts)
+    tight, tokens, seconds = under_pressure.result(), answers[0].tokens, answers[0].seconds
     try:
-        ample, expected, _ = _answered(model, trace, prompt_of, ample_memory, AMPLE_TITLE, 1000.0, is_silent)
+        _run(with_ample, AMPLE_TITLE, 1000.0, is_silent, answers[1].texts)
     except KeyboardInterrupt:
         _show(tight, {}, is_silent)
         raise
+    ample, expected = with_ample.result(), answers[1].tokens
     num_tokens = sum(map(len, tokens.values()))
     return tight, {
         "model": "the checkpoint that ships with paged",
@@ -115,27 +126,6 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
         "model_s": seconds,
         "tokens_per_s": num_tokens / seconds if seconds else 0.0,
     }
-
-
-def _answered(
-    model: "LoadedModel",
-    trace: Trace,
-    prompt_of: Callable[[int], Any],
-    scenario: Scenario,
-    title: str,
-    speed: float,
-    is_silent: bool,
-) -> tuple[SimulationResult, dict[str, list[int]], float]:
-    """One simulation with the model: its figures, every request's tokens, and the seconds that the model took."""
-    from paged.demo.model_answers import ModelAnswers
-
-    scheduler = scenario.scheduler()
-    answers = ModelAnswers(model, scheduler)
-    simulation = Simulation(
-        trace, scheduler, scenario.device.cost_model(), check=True, prompt_of=prompt_of, answer=answers
-    )
-    _run(simulation, title, speed, is_silent, answers.texts)
-    return simulation.result(), answers.tokens, answers.seconds
 
 
 def _run(simulation: Simulation, title: str, speed: float, is_silent: bool, texts: Mapping[str, str]) -> None:

@@ -23,8 +23,7 @@ from paged import (
     StructuredOutputsParams,
 )
 from paged.cli.options import Json
-from paged.cli.show import console, counted, print_json, printed, progress_bar, say, table
-from paged.cli.signals import at_once
+from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
 
 if TYPE_CHECKING:
     from paged.engine import Engine
@@ -216,7 +215,7 @@ def generate(
     # What is wrong with these is said before a model is loaded.
     if search is not None:
         _must_be_plain(params, "beam_width" if beam_width is not None else "contrastive")
-    with at_once():
+    with loading(model):
         from paged import LLM
 
         llm = LLM(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from paged import InvalidConfig
-from paged.cli.signals import at_once
+from paged.cli.show import loading
 from paged.extras import import_with_extra
 from paged.hardware import model_named
 
@@ -50,7 +50,7 @@ def loaded_model(
     """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
     # Said before torch is imported, which takes a while.
     described = None if shape is None else model_named(shape)
-    with at_once():
+    with loading(shape or model):
         torch = import_with_extra("torch", wanted)
         from paged.checkpoint import checkpoint_path
         from paged.model.loading import load_model

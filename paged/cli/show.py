@@ -4,8 +4,8 @@ Knows standard output, and standard error for who waits. Does not know what the 
 """
 
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
+
+from paged.cli.signals import at_once
 
 
 def console() -> Console:
@@ -34,6 +36,16 @@ def say(text: str) -> None:
     """What is not a result, in one line on standard error. Where that takes nothing (a full disk), the work goes on without."""
     with suppress(OSError):
         print(f"paged: {' '.join(text.split())}", file=sys.stderr)
+
+
+@contextmanager
+def loading(what: object) -> Iterator[None]:
+    """Within the block libraries and a model are loaded. It is said at once to somebody who waits at a terminal, and a signal ends the process
+    where it is."""
+    if sys.stderr.isatty():
+        say(f"loading {what or 'the model that ships'}")
+    with at_once():
+        yield
 
 
 def print_json(document: Any) -> None:

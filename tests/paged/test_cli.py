@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -111,20 +113,44 @@ def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings
     assert json.loads(out)["steps"] == 989
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no such terminals")
+@pytest.mark.parametrize("command", [["generate", "-p", "a"], ["chat"], ["bench", "engine"], ["bench", "attention"]])
+def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
+    ours, theirs = os.openpty()
+    program = "import sys; sys.modules['torch'] = None; from paged.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *command], stdin=theirs, stderr=theirs)
+    lines = os.read(ours, 4096).decode().splitlines()
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 2
+    assert re.fullmatch("paged: loading (the model that ships|torch and the backends)", lines[0])
+    assert "needs torch, which is not installed" in lines[1]
+
+
 @needs_a_model
 def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypatch):
+    from paged.demo import model_answers
+
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, height=24)
     for module in ("paged.cli.demo", "paged.cli.show"):
         monkeypatch.setattr(f"{module}.console", lambda: terminal)
+
+    def marked(*arguments, **options):
+        screen.write("<compiled>")
+        return runner_for(*arguments, **options)
+
+    runner_for = model_answers.runner_for
+    monkeypatch.setattr(model_answers, "runner_for", marked)
     status, out, err = paged("demo", "--speed", 1000)
     assert (status, out, err) == (0, "", "")
     drawn = screen.getvalue()
     for words in ("96 blocks of 8 tokens", "preempted", "160 of 160 requests ended", "prefix hits", "0 violations"):
         assert words in drawn
     assert "██" in drawn
-    # What takes long comes first, and says so.
-    assert 0 <= drawn.index("reading the model: a few seconds") < drawn.index("96 blocks of 8 tokens")
+    # What takes long comes first, and says so until nothing more has to be made.
+    waits = "reading the model: a few seconds"
+    assert drawn.index(waits) < drawn.rindex("<compiled>") < drawn.rindex(waits) < drawn.index("96 blocks of 8 tokens")
 
 
 def test_a_simulation_into_a_pipe_is_one_figure_a_line(paged):

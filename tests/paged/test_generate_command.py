@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,6 +169,25 @@ def test_answers_that_failed_are_status_1_and_one_line_that_says_how_many_and_wh
 def test_a_chat_without_an_answer_ends_with_status_1_and_says_why(paged, broken_weights, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\nAnd a set?\n"))
     assert paged("chat", "--model", broken_weights) == (1, "\n", f"paged: no answer: {NAN}\n")
+
+
+def test_who_chats_at_a_terminal_is_told_what_answers_and_how_to_leave():
+    ours, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-m", "paged", "chat"], stdin=theirs, stdout=theirs, stderr=theirs) as chat:
+        os.close(theirs)
+        said = ""
+        while "> " not in said:
+            said += os.read(ours, 4096).decode()
+        os.write(ours, b"\x04")
+        assert chat.wait(60) == 0
+    lines = said.splitlines()
+    assert lines == [
+        "paged: loading the model that ships",
+        "paged: the model that ships continues text from Python's documentation; it does not converse",
+        "paged: an empty line or Ctrl-D ends the conversation",
+        "> ",
+    ]
+    os.close(ours)
 
 
 def virtual_memory():
