@@ -84,8 +84,10 @@ class Guard:
         except ApiError as error:
             await _respond(send, error, request_id)
             return
+        # A key that everybody may choose names nobody.
+        client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
         call = Call(
-            request_id, path, arrived, key, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
+            request_id, path, arrived, client, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
         )
         scope["state"]["call"] = call
         is_read = False

@@ -43,12 +43,12 @@ SHIPPED_NAME = "paged"
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and how: `key` is what the client showed, `tenant` whose it is."""
+    """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is."""
 
     id: str
     path: str
     arrived: float
-    key: str
+    client: str
     tenant: str | None
     body: bytes
     traceparent: str | None = None
@@ -301,7 +301,7 @@ class Front:
                 forecast[behind],
                 "deadline",
             )
-        self.gate.enter(call.tenant, fingerprint_of(call.key, call.body), num, sum(map(len, prompts)), now, forecast)
+        self.gate.enter(call.tenant, fingerprint_of(call.client, call.body), num, sum(map(len, prompts)), now, forecast)
 
     def forecast(self, now: float) -> list[float]:
         """In how many seconds each waiting request begins, and those that would come behind them, as the engine said last."""
