@@ -63,7 +63,7 @@ def serving(side: str, python: Path, model: Path, dtype: str, blocks: int, log: 
     address = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 300
-        while not answers(address if side == "vllm" else address + "/ready?"):
+        while not answers(address):
             if time.monotonic() > until or process.poll() is not None:
                 raise SystemExit(f"{side}: the server does not answer\n{log.read_text()[-4000:]}")
             time.sleep(0.5)

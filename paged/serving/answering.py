@@ -20,7 +20,7 @@ from paged.block_manager import PagedError
 from paged.results import Completion, EngineOutput
 from paged.sampling import NoTokenAllowed
 from paged.serving.answers import DONE, Form, Usage, encode, error_event
-from paged.serving.engine_client import EngineAway, EngineDied, Inbox, RefusedByEngine
+from paged.serving.engine_client import EngineAway, Inbox, RefusedByEngine
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
 from paged.serving.records import RequestRecord
 
@@ -28,7 +28,6 @@ Send = Callable[[dict[str, Any]], Any]
 _BODY = "http.response.body"
 # Errors of the engine that say that a request is too long for it.
 _TOO_LONG = {"NeverFits"}
-RESTART_S = 1.0
 
 
 class ClientGone(PagedError, ConnectionError):
@@ -270,7 +269,5 @@ def as_api_error(error: PagedError) -> ApiError:
     if isinstance(error, RefusedByEngine):
         return wrong(str(error), code="context_length_exceeded" if error.kind in _TOO_LONG else None)
     if isinstance(error, EngineAway):
-        return unavailable(str(error), error.back_in_s)
-    if isinstance(error, EngineDied):
-        return unavailable(str(error), RESTART_S, "engine_died")
+        return unavailable(str(error), error.back_in_s, error.code)
     return ApiError(500, str(error), kind=SERVER, code="internal_error")

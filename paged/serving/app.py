@@ -23,7 +23,7 @@ from paged.serving.answering import as_api_error
 from paged.serving.answers import encode
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paged.serving.dashboard import page
-from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, unavailable, wrong
+from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
 
@@ -84,8 +84,10 @@ class Guard:
         except ApiError as error:
             await _respond(send, error, request_id)
             return
+        # A key that everybody may choose names nobody.
+        client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
         call = Call(
-            request_id, path, arrived, key, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
+            request_id, path, arrived, client, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
         )
         scope["state"]["call"] = call
         is_read = False
@@ -251,9 +253,10 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         """Continue a conversation."""
         return await front.chat(body, _call(request))
 
-    @app.get("/v1/models", responses={401: _ERRORS[401]})
+    @app.get("/v1/models", responses={status: _ERRORS[status] for status in (401, 503)})
     async def models(request: Request) -> Response:
         """The model that is served, by all of its names."""
+        front.must_have_begun()
         ready = front.engine.ready
         data = [
             {
@@ -269,9 +272,10 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         ]
         return JSONResponse({"object": "list", "data": data}, headers=_headers(request))
 
-    @app.get("/v1/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]})
+    @app.get("/v1/models/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def model(name: str, request: Request) -> Response:
         """One of them."""
+        front.must_have_begun()
         front.must_know(name)
         found = {"id": name, "object": "model", "created": front.began, "owned_by": "paged"}
         return JSONResponse(found, headers=_headers(request))
@@ -311,9 +315,8 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/health", responses={503: _ERRORS[503]})
     async def health() -> Response:
-        """Whether the server lives: 503 once its engine is gone for good."""
-        if front.engine.state == "dead":
-            raise unavailable(front.engine.why, None)
+        """Whether the server lives: 503 until its engine takes requests for the first time, and once that is gone for good."""
+        front.must_have_begun()
         return JSONResponse({"status": "ok"})
 
     app.add_api_route("/ping", health, methods=["GET"], responses={503: _ERRORS[503]})
@@ -353,6 +356,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/dashboard/feed", include_in_schema=False)
     async def feed() -> Response:
         """What it shows, as server-sent events."""
+        front.must_serve()
         return front.sight.feed()
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})

@@ -31,16 +31,20 @@ MOST_TRIES = 2
 """Engines that a request is given to."""
 
 
-class EngineDied(PagedError, RuntimeError):
-    """The engine process ended while it had this request."""
-
-
 class EngineAway(PagedError, RuntimeError):
-    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come."""
+    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come. `code` is what a client is told."""
 
-    def __init__(self, message: str, back_in_s: float | None) -> None:
+    def __init__(self, message: str, back_in_s: float | None, code: str = "engine_unavailable") -> None:
         super().__init__(message)
         self.back_in_s = back_in_s
+        self.code = code
+
+
+class EngineDied(EngineAway):
+    """The engine process ended while it had this request."""
+
+    def __init__(self, message: str, back_in_s: float | None) -> None:
+        super().__init__(message, back_in_s, "engine_died")
 
 
 class RefusedByEngine(PagedError, ValueError):
@@ -130,7 +134,7 @@ class _Held:
 class EngineClient:
     """The engine of a server. Belongs to one event loop.
 
-    on_ready, on_stepped, on_restart, on_gap
+    on_ready, on_stepped, on_death, on_gap
                 called with Ready, with each Stepped, when an engine died, and with the seconds between two steps' tokens of an answer
     """
 
@@ -162,7 +166,7 @@ class EngineClient:
         self.num_restarts = 0
         self.on_ready: Callable[[Ready], None] | None = None
         self.on_stepped: Callable[[Stepped], None] | None = None
-        self.on_restart: Callable[[], None] | None = None
+        self.on_death: Callable[[], None] | None = None
         self.on_gap: Callable[[float], None] | None = None
 
     def start(self) -> None:
@@ -195,14 +199,21 @@ class EngineClient:
         """Whether a request of this id has not ended."""
         return request_id in self._held
 
+    @property
+    def back_in_s(self) -> float | None:
+        """Seconds until the engine takes requests, if it starts as fast as the last time; None: it never will."""
+        if self.state == "ready":
+            return 0.0
+        if self.state in ("dead", "closed"):
+            return None
+        return max(1.0, self._began_at + self._takes_s - self._clock())
+
     def must_take(self) -> None:
         """Raise EngineAway where no requests are taken."""
-        if self.state == "ready":
-            return
-        if self.state in ("dead", "closed"):
-            raise EngineAway(self.why, None)
-        left = max(1.0, self._began_at + self._takes_s - self._clock())
-        raise EngineAway(f"the engine is {self.state}.", left)
+        if self.state == "starting":
+            raise EngineAway("the engine is starting.", self.back_in_s, "engine_starting")
+        if self.state != "ready":
+            raise EngineAway(self.why or f"the engine is {self.state}.", self.back_in_s)
 
     def submit(self, adds: list[Add], inbox: Inbox) -> None:
         """Give the engine a call's requests. Raises EngineAway."""
@@ -239,7 +250,7 @@ class EngineClient:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-        self._fail_all(EngineDied(self.why))
+        self._fail_all(EngineDied(self.why, None))
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -252,6 +263,9 @@ class EngineClient:
                 # It could not even begin: the next one could not either.
                 self._die(failure)
                 return
+            self.figures = None
+            if self.on_death is not None:
+                self.on_death()
             self._deaths.append(now)
             while self._deaths and self._deaths[0] < now - self._settings.restart_window_s:
                 self._deaths.popleft()
@@ -262,12 +276,10 @@ class EngineClient:
                 return
             self.num_restarts += 1
             self._pass_on()
-            if self.on_restart is not None:
-                self.on_restart()
 
     def _die(self, why: str) -> None:
         self.state, self.why, self.ready = "dead", why, None
-        self._fail_all(EngineDied(why))
+        self._fail_all(EngineDied(why, None))
         self._has_begun.set()
 
     async def _live(self) -> str | None:
@@ -307,6 +319,8 @@ class EngineClient:
             out.close(linger=0)
             incoming.close(linger=0)
             self.state = "restarting" if self.state == "ready" else self.state
+            # The next one begins now.
+            self._began_at = self._clock()
             for answer in self._questions.values():
                 if not answer.done():
                     answer.set_result(None)
@@ -371,7 +385,7 @@ class EngineClient:
 
     def _pass_on(self) -> None:
         """The engine died: what it had begun has failed, the rest waits for the next one."""
-        error = EngineDied("the engine died while it had this request; it was not finished.")
+        error = EngineDied("the engine died while it had this request; it was not finished.", self.back_in_s)
         for request_id, held in list(self._held.items()):
             if held.has_begun or held.num_tries >= MOST_TRIES:
                 del self._held[request_id]

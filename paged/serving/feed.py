@@ -18,6 +18,14 @@ SILENCE_S = 10.0
 """A server that says nothing for so long is away."""
 
 
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Failure(msgspec.Struct):
+    error: _Error
+
+
 class NoFeed(PagedError, ConnectionError):
     """No pictures come from `url`: nobody is there, or the key is wrong, or it is another kind of server."""
 
@@ -29,7 +37,8 @@ class NoFeed(PagedError, ConnectionError):
 def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:
     """The server's pictures as they come, without an end. `url` is the server's, with what a proxy strips off the path.
 
-    Raises NoFeed for an address that is none, at once where nothing answers or the key is refused, and later when the server goes away.
+    Raises NoFeed for an address that is none, at once where nothing answers, the key is refused or no engine runs, and later when the server
+    goes away.
     """
     connection, path = _connection(url)
     headers = {"Accept": "text/event-stream", **({} if key is None else {"Authorization": f"Bearer {key}"})}
@@ -80,5 +89,10 @@ def _check(url: str, answer: http.client.HTTPResponse, key: str | None) -> None:
         )
         raise NoFeed(url, why)
     kind = answer.headers.get_content_type()
+    if answer.status == 503 and kind == "application/json":
+        try:
+            raise NoFeed(url, msgspec.json.decode(answer.read(), type=_Failure).error.message)
+        except msgspec.MsgspecError:
+            pass
     if answer.status != 200 or kind != "text/event-stream":
         raise NoFeed(url, f"no paged server: /dashboard/feed answers with status {answer.status}, {kind}.")

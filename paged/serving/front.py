@@ -21,7 +21,7 @@ from paged.checkpoint import checkpoint_path
 from paged.extras import import_with_extra
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
-from paged.serving.answering import Answering
+from paged.serving.answering import Answering, as_api_error
 from paged.serving.answers import Form
 from paged.serving.asking import Asking
 from paged.serving.bodies import ChatRequest, CompletionRequest
@@ -43,12 +43,12 @@ SHIPPED_NAME = "paged"
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and how: `key` is what the client showed, `tenant` whose it is."""
+    """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is."""
 
     id: str
     path: str
     arrived: float
-    key: str
+    client: str
     tenant: str | None
     body: bytes
     traceparent: str | None = None
@@ -92,7 +92,7 @@ class Front:
             spans_lost=lambda: 0 if self.traces is None else self.traces.lost,
         )
         self.engine.on_ready, self.engine.on_stepped = self.metrics.ready, self.metrics.stepped
-        self.engine.on_restart, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
+        self.engine.on_death, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
         self.is_draining = False
         self._open: set[Answering] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -137,9 +137,14 @@ class Front:
         try:
             self.engine.must_take()
         except EngineAway as error:
-            raise unavailable(str(error), error.back_in_s) from None
+            raise as_api_error(error) from None
         assert self.engine.ready is not None, "it takes requests"
         return self.engine.ready
+
+    def must_have_begun(self) -> None:
+        """Raise ApiError where the engine has not begun for the first time, or never will again."""
+        if self.engine.state in ("starting", "dead"):
+            self.must_serve()
 
     def must_know(self, model: str | None) -> str:
         """The name by which the model is called, which the client may leave out. Raises ApiError."""
@@ -301,7 +306,7 @@ class Front:
                 forecast[behind],
                 "deadline",
             )
-        self.gate.enter(call.tenant, fingerprint_of(call.key, call.body), num, sum(map(len, prompts)), now, forecast)
+        self.gate.enter(call.tenant, fingerprint_of(call.client, call.body), num, sum(map(len, prompts)), now, forecast)
 
     def forecast(self, now: float) -> list[float]:
         """In how many seconds each waiting request begins, and those that would come behind them, as the engine said last."""

@@ -3,24 +3,30 @@
     | waiting requests | places kept for those who were told to come | free |        up to max_waiting
 
 Who is not let in is told when to come, by the scheduler's forecast of when places become free, and from then on a place is kept for him: who
-comes again, known by his key and what he asks, is let in before anyone who came later. A kept place lapses when nobody comes. Half of the places
-are never kept, so that those who do not come again leave no engine idle. Knows counts, times and fingerprints. Does not know HTTP or requests.
+comes again, known by who he is and what he asks, is let in before anyone who came later. Clients that are alike in both have a place each, and
+the one that comes when a place is due takes it: who comes before any is due was told nothing yet, and is told a time of his own. A kept place
+lapses when nobody comes. Half of the places are never kept, so that those who do not come again leave no engine idle. Knows counts, times and
+fingerprints. Does not know HTTP or requests.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
+from bisect import insort
+from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from paged.serving.errors import overloaded
 from paged.serving.settings import Settings, Tenant
 
-EARLY_S = 1.0
-"""Who comes so much before his time is let in, if there is room."""
+EARLY_S = 0.01
+"""Who comes so much before his time has waited as told: a client counts from the moment when it is told, and a timer may be a little early."""
 LAPSE_S = 10.0
 """For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
 MOST_KEPT = 10_000
+MOST_ALIKE = 512
+"""Places beside the first for clients that cannot be told apart, all in all: one that asks every second, whatever it is told, looks like many."""
 LEAST_WAIT_S = 0.5
 SPARE = 1.15
 """Places pass before a promised one for each place that is promised already: were all promised, each delay would turn somebody away."""
@@ -77,9 +83,12 @@ class Gate:
         self.all = Crowd(settings.max_waiting, settings.max_waiting_tokens)
         self._tenants: dict[str, Crowd] = {}
         self._of_name: dict[str, Tenant] = {tenant.name: tenant for tenant in settings.tenants}
-        self._kept: OrderedDict[tuple[str | None, bytes], deque[Kept]] = OrderedDict()
+        # Of each, the earliest first.
+        self._kept: dict[tuple[str | None, bytes], list[Kept]] = {}
         # In the order in which they were promised, whoever's they are: those at the front lapse first, or nearly.
         self._promised: deque[tuple[tuple[str | None, bytes], Kept]] = deque()
+        # Places beside the first of each.
+        self._num_alike = 0
 
     def enter(
         self, tenant: str | None, fingerprint: bytes, num: int, tokens: int, now: float, forecast: Sequence[float]
@@ -94,24 +103,14 @@ class Gate:
         mine = self._kept.get(key)
         is_kept = mine is not None and now >= mine[0].due - EARLY_S
         has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd})
+        if mine is not None and is_kept:
+            # He takes it, or is told another time.
+            self._give_up(key, mine[0])
         if has_room and (is_kept or not self._is_too_long(num, forecast)):
-            if mine is not None:
-                self._give_up(key, mine[0])
             self._count(tenant, num, tokens)
             return
-        if mine is not None and now < mine[0].due:
-            # He came too early: his place is kept still.
-            raise overloaded("too early; there is room when you were told.", mine[0].due - now)
-        if mine is not None:
-            self._give_up(key, mine[0])
         wait = self._wait(crowd, num, forecast)
-        due = now + wait
-        if len(self._promised) < MOST_KEPT:
-            kept = Kept(num, due, due + max(LAPSE_S, wait))
-            self._kept.setdefault(key, deque()).append(kept)
-            self._promised.append((key, kept))
-            for each in {self.all, crowd}:
-                each.num_kept += num
+        self._keep(key, Kept(num, now + wait, now + wait + max(LAPSE_S, wait)))
         full = f"{self.all.num} requests wait" if crowd is self.all else f"{crowd.num} requests of yours wait"
         raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
 
@@ -157,11 +156,24 @@ class Gate:
             each.tokens += tokens
             assert each.num >= 0, "who leaves was let in"
 
+    def _keep(self, key: tuple[str | None, bytes], kept: Kept) -> None:
+        """A place is kept from now on, if not too many are."""
+        is_alike = key in self._kept
+        if len(self._promised) >= MOST_KEPT or (is_alike and self._num_alike >= MOST_ALIKE):
+            return
+        self._num_alike += is_alike
+        insort(self._kept.setdefault(key, []), kept, key=attrgetter("due"))
+        self._promised.append((key, kept))
+        for each in {self.all, self._crowd(key[0])}:
+            each.num_kept += kept.num
+
     def _give_up(self, key: tuple[str | None, bytes], kept: Kept) -> None:
         """A place is kept no more."""
         mine = self._kept[key]
         mine.remove(kept)
-        if not mine:
+        if mine:
+            self._num_alike -= 1
+        else:
             del self._kept[key]
         kept.lapses = -1.0
         for each in {self.all, self._crowd(key[0])}:
@@ -194,8 +206,8 @@ def later(forecast: Sequence[float], num_begun: int, age: float) -> list[float]:
     return [max(0.0, each - age) for each in left]
 
 
-def fingerprint_of(key: str, body: bytes) -> bytes:
-    """By which who comes again is known: what he asks, and by whose key."""
+def fingerprint_of(client: str, body: bytes) -> bytes:
+    """By which who comes again is known: what he asks, and who he is (his key, or where he calls from)."""
     return hashlib.blake2b(
-        body, key=hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), digest_size=16
+        body, key=hashlib.sha256(client.encode("utf-8", "surrogateescape")).digest(), digest_size=16
     ).digest()

@@ -26,6 +26,9 @@ MOST_LINES = 8192
 MOST_BYTES = 16 * 2**20
 """That wait to be written; lines beyond are lost."""
 
+_NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
+"""Codes of a request that came before the engine had begun, or after the server was told to end: neither is the server's failure."""
+
 
 class HasFileno(Protocol):
     """A file, a pipe, a terminal."""
@@ -181,7 +184,7 @@ class RequestLog:
         took = durations(record)
         return Line(
             time=self._now(),
-            level="error" if record.status >= 500 else "warning" if record.status >= 400 else "info",
+            level=_level_of(record),
             id=record.id,
             endpoint=record.endpoint,
             tenant=record.tenant,
@@ -203,6 +206,12 @@ class RequestLog:
             prompt=record.prompt if self._with_prompts else msgspec.UNSET,
             answer=record.answer if self._with_prompts else msgspec.UNSET,
         )
+
+
+def _level_of(record: RequestRecord) -> str:
+    if record.status >= 500 and (record.submitted is not None or record.error not in _NOT_YET_OR_NO_MORE):
+        return "error"
+    return "warning" if record.status >= 400 else "info"
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -55,13 +55,17 @@ class Sight:
         while self._lookers:
             try:
                 picture = await self._engine.ask("snapshot")
-            except EngineAway:
+            except EngineAway as error:
+                if error.back_in_s is None:
+                    break
                 picture = None
-            if picture is not None:
-                for looker in self._lookers:
-                    _hand(looker, b"data: " + picture + b"\n\n")
+            for looker in self._lookers:
+                # A comment, which says that the server lives.
+                _hand(looker, b": no engine\n\n" if picture is None else b"data: " + picture + b"\n\n")
             await asyncio.sleep(EVERY_S)
         self._taker = None
+        for looker in self._lookers:
+            _hand(looker, None)
 
 
 def _hand(looker: asyncio.Queue[bytes | None], picture: bytes | None) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.serving.errors import ApiError
-from paged.serving.gate import Gate, fingerprint_of, later
+from paged.serving.gate import MOST_ALIKE, Gate, fingerprint_of, later
 from paged.serving.settings import Settings, Tenant
 
 
@@ -44,13 +44,49 @@ def test_a_place_is_kept_for_who_was_told_to_come_and_not_given_to_who_came_late
     assert door.all.num == 4
 
 
-def test_who_comes_too_early_keeps_his_place_and_is_told_what_is_left():
+def test_who_comes_too_early_keeps_his_place():
     door = gate()
     for i in range(4):
         refused(door, f"r{i}", 0.0)
     refused(door, "told", 0.0, [5.0] * 4)
     assert refused(door, "told", 2.0, [3.0] * 4) == pytest.approx(3.0)
-    assert door.num_kept == 1
+    door.leave(None, 1, 10)
+    assert refused(door, "newcomer", 5.0, [1.0] * 4) is not None
+    assert refused(door, "told", 5.0, [1.0] * 4) is None
+
+
+def test_each_of_those_that_ask_the_same_is_told_a_time_of_his_own_and_let_in_then():
+    door = gate()
+    for i in range(4):
+        refused(door, f"r{i}", 0.0)
+    forecast = [1.0 * place for place in range(1, 20)]
+    told = [refused(door, "same", 0.0, forecast) for _ in range(9)]
+    assert told == sorted(set(told)) and door.num_kept == 9
+    for due in told:
+        if door.all.num == 4:
+            door.leave(None, 1, 10)
+        assert refused(door, "same", due, forecast) is None
+    assert door.num_kept == 0
+
+
+def test_nobody_is_told_that_he_came_too_early():
+    door = gate(1)
+    refused(door, "same", 0.0)
+    for _ in range(90):
+        with pytest.raises(ApiError, match=r"^1 requests wait; there is room in about [\d.]+ s\.$"):
+            door.enter(None, b"same", 1, 10, 0.0, [1.0])
+
+
+def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for_clients_that_are_alike():
+    door = gate()
+    for i in range(4):
+        refused(door, f"r{i}", 0.0)
+    for moment in range(2 * MOST_ALIKE):
+        refused(door, "same", moment / 1e6, [1e4] * 4)
+    assert door.num_kept == 1 + MOST_ALIKE
+    # Another one has his place all the same.
+    assert refused(door, "other", 1.0, [1e4] * 4) is not None
+    assert door.num_kept == 2 + MOST_ALIKE
 
 
 def test_who_does_not_come_loses_his_place():
@@ -101,7 +137,7 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_may_be_waited():
     assert refused(door, "later", 0.0, forecast) == 3.0
 
 
-def test_what_is_asked_and_by_whose_key_is_the_fingerprint():
+def test_what_is_asked_and_by_whom_is_the_fingerprint():
     assert fingerprint_of("k", b"a") == fingerprint_of("k", b"a")
     assert len({fingerprint_of(*each) for each in [("k", b"a"), ("k", b"b"), ("l", b"a"), ("", b"a")]}) == 4
 
@@ -148,9 +184,9 @@ def test_a_forecast_that_has_grown_old_is_that_of_those_who_wait_still():
     assert later([], 3, 1.0) == []
 
 
-def replayed(load, error, seed, num=3000, max_waiting=16):
+def replayed(load, error, seed, num=3000, max_waiting=16, is_same=False):
     """Of clients that wait as told and come again, the share that is let in then. One request is served at a time, for a second in the mean;
-    what is forecast is the mean, off by a factor of up to 1 ± `error`."""
+    what is forecast is the mean, off by a factor of up to 1 ± `error`. `is_same`: all ask the same, without a key, from one address."""
     random_ = random.Random(seed)
     door = gate(max_waiting)
     events, now = [], 0.0
@@ -165,7 +201,7 @@ def replayed(load, error, seed, num=3000, max_waiting=16):
         else:
             off = random_.uniform(1 - error, 1 + error)
             forecast = [max(0.0, free_at - now) + off * place for place in range(waiting + 256)]
-            wait = refused(door, f"client{who}", now, forecast)
+            wait = refused(door, "same" if is_same else f"client{who}", now, forecast)
             if what == "comes again":
                 again[who] = wait is None
             if wait is None:
@@ -185,3 +221,8 @@ def replayed(load, error, seed, num=3000, max_waiting=16):
 @pytest.mark.parametrize("error", [0.0, 0.3])
 def test_nine_of_ten_who_wait_as_told_are_let_in_when_they_come_again(load, error):
     assert replayed(load, error, seed=1) >= 0.9
+
+
+@pytest.mark.parametrize("load", [1.4, 3.0])
+def test_nine_of_ten_of_those_that_ask_the_same_are_let_in_when_they_were_told(load):
+    assert replayed(load, 0.3, seed=1, num=800, is_same=True) >= 0.9
