@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,13 +40,17 @@ SWEEP_S = 1.0
 INLINE_CHARS = 8_000
 """Longer texts are made tokens of in another thread."""
 SHIPPED_NAME = "paged"
+MOST_NAMED = 1000
+"""Calls that are found by their X-Request-Id."""
 
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and how: `key` is what the client showed, `tenant` whose it is."""
+    """Who calls, and how: `key` is what the client showed, `tenant` whose it is. `id` may be the client's own, for its logs and ours; several calls
+    may have it. `own_id` is the server's, and no other call has it."""
 
     id: str
+    own_id: str
     path: str
     arrived: float
     key: str
@@ -95,6 +100,7 @@ class Front:
         self.engine.on_restart, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
         self.is_draining = False
         self._open: set[Answering] = set()
+        self._named: OrderedDict[str, str] = OrderedDict()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -129,6 +135,10 @@ class Front:
     def num_open(self) -> int:
         """Calls that are being answered."""
         return len(self._open)
+
+    def engine_id(self, name: str) -> str:
+        """The engine's name for the first prompt of the latest call with this X-Request-Id; the name itself if there is none."""
+        return self._named.get(name, name)
 
     def must_serve(self) -> Ready:
         """Raise ApiError where no request is taken at the moment."""
@@ -180,7 +190,7 @@ class Front:
         opening = None
         if body.echo and body.stream:
             opening = [self.asking.text(prompt) for prompt in prompts]
-        form = Form(f"cmpl-{call.id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
+        form = Form(f"cmpl-{call.own_id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
         return self._answering(call, ready, body, prompts, params, form, opening)
 
     async def _chat(self, body: ChatRequest, call: Call) -> Answering:
@@ -192,7 +202,7 @@ class Front:
         )
         params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        form = Form(f"chatcmpl-{call.id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
+        form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
         return self._answering(call, ready, body, [prompt], params, form, None)
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
@@ -232,6 +242,10 @@ class Front:
         self._enter(call, prompts, now, deadline_s)
         inbox = Inbox()
         ids = [f"{form.id}-{place}" for place in range(len(prompts))]
+        self._named[call.id] = ids[0]
+        self._named.move_to_end(call.id)
+        if len(self._named) > MOST_NAMED:
+            self._named.popitem(last=False)
         waits = set(range(len(prompts)))
 
         def leave(place: int) -> None:
