@@ -12,6 +12,10 @@ from paged.door import shown
 from paged.sampling.errors import InvalidSampling
 
 
+MAX_CHARS = 262_144
+"""Of a schema, an expression, a grammar, or all choices."""
+
+
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     """An answer's form, by exactly one of these. Raises InvalidSampling. Names are vLLM's.
 
@@ -53,6 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidSampling(f"choice has to be a tuple of texts, at least one; got {shown(self.choice)}.")
             for text in self.choice:
                 _check_text("choice", text)
+            _check_size("choice", sum(map(len, self.choice)))
 
     @property
     def schema(self) -> str | None:
@@ -71,6 +76,12 @@ def _check_text(name: str, value: Any) -> None:
         raise InvalidSampling(
             f"{name} has half of a surrogate pair at character {error.start}: {shown(value)}."
         ) from None
+    _check_size(name, len(value))
+
+
+def _check_size(name: str, num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise InvalidSampling(f"{name} has {num_chars:,} characters; the most is {MAX_CHARS:,}.")
 
 
 def _check_schema(schema: Any) -> None:
@@ -80,6 +91,7 @@ def _check_schema(schema: Any) -> None:
         _check_text("json", schema)
     try:
         text = _as_text(schema)
+        _check_size("json", len(text))
         found = json.loads(text, parse_constant=_no_number)
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:

@@ -5,6 +5,7 @@ Knows OpenAI's and vLLM's meanings, defaults and limits, and a tokenizer. Does n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,15 @@ from paged.sampling.errors import InvalidSampling
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.scheduler import InvalidRequest
-from paged.serving.bodies import ChatRequest, CompletionRequest, Message, ResponseFormat, StructuredOutputs, Tool
+from paged.serving.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    field_of,
+)
 from paged.serving.errors import wrong
 from paged.serving.settings import Settings
 
@@ -85,7 +94,7 @@ class Asking:
                 options=options,
             )
         except (InvalidChat, InvalidRequest) as error:
-            raise wrong(str(error), _named_by(str(error)) or "messages") from None
+            raise wrong(str(error), field_of(str(error)) or "messages") from None
 
     def text(self, tokens: list[int]) -> str:
         """Token ids as text. Raises ApiError."""
@@ -170,13 +179,7 @@ class Asking:
                 **more,
             )
         except InvalidSampling as error:
-            raise wrong(str(error), _named_by(str(error))) from None
-
-
-def _named_by(message: str) -> str | None:
-    """The field that an error begins with, if it does."""
-    first = message.split(maxsplit=1)[0].rstrip(":")
-    return first if first in ChatRequest.model_fields or first in CompletionRequest.model_fields else None
+            raise wrong(str(error), field_of(str(error))) from None
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -203,6 +206,14 @@ def _biases(named: dict[str, Any] | None) -> dict[int, float] | None:
     return found
 
 
+def _text_of(schema: dict[str, Any]) -> str:
+    """As the engine gets it: MessagePack has no integers of more than 64 bits."""
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSampling(f"json is no JSON: {error}.") from None
+
+
 def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) -> StructuredOutputsParams | None:
     named = asked is not None and asked.type != "text"
     if structured is not None and named:
@@ -212,6 +223,8 @@ def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) ->
     try:
         if structured is not None:
             fields = structured.model_dump(by_alias=True, exclude_none=True)
+            if isinstance(structured.json_, dict):
+                fields["json"] = _text_of(structured.json_)
             if "choice" in fields:
                 fields["choice"] = tuple(fields["choice"])
             return StructuredOutputsParams(**fields)
@@ -225,6 +238,6 @@ def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) ->
             return StructuredOutputsParams(json_object=True)
         if asked.json_schema is None:
             raise wrong("response_format json_schema needs json_schema.", "response_format")
-        return StructuredOutputsParams(json=asked.json_schema.schema_)
+        return StructuredOutputsParams(json=_text_of(asked.json_schema.schema_))
     except InvalidSampling as error:
         raise wrong(str(error), "response_format" if structured is None else "structured_outputs") from None

@@ -248,3 +248,9 @@ class DetokenizeRequest(Body):
 
     model: StrictStr | None = None
     tokens: list[Token]
+
+
+def field_of(message: str) -> str | None:
+    """The field of a request that an error's message begins with, if it does."""
+    first = message.split(maxsplit=1)[0].rstrip(":")
+    return first if first in ChatRequest.model_fields or first in CompletionRequest.model_fields else None

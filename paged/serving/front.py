@@ -182,10 +182,10 @@ class Front:
 
     async def _completion(self, body: CompletionRequest, call: Call) -> Answering:
         ready, model = self.must_serve(), self.must_know(body.model)
-        params = self.asking.completion_params(body)
+        size = len(call.body)
+        params = await self._away(size, lambda: self.asking.completion_params(body))
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("echo with logprobs does not go with stream.", "echo")
-        size = len(call.body)
         prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
         opening = None
         if body.echo and body.stream:
@@ -200,7 +200,8 @@ class Front:
             len(call.body),
             lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
         )
-        params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
+        room = ready.max_model_len - len(prompt)
+        params = await self._away(len(call.body), lambda: self.asking.chat_params(body, room))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
         return self._answering(call, ready, body, [prompt], params, form, None)
@@ -277,6 +278,7 @@ class Front:
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
             opening_text=opening,
+            form_param="response_format" if body.structured_outputs is None else "structured_outputs",
             clock=self.clock,
             on_end=end,
             headers={"x-request-id": call.id},
