@@ -292,7 +292,8 @@ class Engine:
             extra_key=request.id if reads_prompt and not is_alone else None,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
-        grammars = [self._grammar_of(params) for _ in range(params.num_sequences)]
+        form = params.structured_outputs
+        grammars = [None if form is None else self._open_form(form) for _ in range(params.num_sequences)]
         seed = params.seed if params.seed is not None else seed_of(request.id, self._seed)
         live = LiveRequest(request.id, text, ids, params, now, self.model.tokenizer)
         with Uninterrupted():
@@ -330,12 +331,19 @@ class Engine:
             news.append(live.ended(sequence, list(hypothesis.tokens), reason, now, usage=found.usage))
         self._undelivered.add(news)
 
-    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
-        """The beginning of an answer in the form that was asked for. Raises MissingExtra, InvalidSampling for a form that cannot be followed,
-        and InvalidRequest for a model without a tokenizer, or without a token that ends an answer."""
-        form, model = params.structured_outputs, self.model
-        if form is None:
-            return None
+    def read_form(self, form: StructuredOutputsParams) -> None:
+        """Read an answer's form, which takes up to seconds, so that `add_request` finds it read. Another thread may do this while the engine
+        makes steps. Raises MissingExtra, InvalidSampling for a form that cannot be followed, and InvalidRequest for a model without a tokenizer,
+        or without a token that ends an answer."""
+        self._open_form(form)
+
+    def has_read(self, form: StructuredOutputsParams) -> bool:
+        """Whether a form has been read, and is kept."""
+        return self._grammars is not None and form in self._grammars
+
+    def _open_form(self, form: StructuredOutputsParams) -> Grammar:
+        """The beginning of an answer in this form. Raises as `read_form`."""
+        model = self.model
         if model.tokenizer is None or not model.eos_token_ids:
             lacks = "tokenizer" if model.tokenizer is None else "token that ends an answer"
             raise InvalidRequest(f"{model.path}: no {lacks} there, so structured_outputs cannot be followed.")

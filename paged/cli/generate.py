@@ -261,8 +261,6 @@ def _form(
         regex=regex,
         choice=tuple(choice) if choice else None,
         grammar=None if grammar is None else _decoded(str(grammar), grammar.read_bytes()),
-        # Small models like white space too much to come to an end.
-        disable_any_whitespace=schema is not None or is_object,
     )
 
 

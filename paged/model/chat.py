@@ -5,7 +5,9 @@ Knows messages and templates. Does not know how an answer is made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from paged.block_manager import PagedError
@@ -47,11 +49,13 @@ def chat_prompt(
     if tokenizer is None:
         raise InvalidChat("the model has no tokenizer, so messages cannot become a prompt.")
     if is_shipped:
+        _must_be_plain(messages, tools, options)
         parts = [_PLAIN[each["role"]].format(_as_said(each)) for each in messages]
         found: Any = tokenizer.encode("".join(parts) + _ANSWER, verbose=False)
         return [int(token) for token in found]
     if not tokenizer.chat_template:
         raise InvalidChat("the model's tokenizer has no chat template; make a prompt of the messages yourself.")
+    _must_be_read(tokenizer, tools, options or {})
     # It comes with transformers, which whoever has a tokenizer has.
     from jinja2 import TemplateError
 
@@ -67,6 +71,25 @@ def chat_prompt(
         raise InvalidChat(f"the chat template does not take these messages: {error}") from None
     ids = found["input_ids"] if isinstance(found, Mapping) else found
     return [int(token) for token in ids]
+
+
+def _must_be_plain(messages: Sequence[Message], tools: Any, options: Any) -> None:
+    """Raise InvalidChat for what the model that ships cannot be told."""
+    named = {name for message in messages for name in message if message[name]} - {"role", "content", "tool_call_id"}
+    named |= {name for name, value in (("tools", tools), ("chat_template_kwargs", options)) if value}
+    if named:
+        raise InvalidChat(f"{min(named)}: the model that ships has no chat template that could read it.")
+
+
+def _must_be_read(tokenizer: Any, tools: Any, options: Mapping[str, Any]) -> None:
+    """Raise InvalidChat for tools and options that the chat template does not read."""
+    template = tokenizer.chat_template
+    text = template if isinstance(template, str) else " ".join(template.values())
+    own = signature(tokenizer.apply_chat_template).parameters
+    for name in (*options, *(("tools",) if tools else ())):
+        if (name in own and name not in ("tools", "documents")) or not re.search(rf"\b{re.escape(name)}\b", text):
+            of = f"chat_template_kwargs: {name[:100]}" if name in options else name
+            raise InvalidChat(f"{of}: the model's chat template does not read it.")
 
 
 def _as_said(message: Message) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import llguidance.hf
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 from paged.sampling.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams
 
-# What a grammar may take of time and memory: llguidance's own limits.
-_LIMITS = LLParserLimits()
+# What a grammar may take of time and memory. The size is what takes time to read: one or two seconds at this limit.
+_LIMITS = LLParserLimits(max_grammar_size=16_384)
+# Tokens that are tried of a new grammar: what takes too much from its beginning is refused before an answer begins.
+_NUM_TRIED = 8
 
 # Grammars that are kept, so that a form that comes again is not read again.
 _MOST_KEPT = 64
@@ -49,29 +52,52 @@ class Grammar:
 
 
 class Grammars:
-    """The grammars of one model's answers."""
+    """The grammars of one model's answers. Several threads may use it at a time; llguidance lets others go on while it reads a form."""
 
     def __init__(self, tokenizer: Any, vocabulary_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = llguidance.hf.from_tokenizer(
             tokenizer, n_vocab=vocabulary_size, eos_token=list(eos_token_ids)
         )
+        self._vocabulary_size = vocabulary_size
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def __contains__(self, form: StructuredOutputsParams) -> bool:
+        """Whether the form has been read, and is kept."""
+        return _grammar_of(form) in self._known
 
     def open(self, form: StructuredOutputsParams) -> Grammar:
-        """The beginning of an answer of this form. Raises InvalidSampling where it is none that llguidance can read."""
+        """The beginning of an answer of this form. Raises InvalidSampling for one that llguidance cannot read, that takes too much, or that no
+        answer has."""
         text = _grammar_of(form)
-        matcher = self._known.pop(text, None)
+        with self._lock:
+            matcher = self._known.get(text)
         if matcher is None:
-            wrong = LLMatcher.validate_grammar(text, self._tokenizer, limits=_LIMITS)
-            if wrong:
-                raise InvalidSampling(
-                    f"structured_outputs: {_name_of(form)} cannot be followed: {' '.join(wrong.split())}"
-                )
             matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-        self._known[text] = matcher
-        if len(self._known) > _MOST_KEPT:
-            self._known.popitem(last=False)
+            self._try(matcher, form)
+        with self._lock:
+            self._known[text] = matcher
+            self._known.move_to_end(text)
+            if len(self._known) > _MOST_KEPT:
+                self._known.popitem(last=False)
         return Grammar(matcher.deep_copy())
+
+    def _try(self, matcher: LLMatcher, form: StructuredOutputsParams) -> None:
+        """Raise InvalidSampling unless an answer can begin. What is computed of the first token is kept."""
+        tried = matcher
+        for _ in range(_NUM_TRIED):
+            if not tried.is_error():
+                bits = llguidance.numpy.allocate_token_bitmask(1, self._vocabulary_size)
+                llguidance.numpy.fill_next_token_bitmask(tried, bits)
+            if tried.is_error():
+                # Behind it stands the state of the parser.
+                wrong = tried.get_error().split("<state>")[0]
+                wrong = "no answer has this form" if wrong.startswith("NoExtension") else " ".join(wrong.split())
+                raise InvalidSampling(f"structured_outputs: {_name_of(form)} cannot be followed: {wrong}")
+            tried = tried.deep_copy()
+            first = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            if tried.is_stopped() or not len(first) or not tried.try_consume_tokens(first[:1].tolist()):
+                return
 
 
 def allowed_tokens(grammars: Sequence[Grammar], vocabulary_size: int) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ import msgspec
 
 from paged.door import shown
 from paged.sampling.errors import InvalidSampling
+
+
+MAX_CHARS = 262_144
+"""Of a schema, an expression, a grammar, or all choices."""
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +25,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     choice       texts, one of which is the answer
     grammar      a grammar in Lark's syntax, as llguidance reads it
     disable_any_whitespace
-                 JSON has no more white space than it needs
+                 JSON has no white space that it does not need; with it, small models write white space until max_tokens
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -28,7 +33,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
-    disable_any_whitespace: bool = False
+    disable_any_whitespace: bool = True
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
@@ -52,6 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidSampling(f"choice has to be a tuple of texts, at least one; got {shown(self.choice)}.")
             for text in self.choice:
                 _check_text("choice", text)
+            _check_size("choice", sum(map(len, self.choice)))
 
     @property
     def schema(self) -> str | None:
@@ -70,6 +76,12 @@ def _check_text(name: str, value: Any) -> None:
         raise InvalidSampling(
             f"{name} has half of a surrogate pair at character {error.start}: {shown(value)}."
         ) from None
+    _check_size(name, len(value))
+
+
+def _check_size(name: str, num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise InvalidSampling(f"{name} has {num_chars:,} characters; the most is {MAX_CHARS:,}.")
 
 
 def _check_schema(schema: Any) -> None:
@@ -78,12 +90,19 @@ def _check_schema(schema: Any) -> None:
     if isinstance(schema, str):
         _check_text("json", schema)
     try:
-        found = msgspec.json.decode(_as_text(schema))
-    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as error:
+        text = _as_text(schema)
+        _check_size("json", len(text))
+        found = json.loads(text, parse_constant=_no_number)
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidSampling(f"json is no JSON: {error}.") from None
     if not isinstance(found, dict):
         raise InvalidSampling(f"json has to be an object that describes a document; got {shown(found)}.")
 
 
 def _as_text(schema: str | Mapping[str, Any]) -> str:
-    return schema if isinstance(schema, str) else msgspec.json.encode(dict(schema)).decode()
+    return schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")

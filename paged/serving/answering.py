@@ -19,7 +19,9 @@ from starlette.responses import Response
 from paged.block_manager import PagedError
 from paged.results import Completion, EngineOutput
 from paged.sampling import NoTokenAllowed
+from paged.sampling.adjustments import GrammarFailed
 from paged.serving.answers import DONE, Form, Usage, encode, error_event
+from paged.serving.bodies import field_of
 from paged.serving.engine_client import EngineAway, Inbox, RefusedByEngine
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
 from paged.serving.records import RequestRecord
@@ -49,6 +51,7 @@ class Answering(Response):
         include_usage: bool,
         continuous_usage: bool,
         opening_text: list[str] | None,
+        form_param: str | None,
         clock: Callable[[], float],
         on_end: Callable[[Answering], None],
         headers: dict[str, str],
@@ -63,6 +66,8 @@ class Answering(Response):
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._opening_text = opening_text
+        # The field that names the answers' form.
+        self._form_param = form_param
         self._clock = clock
         self._on_end = on_end
         self._more_headers = headers
@@ -87,11 +92,17 @@ class Answering(Response):
             record.status, record.error = 499, record.error or "client_gone"
             record.finish_reason = "abort"
         except PagedError as error:
-            await self._say(send, as_api_error(error))
+            await self._say(send, self._told(error))
         finally:
             listener.cancel()
             record.ended = self._clock()
             self._on_end(self)
+
+    def _told(self, error: PagedError) -> ApiError:
+        found = as_api_error(error)
+        if found.param == "structured_outputs":
+            found.param = self._form_param
+        return found
 
     def fail(self, error: PagedError) -> None:
         """End the call: its deadline has passed, say."""
@@ -138,7 +149,7 @@ class Answering(Response):
         except (ClientGone, asyncio.CancelledError):
             raise
         except PagedError as error:
-            failure = as_api_error(error)
+            failure = self._told(error)
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, error_event(failure.body()) + DONE, more=False)
             return
@@ -254,6 +265,8 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
     """Raise ApiError for a request that the engine ended without an answer."""
     if error is not None and error.startswith(NoTokenAllowed.__name__):
         raise wrong("no token may follow: what the request allows and forbids excludes all.", code="no_token_allowed")
+    if error is not None and error.startswith(GrammarFailed.__name__):
+        raise wrong(error.removeprefix(f"{GrammarFailed.__name__}: "), "structured_outputs", "invalid_value")
     if error is not None:
         raise ApiError(500, f"the engine could not finish this request: {error}", kind=SERVER, code="engine_error")
     if finish_reason == "rejected":
@@ -267,7 +280,7 @@ def as_api_error(error: PagedError) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByEngine):
-        return wrong(str(error), code="context_length_exceeded" if error.kind in _TOO_LONG else None)
+        return wrong(str(error), field_of(str(error)), "context_length_exceeded" if error.kind in _TOO_LONG else None)
     if isinstance(error, EngineAway):
         return unavailable(str(error), error.back_in_s, error.code)
     return ApiError(500, str(error), kind=SERVER, code="internal_error")

@@ -26,6 +26,7 @@ from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
+from paged.serving.strict import UNKNOWN, UNSUPPORTED, must_be_text
 
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
 _ADMIN = ("/requests/", "/dashboard/", "/debug/")
@@ -34,6 +35,7 @@ _KINDS = {"str", "int", "float", "bool", "TextPart"}
 # A body that is longer by so many times is not read to its end.
 _LINGERS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*\Z")
 _ERRORS: dict[int | str, Any] = {
     status: {
         "description": what,
@@ -62,8 +64,9 @@ class Guard:
         self._keys: list[tuple[bytes, str | None]] = [(digest_of(key), None) for key in settings.api_keys]
         self._keys += [(digest_of(key), tenant.name) for tenant in settings.tenants for key in tenant.keys]
         self._digests = [digest for digest, _ in self._keys]
-        self._admins = [digest_of(key) for key in settings.admin_keys]
         self._needs_key = settings.needs_key
+        # Without admin keys the server's own see its requests, and never a tenant's.
+        self._admins = [digest_of(key) for key in settings.admin_keys or settings.api_keys]
         header = settings.tenant_header
         self._tenant_header = None if header is None else header.lower().encode("latin-1")
         self._root = settings.root_path.rstrip("/")
@@ -75,20 +78,22 @@ class Guard:
             return
         headers = dict(scope["headers"])
         arrived = self._front.clock()
+        own_id = self._front.new_id()
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.match(given) else self._front.new_id()
+        request_id = given if _REQUEST_ID.match(given) else own_id
         try:
+            _must_name_one_host(scope)
             path = scope["path"].removeprefix(self._root)
             tenant, key = self._who(path, scope["method"], headers)
             body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else b""
+            must_be_text(body)
         except ApiError as error:
             await _respond(send, error, request_id)
             return
         # A key that everybody may choose names nobody.
         client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
-        call = Call(
-            request_id, path, arrived, client, tenant, body, headers.get(b"traceparent", b"").decode("latin-1") or None
-        )
+        traceparent = headers.get(b"traceparent", b"").decode("latin-1") or None
+        call = Call(request_id, own_id, path, arrived, client, tenant, body, traceparent)
         scope["state"]["call"] = call
         is_read = False
 
@@ -108,7 +113,7 @@ class Guard:
         if method == "OPTIONS" or path in _OPEN:
             return None, ""
         if path.startswith(_ADMIN):
-            if self._admins and is_one_of(key, self._admins) is None:
+            if (self._needs_key or self._admins) and is_one_of(key, self._admins) is None:
                 status, kind = (401, AUTHENTICATION) if not key else (403, PERMISSION)
                 raise ApiError(status, "an admin key is needed here.", kind=kind, code="invalid_api_key")
             return None, key
@@ -150,6 +155,15 @@ class Guard:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {settings.body_timeout_s:g} s.") from None
+
+
+def _must_name_one_host(scope: Any) -> None:
+    """Raise ApiError for what RFC 9112 has refused: a request of HTTP/1.1 names one host, in one header."""
+    hosts = [value.strip() for name, value in scope["headers"] if name == b"host"]
+    if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
+        raise wrong(f"a request has one header Host; this one has {len(hosts)}.")
+    if hosts and _HOST.match(hosts[0]) is None:
+        raise wrong("the header Host names no host.")
 
 
 def _too_long(most: int) -> ApiError:
@@ -214,14 +228,18 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
+        found_all = error.errors()
+        # A field that is refused by name says more than the kinds of values that were tried beside it.
+        first = next((each for each in found_all if each["type"] in (UNKNOWN, UNSUPPORTED)), found_all[0])
+        code = first["type"] if first["type"] in (UNKNOWN, UNSUPPORTED) else "invalid_value"
         # Between fields and places pydantic names the kinds that were tried.
         named = [str(part) for part in first["loc"][1:] if str(part).isidentifier() or isinstance(part, int)]
+        named += [first["ctx"]["field"]] if code != "invalid_value" else []
         place = ".".join(part for part in named if part not in _KINDS)[:200]
         if first["type"] == "json_invalid":
             place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
-        found = wrong(message[:1000], place or None, "invalid_value")
+        found = wrong(message[:1000], place or None, code)
         return JSONResponse(found.body(), 400, _headers(request))
 
     @app.exception_handler(HTTPException)
@@ -286,12 +304,16 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         front.must_know(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise wrong("one of prompt and messages is needed.", "prompt")
+        of_one = ("add_special_tokens",) if body.prompt is None else ("tools", "chat_template_kwargs")
+        for name in of_one:
+            if getattr(body, name):
+                raise wrong(f"{name} goes with {'prompt' if body.prompt is None else 'messages'}.", name)
         asking = front.asking
 
         def tokens() -> list[int]:
             if body.messages is not None:
-                return asking.chat(body.messages, body.tools)
-            return asking.encoded(body.prompt or "", add_special_tokens=body.add_special_tokens)
+                return asking.chat(body.messages, body.tools, body.chat_template_kwargs)
+            return asking.encoded(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
         found = await asyncio.to_thread(tokens)
         ready = front.engine.ready
@@ -363,7 +385,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     async def story(name: str, request: Request) -> Response:
         """A request's life, and why it waits; by the engine's name for it, or by its X-Request-Id."""
         front.must_serve()
-        for found in (name, f"cmpl-{name}-0", f"chatcmpl-{name}-0"):
+        for found in (name, front.engine_id(name)):
             answer = await front.engine.ask("story", found)
             if answer is not None:
                 return Response(answer, media_type="application/json", headers=_headers(request))

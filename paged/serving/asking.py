@@ -5,10 +5,9 @@ Knows OpenAI's and vLLM's meanings, defaults and limits, and a tokenizer. Does n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from paged.door import checked_text
 from paged.model.chat import InvalidChat, chat_prompt
@@ -16,7 +15,15 @@ from paged.sampling.errors import InvalidSampling
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.scheduler import InvalidRequest
-from paged.serving.bodies import ChatRequest, CompletionRequest, Message, ResponseFormat, StructuredOutputs, Tool
+from paged.serving.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    field_of,
+)
 from paged.serving.errors import wrong
 from paged.serving.settings import Settings
 
@@ -87,7 +94,7 @@ class Asking:
                 options=options,
             )
         except (InvalidChat, InvalidRequest) as error:
-            raise wrong(str(error), "messages") from None
+            raise wrong(str(error), field_of(str(error)) or "messages") from None
 
     def text(self, tokens: list[int]) -> str:
         """Token ids as text. Raises ApiError."""
@@ -121,6 +128,10 @@ class Asking:
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs goes with logprobs: true.", "top_logprobs")
         most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        if body.max_tokens not in (None, most):
+            raise wrong(
+                f"max_tokens {body.max_tokens} and max_completion_tokens {most} differ; one is enough.", "max_tokens"
+            )
         return self._params(
             body, max_tokens=most or max(1, room), logprobs=(body.top_logprobs or 0) if body.logprobs else None
         )
@@ -137,6 +148,9 @@ class Asking:
             raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", "logprobs")
         draws = temperature > 0
         form = _form(body.response_format, body.structured_outputs)
+        options = body.stream_options
+        if options is not None and not body.stream and (options.include_usage or options.continuous_usage_stats):
+            raise wrong("stream_options goes with stream: true; a whole answer always has its usage.", "stream_options")
         if body.min_tokens is not None and body.min_tokens > max_tokens:
             raise wrong(f"min_tokens {body.min_tokens} is above max_tokens {max_tokens}.", "min_tokens")
         try:
@@ -165,7 +179,7 @@ class Asking:
                 **more,
             )
         except InvalidSampling as error:
-            raise wrong(str(error)) from None
+            raise wrong(str(error), field_of(str(error))) from None
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -192,6 +206,14 @@ def _biases(named: dict[str, Any] | None) -> dict[int, float] | None:
     return found
 
 
+def _text_of(schema: dict[str, Any]) -> str:
+    """As the engine gets it: MessagePack has no integers of more than 64 bits."""
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSampling(f"json is no JSON: {error}.") from None
+
+
 def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) -> StructuredOutputsParams | None:
     named = asked is not None and asked.type != "text"
     if structured is not None and named:
@@ -201,15 +223,21 @@ def _form(asked: ResponseFormat | None, structured: StructuredOutputs | None) ->
     try:
         if structured is not None:
             fields = structured.model_dump(by_alias=True, exclude_none=True)
+            if isinstance(structured.json_, dict):
+                fields["json"] = _text_of(structured.json_)
             if "choice" in fields:
                 fields["choice"] = tuple(fields["choice"])
             return StructuredOutputsParams(**fields)
-        if asked is None or not named:
+        if asked is None:
+            return None
+        if asked.json_schema is not None and asked.type != "json_schema":
+            raise wrong(f"json_schema goes with type json_schema; type is {asked.type}.", "response_format.type")
+        if not named:
             return None
         if asked.type == "json_object":
             return StructuredOutputsParams(json_object=True)
         if asked.json_schema is None:
             raise wrong("response_format json_schema needs json_schema.", "response_format")
-        return StructuredOutputsParams(json=msgspec.json.encode(asked.json_schema.schema_).decode())
+        return StructuredOutputsParams(json=_text_of(asked.json_schema.schema_))
     except InvalidSampling as error:
         raise wrong(str(error), "response_format" if structured is None else "structured_outputs") from None

@@ -1,13 +1,15 @@
-"""What clients send: the bodies of OpenAI's interface, with what vLLM adds to them, and limits on each field.
+"""The bodies of OpenAI's interface, with vLLM's additions, and a limit on each field.
 
-Fields that nobody here knows are ignored, as OpenAI's own clients expect. Knows shapes. Does not know what a field does.
+No field is ignored. An unknown one is refused. One of OpenAI's or vLLM's that is not supported is refused too, unless its value asks for nothing.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from paged.serving.strict import Body, Reasons
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 16_384
 MAX_BIASES = 1024
@@ -16,35 +18,87 @@ Number = StrictFloat | StrictInt
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 StopText = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARS)]
 Biases = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+Label = Annotated[StrictStr | None, Field(description="Changes no answer.")]
+
+_TOOLS = "calls of tools are not parsed out of an answer's text."
+_TEXT = "prompts and answers are text."
+_FORM = "structured_outputs names an answer's form."
+_TEMPLATE = "messages become a prompt by the model's own chat template, which opens the assistant's next message."
+_REASONING = "reasoning is part of an answer's text; chat_template_kwargs may have a switch of the template's."
+_BOTH: Reasons = {
+    "use_beam_search": ("there is no search over HTTP.", (False,)),
+    "length_penalty": ("there is no search over HTTP.", (1,)),
+    "prompt_logprobs": ("echo with logprobs gives those of a completion's prompt.", ()),
+    "skip_special_tokens": ("special tokens stay in an answer's text.", (False,)),
+    "spaces_between_special_tokens": ("an answer's text is as its tokens have it.", (True,)),
+    "truncate_prompt_tokens": ("a prompt is computed whole, or refused.", ()),
+    "prompt_embeds": (_TEXT, ()),
+    "return_tokens_as_token_ids": ("an answer has text.", (False,)),
+    "return_token_ids": ("an answer has text.", (False,)),
+    "logits_processors": ("none run over HTTP.", ([],)),
+    "guided_json": (_FORM, ()),
+    "guided_regex": (_FORM, ()),
+    "guided_choice": (_FORM, ()),
+    "guided_grammar": (_FORM, ()),
+    "kv_transfer_params": ("one engine computes a request from its beginning to its end.", ({},)),
+    "vllm_xargs": ("there are no more arguments.", ({},)),
+    "request_id": ("the header X-Request-Id names a request.", ()),
+}
+_CHAT: Reasons = {
+    "tool_choice": (f"{_TOOLS} It can be none or auto", ("none", "auto")),
+    "functions": ("tools describes what an assistant may call.", ([],)),
+    "function_call": (_TOOLS, ("none", "auto")),
+    "parallel_tool_calls": (_TOOLS, (True,)),
+    "audio": (_TEXT, ()),
+    "modalities": (_TEXT, (["text"], [])),
+    "web_search_options": ("nothing is searched for.", ()),
+    "prediction": ("drafts come from the server's --speculate.", ()),
+    "reasoning_effort": (_REASONING, ()),
+    "include_reasoning": (_REASONING, (True,)),
+    "thinking_token_budget": (_REASONING, ()),
+    "verbosity": ("the model has no such setting.", ("medium",)),
+    "chat_template": (_TEMPLATE, ()),
+    "add_generation_prompt": (_TEMPLATE, (True,)),
+    "continue_final_message": (_TEMPLATE, (False,)),
+    "add_special_tokens": (_TEMPLATE, (False,)),
+    "documents": (_TEMPLATE, ([],)),
+    "mm_processor_kwargs": (_TEXT, ({},)),
+}
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """What a stream says beside its text."""
 
+    unsupported: ClassVar[Reasons] = {"include_obfuscation": ("pieces are not padded.", (False,))}
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Body):
     """A JSON schema that the answer follows."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     name: StrictStr = "answer"
+    description: Label = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: StrictBool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """The answer's form."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Body):
     """The answer's form, as vLLM has it: exactly one of these."""
 
+    unsupported: ClassVar[Reasons] = {
+        "whitespace_pattern": ("disable_any_whitespace says whether JSON has white space.", ()),
+        "structural_tag": ("grammar describes it.", ()),
+        "disable_additional_properties": ("the schema's additionalProperties says it.", (False,)),
+        "disable_fallback": ("there is one backend.", (False, True)),
+    }
     json_: dict[str, Any] | StrictStr | None = Field(default=None, alias="json")
     json_object: StrictBool | None = None
     regex: Annotated[str, Field(strict=True, min_length=1, max_length=65_536)] | None = None
@@ -52,12 +106,13 @@ class StructuredOutputs(BaseModel):
         Annotated[list[Annotated[str, Field(strict=True, min_length=1)]], Field(min_length=1, max_length=4096)] | None
     ) = None
     grammar: Annotated[str, Field(strict=True, min_length=1, max_length=262_144)] | None = None
-    disable_any_whitespace: StrictBool = False
+    disable_any_whitespace: StrictBool = True
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     """What both kinds of requests may say."""
 
+    unsupported: ClassVar[Reasons] = _BOTH
     model: StrictStr | None = Field(
         default=None, description="A name that /v1/models lists; none: the one that is served."
     )
@@ -95,12 +150,22 @@ class _Asked(BaseModel):
     deadline_s: Annotated[Number, Field(gt=0, le=1e6)] | None = Field(
         default=None, description="Seconds after which nobody wants the answer any more."
     )
-    user: StrictStr | None = None
+    user: Label = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Changes no answer.")] = None
+    store: Annotated[StrictBool | None, Field(description="Changes no answer.")] = None
+    service_tier: Label = None
+    safety_identifier: Label = None
+    prompt_cache_key: Label = None
+    prompt_cache_retention: Label = None
 
 
 class CompletionRequest(_Asked):
     """Text, or token ids, to be continued."""
 
+    unsupported: ClassVar[Reasons] = _BOTH | {
+        "suffix": ("a prompt is continued at its end.", ("",)),
+        "add_special_tokens": ("a prompt has the tokenizer's own special tokens; token ids have none added.", (True,)),
+    }
     prompt: (
         StrictStr
         | Annotated[list[Token], Field(min_length=1)]
@@ -113,26 +178,34 @@ class CompletionRequest(_Asked):
     logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """Text of a message."""
 
+    unsupported: ClassVar[Reasons] = {"type": (_TEXT, ("text",))}
     type: Literal["text"]
     text: StrictStr
 
 
-class Message(BaseModel):
-    """What somebody said."""
+class Message(Body):
+    """What somebody said; the chat template reads it."""
 
-    model_config = ConfigDict(extra="allow")
-
+    unsupported: ClassVar[Reasons] = {
+        "refusal": ("content is what was said.", ("",)),
+        "audio": (_TEXT, ()),
+        "annotations": ("content is what was said.", ([],)),
+        "function_call": ("tool_calls are what an assistant called.", ()),
+        "reasoning": ("reasoning_content is its name here.", ()),
+    }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: StrictStr | list[TextPart] | None = None
+    name: StrictStr | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: StrictStr | None = None
+    reasoning_content: StrictStr | None = None
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """A tool, as the chat template takes it."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["function"]
     function: dict[str, Any]
@@ -141,6 +214,7 @@ class Tool(BaseModel):
 class ChatRequest(_Asked):
     """A conversation to be continued by the assistant."""
 
+    unsupported: ClassVar[Reasons] = _BOTH | _CHAT
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
@@ -153,19 +227,30 @@ class ChatRequest(_Asked):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Text, or messages, as token ids."""
 
+    unsupported: ClassVar[Reasons] = {
+        name: _CHAT[name]
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "mm_processor_kwargs")
+    }
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: StrictBool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt; none: true.")
     return_token_strs: StrictBool | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Token ids as text."""
 
     model: StrictStr | None = None
     tokens: list[Token]
+
+
+def field_of(message: str) -> str | None:
+    """The field of a request that an error's message begins with, if it does."""
+    first = message.split(maxsplit=1)[0].rstrip(":")
+    return first if first in ChatRequest.model_fields or first in CompletionRequest.model_fields else None

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from queue import Queue, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -30,6 +31,7 @@ from paged.extras import MissingExtra
 from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
+from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch, UnknownRequest
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
@@ -56,6 +58,8 @@ MORE = 64
 """Requests behind the queue that are looked at; farther ones come as fast."""
 MOST_FAILED = 3
 """Steps in a row that may raise before the process gives up, and a new one is to begin."""
+READ, MOST_READ = "inproc://read", 32
+"""Where the engine's thread is told that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
 UNRECOVERABLE = 70
 """The exit status then."""
 
@@ -88,6 +92,14 @@ class EngineServer:
         self._prompt_len = 128.0
         self._next_figures = 0.0
         engine.on_batch = self._note_batch
+        # Requests whose forms are being read by a thread, and what came of it, which does not run far ahead of who takes it.
+        self._reading: dict[str, Add] = {}
+        self._to_read: SimpleQueue[Add] = SimpleQueue()
+        self._read: Queue[tuple[Add, Exception | None]] = Queue(MOST_READ)
+        incoming.bind(READ)
+        wake = incoming.context.socket(zmq.PUSH)
+        wake.connect(READ)
+        Thread(target=self._read_forms, args=(wake,), daemon=True).start()
 
     def serve(self) -> None:
         """Take messages and make steps, for as long as the process lives."""
@@ -112,22 +124,64 @@ class EngineServer:
             self._in.poll()
         while True:
             try:
-                message = self._decode(self._in.recv(zmq.NOBLOCK))
+                raw = self._in.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if isinstance(message, Add):
+            message = self._decode(raw) if raw else None
+            if message is None:
+                self._add_read(*self._read.get())
+            elif isinstance(message, Add):
                 self._add(message)
             elif isinstance(message, Abort):
                 self._abort(message.ids)
             else:
                 self._tell(message)
 
+    def _read_forms(self, wake: zmq.Socket[bytes]) -> None:
+        """Read forms that were never read, one after the other, beside the steps."""
+        while True:
+            asked, error = self._to_read.get(), None
+            try:
+                form = received(asked.params).structured_outputs
+                if form is not None and asked.id in self._reading:
+                    self._engine.read_form(form)
+            except Exception as found:
+                error = found
+            self._read.put((asked, error))
+            wake.send(b"")
+
     def _add(self, asked: Add) -> None:
+        try:
+            params = received(asked.params)
+        except PagedError as error:
+            self._refuse(asked, error)
+            return
+        form = params.structured_outputs
+        if form is None or self._engine.has_read(form):
+            self._take(asked, params)
+        else:
+            self._reading[asked.id] = asked
+            self._to_read.put(asked)
+
+    def _add_read(self, asked: Add, error: Exception | None) -> None:
+        """A request's form has been read, or cannot be; its client may have gone meanwhile."""
+        if self._reading.pop(asked.id, None) is None:
+            return
+        if error is None:
+            self._take(asked, received(asked.params))
+        else:
+            self._refuse(asked, error)
+
+    def _refuse(self, asked: Add, error: Exception) -> None:
+        self._watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
+        self._send(Refused(asked.id, type(error).__name__, str(error)))
+
+    def _take(self, asked: Add, params: SamplingParams) -> None:
         engine = self._engine
         try:
             engine.add_request(
                 asked.prompt,
-                received(asked.params),
+                params,
                 id=asked.id,
                 arrival=asked.arrival,
                 priority=asked.priority,
@@ -135,8 +189,7 @@ class EngineServer:
                 tenant=asked.tenant,
             )
         except (PagedError, MissingExtra) as error:
-            self._watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
-            self._send(Refused(asked.id, type(error).__name__, str(error)))
+            self._refuse(asked, error)
             return
         self._watcher.came(asked.id, asked.tenant or "", len(asked.prompt), self._prefix_of(asked), time.monotonic())
         self._prompt_len += 0.05 * (len(asked.prompt) - self._prompt_len)
@@ -149,6 +202,8 @@ class EngineServer:
     def _abort(self, ids: list[str]) -> None:
         outputs = []
         for request_id in ids:
+            if self._reading.pop(request_id, None) is not None:
+                continue
             try:
                 output = self._engine.abort(request_id)
             except UnknownRequest:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,13 +40,17 @@ SWEEP_S = 1.0
 INLINE_CHARS = 8_000
 """Longer texts are made tokens of in another thread."""
 SHIPPED_NAME = "paged"
+MOST_NAMED = 1000
+"""Calls that are found by their X-Request-Id."""
 
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is."""
+    """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is. `id` may be the
+    client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it."""
 
     id: str
+    own_id: str
     path: str
     arrived: float
     client: str
@@ -95,6 +100,7 @@ class Front:
         self.engine.on_death, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
         self.is_draining = False
         self._open: set[Answering] = set()
+        self._named: OrderedDict[str, str] = OrderedDict()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -129,6 +135,10 @@ class Front:
     def num_open(self) -> int:
         """Calls that are being answered."""
         return len(self._open)
+
+    def engine_id(self, name: str) -> str:
+        """The engine's name for the first prompt of the latest call with this X-Request-Id; the name itself if there is none."""
+        return self._named.get(name, name)
 
     def must_serve(self) -> Ready:
         """Raise ApiError where no request is taken at the moment."""
@@ -177,15 +187,15 @@ class Front:
 
     async def _completion(self, body: CompletionRequest, call: Call) -> Answering:
         ready, model = self.must_serve(), self.must_know(body.model)
-        params = self.asking.completion_params(body)
+        size = len(call.body)
+        params = await self._away(size, lambda: self.asking.completion_params(body))
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("echo with logprobs does not go with stream.", "echo")
-        size = len(call.body)
         prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
         opening = None
         if body.echo and body.stream:
             opening = [self.asking.text(prompt) for prompt in prompts]
-        form = Form(f"cmpl-{call.id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
+        form = Form(f"cmpl-{call.own_id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
         return self._answering(call, ready, body, prompts, params, form, opening)
 
     async def _chat(self, body: ChatRequest, call: Call) -> Answering:
@@ -195,9 +205,10 @@ class Front:
             len(call.body),
             lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
         )
-        params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
+        room = ready.max_model_len - len(prompt)
+        params = await self._away(len(call.body), lambda: self.asking.chat_params(body, room))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        form = Form(f"chatcmpl-{call.id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
+        form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
         return self._answering(call, ready, body, [prompt], params, form, None)
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
@@ -237,6 +248,10 @@ class Front:
         self._enter(call, prompts, now, deadline_s)
         inbox = Inbox()
         ids = [f"{form.id}-{place}" for place in range(len(prompts))]
+        self._named[call.id] = ids[0]
+        self._named.move_to_end(call.id)
+        if len(self._named) > MOST_NAMED:
+            self._named.popitem(last=False)
         waits = set(range(len(prompts)))
 
         def leave(place: int) -> None:
@@ -268,6 +283,7 @@ class Front:
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
             opening_text=opening,
+            form_param="response_format" if body.structured_outputs is None else "structured_outputs",
             clock=self.clock,
             on_end=end,
             headers={"x-request-id": call.id},

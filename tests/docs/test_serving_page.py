@@ -23,6 +23,7 @@ pytest.importorskip("zmq")
 from paged.cli import app
 from paged.integrations.vllm_flags import FLAGS
 from paged.serving import server as serving
+from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.settings import Settings
 
 from ..serving.serving_process import served  # noqa: TID252
@@ -151,6 +152,15 @@ def test_each_limit_is_on_the_page_with_its_default(page):
         assert value == ("none" if found is None else f"{found:,g}" if isinstance(found, float) else f"{found:,}"), name
     limits = [name for name in Settings.__struct_fields__ if re.match("max_|.*_s$", name)]
     assert set(limits) == set(told)
+
+
+def test_each_field_that_is_taken_and_changes_nothing_or_is_refused_is_on_the_page(page):
+    (harmless,) = (row[0] for row in cells(page, "What each address takes") if "they change no answer" in row[-1])
+    refused = page.split("* **Fields:**")[1].split("* **Addresses:**")[0]
+    for kind in (CompletionRequest, ChatRequest):
+        fields = {name for name, field in kind.model_fields.items() if field.description == "Changes no answer."}
+        assert fields == set(re.findall(r"`(\w+)`", harmless)) - {"description"}
+        assert set(kind.unsupported) <= set(re.findall(r"`(\w+)`", refused))
 
 
 def test_each_flag_of_vllm_is_on_the_page_with_what_becomes_of_it(page):
