@@ -58,6 +58,7 @@ from paged.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
+    from paged.sampling.structured import StructuredOutputsParams
 
 # Bytes for K and V when neither blocks nor bytes are named.
 DEFAULT_KV_BYTES = 256 * 2**20

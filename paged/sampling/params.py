@@ -181,8 +181,9 @@ def _check_lengths(params: SamplingParams) -> None:
 
 def _check_penalties(params: SamplingParams) -> None:
     penalty = params.repetition_penalty
-    if not (is_real(penalty) and 0 < penalty < math.inf):
-        raise InvalidSampling(f"repetition_penalty has to be a finite number above 0; got {shown(penalty)}.")
+    # Beyond these a float32 logit may overflow.
+    if not (is_real(penalty) and 1e-6 <= penalty <= 1e6):
+        raise InvalidSampling(f"repetition_penalty has to be a number from 1e-6 to 1e6; got {shown(penalty)}.")
     for name in ("presence_penalty", "frequency_penalty"):
         penalty = getattr(params, name)
         if not (is_real(penalty) and -2 <= penalty <= 2):

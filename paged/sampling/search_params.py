@@ -55,8 +55,10 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"n has to be an integer from 1 to beam_width ({self.beam_width}); got {shown(self.n)}."
             )
         check_max_tokens(self.max_tokens)
-        if not (is_real(self.length_penalty) and math.isfinite(self.length_penalty)):
-            raise InvalidSampling(f"length_penalty has to be a finite number; got {shown(self.length_penalty)}.")
+        if not (is_real(self.length_penalty) and -10 <= self.length_penalty <= 10):
+            raise InvalidSampling(
+                f"length_penalty has to be a number from -10 to 10; got {shown(self.length_penalty)}."
+            )
         if self.early_stopping is not True and self.early_stopping is not False and self.early_stopping != "never":
             raise InvalidSampling(f'early_stopping has to be True, False or "never"; got {shown(self.early_stopping)}.')
         groups, diversity = self.num_beam_groups, self.diversity_penalty

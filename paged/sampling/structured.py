@@ -11,7 +11,6 @@ import msgspec
 from paged.door import shown
 from paged.sampling.errors import InvalidSampling
 
-
 MAX_CHARS = 262_144
 """Of a schema, an expression, a grammar, or all choices."""
 

@@ -130,7 +130,7 @@ class _Asked(Body):
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=1e6)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=1e-6, le=1e6)] | None = None
     logit_bias: Biases | None = None
     allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=2**20)] | None = None
     bad_words: Annotated[list[StopText], Field(max_length=MAX_BIASES)] | None = None

@@ -156,7 +156,11 @@ def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected)
         ({"beam_width": 1}, "beam_width has to be an integer of at least 2; got 1"),
         ({"beam_width": 3, "n": 4}, r"n has to be an integer from 1 to beam_width \(3\); got 4"),
         ({"beam_width": 3, "max_tokens": 0}, "max_tokens has to be an integer of at least 1; got 0"),
-        ({"beam_width": 3, "length_penalty": float("inf")}, "length_penalty has to be a finite number; got inf"),
+        (
+            {"beam_width": 3, "length_penalty": float("inf")},
+            "length_penalty has to be a number from -10 to 10; got inf",
+        ),
+        ({"beam_width": 3, "length_penalty": 1000.0}, "length_penalty has to be a number from -10 to 10; got 1000.0"),
         ({"beam_width": 3, "early_stopping": "soon"}, "early_stopping has to be True, False or \"never\"; got 'soon'"),
         ({"beam_width": 3, "stop_token_ids": 3}, "stop_token_ids has to be a tuple of token ids; got 3"),
         ({"beam_width": 3, "stop_token_ids": (-1,)}, "stop_token_ids have to be token ids from 0 to"),

@@ -293,6 +293,25 @@ def test_half_a_surrogate_pair_is_no_message(model):
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1e-6},
+        {"repetition_penalty": 1e6},
+        {"temperature": 5e-324},
+        {"temperature": 1.7e308, "top_p": 0.5, "min_p": 0.1},
+        {"temperature": 1e-40, "repetition_penalty": 1e-6, "logit_bias": {5: 100}, "logprobs": 3},
+        {"temperature": 1, "top_p": 5e-324},
+        {"temperature": 1, "min_p": 5e-324},
+        {"temperature": 1, "typical_p": 5e-324},
+    ],
+    ids=str,
+)
+def test_the_farthest_numbers_that_may_be_given_are_answered(model, fields):
+    (answer,) = LLM(model).generate("def", SamplingParams(max_tokens=3, ignore_eos=True, **fields))
+    assert (answer.finish_reason, len(answer.token_ids)) == ("length", 3)
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"n": 0}, "n has to be an integer of at least 1; got 0"),
@@ -301,7 +320,9 @@ def test_half_a_surrogate_pair_is_no_message(model):
         ({"min_p": 0.5}, "min_p 0.5 goes with a temperature above 0"),
         ({"temperature": 1, "min_p": 2}, "min_p has to be a number above 0 and at most 1, or None; got 2"),
         ({"temperature": 1, "typical_p": 0}, "typical_p has to be a number above 0 and at most 1, or None; got 0"),
-        ({"repetition_penalty": 0}, "repetition_penalty has to be a finite number above 0; got 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty has to be a number from 1e-6 to 1e6; got 0"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty has to be a number from 1e-6 to 1e6; got 1e-38"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty has to be a number from 1e-6 to 1e6; got 1e[+]39"),
         ({"presence_penalty": 2.5}, "presence_penalty has to be a number from -2 to 2; got 2.5"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty has to be a number from -2 to 2; got nan"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size has to be an integer of at least 0; got -1"),
