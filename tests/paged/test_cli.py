@@ -480,3 +480,17 @@ def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it
     assert process.stderr == (
         f"paged: paged.cli needs {library}, which is not installed; `pip install '.[cli]'` in a checkout of paged brings it.\n"
     )
+
+
+@pytest.mark.parametrize("width", [24, 40, 80])
+def test_no_figure_of_a_table_is_broken_however_narrow_the_terminal_is(paged, monkeypatch, width):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, color_system=None, width=width)
+    monkeypatch.setattr("paged.cli.show.console", lambda: terminal)
+    status, _, err = paged("simulate", "azure", *TINY, "--policy", "paged,vllm", "--jobs", 1)
+    assert (status, err) == (0, "")
+    drawn = screen.getvalue()
+    assert max(map(len, drawn.splitlines())) <= width
+    # Headers in the table, names in the blocks.
+    assert all(re.search(rf"\b{word}\b", drawn) for word in ("tokens/s", "p99 first", "preempted", "finished", "vllm"))
+    assert len(re.findall(r"\d s\b|\d ms\b", drawn)) == 4
