@@ -52,6 +52,7 @@ def scenarios(
     swap_us: options.SwapUs = _TIME.swap_us,
 ) -> list[Scenario]:
     """Every combination of the options that take several values. Raises what is wrong with any of them, before one is simulated."""
+    _check_read(model, profile, locals())
     if context is None and model is not None:
         context = model_named(model).max_length
     load = Load(
@@ -95,6 +96,21 @@ def scenarios(
     for scenario in found:
         scenario.scheduler()
     return found
+
+
+def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
+    """Raise InvalidConfig for an option that would change nothing."""
+    unread: dict[str, str] = {}
+    if model is None:
+        unread |= dict.fromkeys(
+            ("dtype", "tensor_parallel", "memory_share", "published"), "goes with --model and --device"
+        )
+    if model is not None or profile is not None:
+        why = f"is for steps without a model; {'--model' if profile is None else '--profile'} times them here"
+        unread |= dict.fromkeys(("weights_ms", "context_us", "token_us", "swap_us"), why)
+    for name, why in unread.items():
+        if given[name] != _ASKED[name].default:
+            raise InvalidConfig(f"--{name.replace('_', '-')} {why}")
 
 
 def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged import SamplingParams
+from paged import InvalidRequest, NeverFits, SamplingParams
 from paged.cli.show import console, counted, loading, printed, say
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def chat(
     """Talk to a model. What was said before is not computed again: its blocks are found.
 
     A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small and has read Python's
-    documentation: it continues, and does not converse. Status 1 where there is no answer, because a request failed.
+    documentation: it continues, and does not converse. Status 1 where there is no answer, because a request failed, or the conversation has become too long.
 
     Example: `echo "What is a list?" | paged chat`
     """
@@ -62,7 +62,11 @@ def chat(
             sys.stdout.write(output.text)
             sys.stdout.flush()
 
-        (answer,) = llm.chat(messages, params, on_output=write, use_tqdm=False)
+        try:
+            (answer,) = llm.chat(messages, params, on_output=write, use_tqdm=False)
+        except NeverFits as error:
+            say(f"the conversation has become too long, begin another one: {error}")
+            raise typer.Exit(FAILED) from None
         printed("")
         if answer.error is not None:
             say(f"no answer: {answer.error}")
@@ -76,7 +80,10 @@ def _asked(is_terminal: bool) -> str:
     if is_terminal:
         sys.stdout.write("> ")
         sys.stdout.flush()
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input: byte {error.object[error.start]:#04x} is not UTF-8.") from None
     if is_terminal and not line:
         # Ctrl-D ends no line.
         printed("")

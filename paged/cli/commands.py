@@ -3,8 +3,10 @@
 Knows Typer. Does not know which commands there are.
 """
 
+from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 
@@ -17,6 +19,16 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 class Command(TyperCommand):
     """A command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Its options and arguments. An empty path would be the folder that one stands in: a variable of a shell that is not set, mostly."""
+        is_named = "." in args
+        has_empty = any(each == "" or (each.startswith("-") and each.endswith("=")) for each in args)
+        left = super().parse_args(ctx, args)
+        for param in self.params:
+            if has_empty and not is_named and ctx.params.get(param.name) == Path():
+                raise typer.BadParameter("it is empty; a path is needed", param_hint=f"'{param.opts[0]}'")
+        return left
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options and arguments."""

@@ -53,11 +53,11 @@ Seed = Annotated[int | None, typer.Option(help="Of every request's draws.", show
 Count = Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)]
 BestOf = Annotated[int | None, typer.Option(help="Make so many, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)]
 BeamWidth = Annotated[int | None, typer.Option(help="Search for the likeliest answers with so many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)]
-BeamGroups = Annotated[int, typer.Option(help="Of a beam search: its sequences in so many groups that avoid each other.", rich_help_panel=_SAMPLING)]
-Diversity = Annotated[float, typer.Option("--diversity-penalty", help="Of beam groups: what a token costs for each time that another group says it.", rich_help_panel=_SAMPLING)]
+BeamGroups = Annotated[int | None, typer.Option(help="Of a beam search: its sequences in so many groups that avoid each other.", show_default="1", rich_help_panel=_SAMPLING)]
+Diversity = Annotated[float | None, typer.Option("--diversity-penalty", help="Of beam groups: what a token costs for each time that another group says it.", show_default="0", rich_help_panel=_SAMPLING)]
 Contrastive = Annotated[bool, typer.Option("--contrastive", help="Of --top-k candidates (4), take the one least like what was said.", rich_help_panel=_SAMPLING)]
-PenaltyAlpha = Annotated[float, typer.Option(help="Of a contrastive search: what likeness counts, against how likely a candidate is.", rich_help_panel=_SAMPLING)]
-EarlyStopping = Annotated[str, typer.Option(help="Of a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none can come.", rich_help_panel=_SAMPLING)]
+PenaltyAlpha = Annotated[float | None, typer.Option(help="Of a contrastive search: what likeness counts, against how likely a candidate is.", show_default="0.6", rich_help_panel=_SAMPLING)]
+EarlyStopping = Annotated[str | None, typer.Option(help="Of a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none can come.", show_default="false", rich_help_panel=_SAMPLING)]
 LogitBias = Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)]
 AllowedTokenId = Annotated[list[int] | None, typer.Option("--allowed-token-id", help="A token id that may be said, and no others; may be given several times.", rich_help_panel=_SAMPLING)]
 StopTokenId = Annotated[list[int] | None, typer.Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)]
@@ -69,7 +69,7 @@ GrammarFile = Annotated[Path | None, typer.Option("--grammar", help="A file with
 JsonSchema = Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
 Regex = Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)]
 Choice = Annotated[list[str] | None, typer.Option("--choice", help="Text that an answer may be; may be given several times.", rich_help_panel=_SAMPLING)]
-LengthPenalty = Annotated[float, typer.Option(help="Of a beam search: above 0 favours long answers, below 0 short ones.", rich_help_panel=_SAMPLING)]
+LengthPenalty = Annotated[float | None, typer.Option(help="Of a beam search: above 0 favours long answers, below 0 short ones.", show_default="1", rich_help_panel=_SAMPLING)]
 Repetition = Annotated[float, typer.Option("--repetition-penalty", help="What was said, in the prompt too, becomes so much less likely; 1 is off.", rich_help_panel=_SAMPLING)]
 Presence = Annotated[float, typer.Option("--presence-penalty", help="Taken from the logits of what was answered.", rich_help_panel=_SAMPLING)]
 Frequency = Annotated[float, typer.Option("--frequency-penalty", help="The same, as often as it came.", rich_help_panel=_SAMPLING)]
@@ -109,12 +109,12 @@ def generate(
     n: Count = 1,
     best_of: BestOf = None,
     beam_width: BeamWidth = None,
-    length_penalty: LengthPenalty = 1.0,
-    beam_groups: BeamGroups = 1,
-    diversity_penalty: Diversity = 0.0,
-    early_stopping: EarlyStopping = "false",
+    length_penalty: LengthPenalty = None,
+    beam_groups: BeamGroups = None,
+    diversity_penalty: Diversity = None,
+    early_stopping: EarlyStopping = None,
     contrastive: Contrastive = False,
-    penalty_alpha: PenaltyAlpha = 0.6,
+    penalty_alpha: PenaltyAlpha = None,
     json_schema: JsonSchema = None,
     json_object: JsonObject = False,
     grammar: GrammarFile = None,
@@ -168,20 +168,21 @@ def generate(
             beam_width=beam_width,
             n=n,
             max_tokens=max_tokens,
-            length_penalty=length_penalty,
-            early_stopping=_EARLY.get(early_stopping, early_stopping),  # type: ignore[arg-type]
             stop_token_ids=tuple(stop_token_id or ()),
-            num_beam_groups=beam_groups,
-            diversity_penalty=diversity_penalty,
             ignore_eos=ignore_eos,
+            **_named(
+                length_penalty=length_penalty,
+                early_stopping=None if early_stopping is None else _EARLY.get(early_stopping, early_stopping),
+                num_beam_groups=beam_groups,
+                diversity_penalty=diversity_penalty,
+            ),
         )
     elif contrastive:
         search = ContrastiveSearchParams(
-            penalty_alpha=penalty_alpha,
-            top_k=ContrastiveSearchParams().top_k if top_k is None else top_k,
             max_tokens=max_tokens,
             stop_token_ids=tuple(stop_token_id or ()),
             ignore_eos=ignore_eos,
+            **_named(penalty_alpha=penalty_alpha, top_k=top_k),
         )
         top_k = None
     params = SamplingParams(
@@ -215,6 +216,12 @@ def generate(
     # What is wrong with these is said before a model is loaded.
     if search is not None:
         _must_be_plain(params, "beam_width" if beam_width is not None else "contrastive")
+    beams = {"--length-penalty": length_penalty, "--beam-groups": beam_groups, "--early-stopping": early_stopping}
+    _must_go_with("--beam-width", beam_width, {**beams, "--diversity-penalty": diversity_penalty})
+    _must_go_with("--contrastive", contrastive, {"--penalty-alpha": penalty_alpha})
+    _must_go_with("--stop", stop, {"--include-stop": include_stop or None})
+    _must_go_with("--json", json, {"--echo": echo or None, "--prompt-logprobs": prompt_logprobs})
+    _must_go_with("--speculate", speculate, {"--num-drafts": num_drafts})
     with loading(model):
         from paged import LLM
 
@@ -274,7 +281,20 @@ def _biases(given: list[str] | None) -> dict[int, float] | None:
             found[int(token)] = float(value)
         except ValueError:
             raise InvalidSampling(f"--logit-bias has to be ID=NUMBER; got {each!r}.") from None
+    if len(found) < len(given):
+        raise InvalidSampling(f"--logit-bias names a token id twice; got {', '.join(given)}.")
     return found
+
+
+def _named(**options: Any) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _must_go_with(option: str, value: Any, others: dict[str, Any]) -> None:
+    """Raise InvalidSampling for an option that means nothing without `option`, which was not given."""
+    for name in () if value else _named(**others):
+        raise InvalidSampling(f"{name} goes with {option}; give both, or neither.")
 
 
 def _must_be_plain(params: SamplingParams, search: str) -> None:

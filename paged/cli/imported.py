@@ -24,6 +24,8 @@ def imported(
     """Fit, write, and say how far the fit is off. Raises InvalidConfig for what is not said, and what a folder has wrong."""
     if on is None:
         raise InvalidConfig("--import needs --on, the device on which they were timed")
+    if not folder.is_dir():
+        raise InvalidConfig(f"{folder}: no such folder; --import takes a folder of tables")
     if is_layer_folder(folder):
         said = described(folder)
         shape = shape or said.get("model")

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from paged import InvalidConfig
 from paged.cli.imported import imported
 from paged.cli.models import MODEL, Backend, Dtype, Fast, Shape, check_one, loaded_model, model_name
 from paged.cli.options import Json
@@ -76,6 +77,9 @@ def profile(
         check_outputs({"--out": out}, [import_])
         imported(import_, out, on=on, shape=shape, source=source, licence=license, json=json)
         return
+    for option, value in (("--on", on), ("--source", source), ("--license", license)):
+        if value:
+            raise InvalidConfig(f"{option} {value} goes with --import; without it steps are timed here")
     check_one(model, shape)
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.

@@ -88,7 +88,8 @@ def counted(number: int, word: str) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table in a terminal. Without one, plain lines with the cells two blanks apart. `right` columns are aligned right."""
+    """A table in a terminal, or where that is too narrow a block a row. Without a terminal plain lines with the cells two blanks apart. `right`
+    columns are aligned right, and never broken within a figure."""
     out = console()
     if not out.is_terminal:
         widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
@@ -99,12 +100,22 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
             ]
             printed("  ".join(cells).rstrip())
         return
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    look: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    drawn = Table(title=title, title_justify="left", title_style="bold", **look)
     for i, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if i in right else "left", overflow="fold")
+        if i in right:
+            width = max(map(len, [column, *(row[i] for row in rows)]))
+            drawn.add_column(column, justify="right", no_wrap=True, min_width=width)
+        else:
+            drawn.add_column(column, overflow="fold", min_width=len(column))
     for row in rows:
         drawn.add_row(*row)
-    out.print(drawn)
+    if drawn.__rich_measure__(out, out.options).minimum <= out.width:
+        out.print(drawn)
+        return
+    printed(title)
+    for first, *others in rows:
+        figures(f"{columns[0]} {first}", list(zip(columns[1:], others, strict=True)))
 
 
 def figures(title: str, pairs: Sequence[tuple[str, str]]) -> None:

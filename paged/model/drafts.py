@@ -24,6 +24,8 @@ def checked_drafts(speculate: Any, num_drafts: Any, draft_model: Any) -> int:
         raise InvalidConfig(f"speculate has to be one of {', '.join(map(repr, _USUAL))}, or None; got {speculate!r}.")
     if draft_model is not None and speculate != "draft":
         raise InvalidConfig(f'a draft_model goes with speculate="draft"; got speculate={speculate!r}.')
+    if num_drafts is not None and speculate is None:
+        raise InvalidConfig(f"num_drafts goes with speculate; got num_drafts={num_drafts!r} and speculate=None.")
     if num_drafts is None:
         return _USUAL.get(speculate, 1)
     return checked_integer("num_drafts", num_drafts, 1)

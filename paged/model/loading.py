@@ -124,6 +124,13 @@ def _config(folder: Path) -> Any:
         raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
     if not any(folder.glob("*.safetensors")):
         raise CheckpointNotFound(f"{folder}: no .safetensors file; other formats of weights are not read.")
+    # transformers takes one that cannot be read for one that is not there.
+    generation = folder / "generation_config.json"
+    try:
+        if generation.exists():
+            json.loads(generation.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{folder}: generation_config.json cannot be read: {short_cause(error)}") from error
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return AutoConfig.from_pretrained(folder, local_files_only=True)

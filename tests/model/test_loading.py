@@ -135,6 +135,10 @@ def config_that_is_cut(folder):
     (folder / "config.json").write_text('{"model_type": ')
 
 
+def generation_config_that_is_cut(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": ')
+
+
 def config_without_a_type(folder):
     (folder / "config.json").write_text("{}")
 
@@ -175,6 +179,7 @@ HARMS = [
     (no_config, CheckpointNotFound, "no config.json; a folder in the Hugging Face layout is needed"),
     (no_weights, CheckpointNotFound, "no .safetensors file; other formats of weights are not read"),
     (config_that_is_cut, BrokenCheckpoint, "config.json cannot be read: Expecting value: line 1"),
+    (generation_config_that_is_cut, BrokenCheckpoint, "generation_config.json cannot be read: Expecting value: line 1"),
     (config_without_a_type, BrokenCheckpoint, "config.json cannot be read: .*`model_type`"),
     (config_of_an_unknown_type, BrokenCheckpoint, "config.json cannot be read: .*`perceptron`"),
     (weights_that_are_cut, BrokenCheckpoint, "the weights cannot be read: .*file not fully covered"),

@@ -412,6 +412,20 @@ def test_the_bench_takes_holes_and_longer_contexts(paged):
         (["simulate", "azure", "--log", "/nowhere/at/all"], "/nowhere/at/all"),
         (["simulate", "azure", "--policy", "paged,vllm", "--log", "x"], "--log follows one simulation"),
         (["simulate", "synthetic:poison,rate=1"], "poisson"),
+        (["simulate", "azure", "--dtype", "fp8"], "--dtype goes with --model and --device"),
+        (["simulate", "azure", "--tensor-parallel", "2"], "--tensor-parallel goes with --model and --device"),
+        (["simulate", "azure", "--memory-share", "0.5"], "--memory-share goes with --model and --device"),
+        (["simulate", "azure", "--published"], "--published goes with --model and --device"),
+        (
+            ["simulate", "azure", "--model", "llama-3-8b", "--device", "h100", "--weights-ms", "5"],
+            "--weights-ms is for steps without a model; --model times them here",
+        ),
+        (["profile", "--out", "x.json", "--on", "h100"], "--on h100 goes with --import"),
+        (["profile", "--out", "x.json", "--source", "me"], "--source me goes with --import"),
+        (["profile", "--out", "x.json", "--import", "nope", "--on", "h100"], "nope: no such folder"),
+        (["profile", "--out", ""], "Invalid value for '--out': it is empty; a path is needed"),
+        (["generate", "--prompt", "a", "--model="], "it is empty; a path is needed"),
+        (["simulate", "azure", "--csv", ""], "Invalid value for '--csv': it is empty; a path is needed"),
         (["bench", "scheduler", "--rows", "4,x"], '"4,x"'),
         (["bench", "scheduler", "--rows", "0"], "at least 1 row"),
         (["bench", "scheduler", "--caching", "maybe"], "on, off or both"),
@@ -466,3 +480,17 @@ def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it
     assert process.stderr == (
         f"paged: paged.cli needs {library}, which is not installed; `pip install '.[cli]'` in a checkout of paged brings it.\n"
     )
+
+
+@pytest.mark.parametrize("width", [24, 40, 80])
+def test_no_figure_of_a_table_is_broken_however_narrow_the_terminal_is(paged, monkeypatch, width):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, color_system=None, width=width)
+    monkeypatch.setattr("paged.cli.show.console", lambda: terminal)
+    status, _, err = paged("simulate", "azure", *TINY, "--policy", "paged,vllm", "--jobs", 1)
+    assert (status, err) == (0, "")
+    drawn = screen.getvalue()
+    assert max(map(len, drawn.splitlines())) <= width
+    # Headers in the table, names in the blocks.
+    assert all(re.search(rf"\b{word}\b", drawn) for word in ("tokens/s", "p99 first", "preempted", "finished", "vllm"))
+    assert len(re.findall(r"\d s\b|\d ms\b", drawn)) == 4

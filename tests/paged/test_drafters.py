@@ -250,6 +250,7 @@ def test_a_hit_is_one_for_both_models(model):
     ("options", "message"),
     [
         ({"speculate": "luck"}, "speculate has to be one of 'lookup', 'lookahead', 'draft', or None; got 'luck'"),
+        ({"num_drafts": 4}, "num_drafts goes with speculate; got num_drafts=4 and speculate=None"),
         ({"speculate": "draft", "num_drafts": 0}, "num_drafts has to be at least 1; got 0"),
         ({"draft_model": draft_path()}, 'a draft_model goes with speculate="draft"; got speculate=None'),
         (

@@ -75,6 +75,23 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
         ),
         (["--prompt", "a", "--beam-width", "3", "--early-stopping", "soon"], "early_stopping has to be True, False or"),
         (["--prompt", "a", "--beam-width", "3", "--echo"], "echo True does not go with beam_width"),
+        *(
+            (["--prompt", "a", *given.split()], f"{given.split()[0]} goes with {option}; give both, or neither.")
+            for given, option in (
+                ("--length-penalty 2", "--beam-width"),
+                ("--beam-groups 2", "--beam-width"),
+                ("--diversity-penalty 1", "--beam-width"),
+                ("--early-stopping soon", "--beam-width"),
+                ("--early-stopping true --contrastive", "--beam-width"),
+                ("--penalty-alpha 0.3", "--contrastive"),
+                ("--penalty-alpha 0.3 --beam-width 2", "--contrastive"),
+                ("--include-stop", "--stop"),
+                ("--echo", "--json"),
+                ("--prompt-logprobs 1", "--json"),
+                ("--num-drafts 3", "--speculate"),
+            )
+        ),
+        (["--prompt", "a", "--logit-bias", "5=1", "--logit-bias", "5=2"], "--logit-bias names a token id twice"),
         (["--prompt", "a", "--json-object", "--regex", "a"], "got regex and json_object"),
         (["--prompt", "a", "--contrastive", "--top-k", "1"], "top_k has to be an integer from 2"),
         (["--prompt", "a", "--contrastive", "--seed", "1"], "seed 1 goes with a temperature above 0"),
@@ -133,7 +150,18 @@ def test_every_wish_has_an_option(paged, tmp_path):
     (first, second) = (
         json.loads(paged("generate", "-p", PROMPT, "--json", "--max-tokens", 6, *options)[1])["completions"][0]
         for options in (
-            ("--echo", "--prompt-logprobs", 1, "--logit-bias", "300=-100", "--stop-token-id", 5, "--include-stop"),
+            (
+                "--echo",
+                "--prompt-logprobs",
+                1,
+                "--logit-bias",
+                "300=-100",
+                "--stop-token-id",
+                5,
+                "--stop",
+                "☃",
+                "--include-stop",
+            ),
             ("--grammar", grammar, "--allowed-token-id", 0, "--allowed-token-id", 78, "--allowed-token-id", 79),
         )
     )
@@ -169,6 +197,18 @@ def test_answers_that_failed_are_status_1_and_one_line_that_says_how_many_and_wh
 def test_a_chat_without_an_answer_ends_with_status_1_and_says_why(paged, broken_weights, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\nAnd a set?\n"))
     assert paged("chat", "--model", broken_weights) == (1, "\n", f"paged: no answer: {NAN}\n")
+
+
+def test_a_chat_that_becomes_too_long_ends_and_says_so(paged, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\n" + "a list " * 1000))
+    status, out, err = paged("chat", "--max-tokens", 4)
+    assert (status, out.count("tokens said]")) == (1, 1)
+    assert err.startswith("paged: the conversation has become too long, begin another one: request")
+
+
+def test_a_chat_in_another_encoding_is_refused_in_a_line(paged, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"na\xefve\n"), encoding="utf-8"))
+    assert paged("chat") == (2, "", "paged: standard input: byte 0xef is not UTF-8.\n")
 
 
 def test_who_chats_at_a_terminal_is_told_what_answers_and_how_to_leave():

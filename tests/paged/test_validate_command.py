@@ -97,7 +97,7 @@ def test_an_import_says_what_it_needs(paged, tmp_path):
     status, _, err = paged("profile", "--import", str(folder), "--on", "rtx4090", "--out", out)
     assert (status, "--shape" in err) == (2, True)
     status, _, err = paged("profile", "--import", str(tmp_path / "nowhere"), "--on", "h100", "--out", out)
-    assert (status, "gemm_perf" in err) == (2, True)
+    assert (status, "nowhere: no such folder" in err) == (2, True)
 
 
 def test_capacity_and_simulate_say_what_times_a_step(paged):
