@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -20,7 +24,7 @@ PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server():
-    with served(max_sequences=8, header_timeout_s=1.5, allowed_origin="https://a.example") as found:
+    with served(max_sequences=8, header_timeout_s=1.5, body_timeout_s=1.5, allowed_origin="https://a.example") as found:
         yield found
 
 
@@ -114,6 +118,20 @@ def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an
     assert rest == b""
 
 
+def test_a_body_that_comes_a_byte_at_a_time_has_as_long_as_any_other(server):
+    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode())
+        connection.setblocking(False)
+        heard = b""
+        while not heard:
+            connection.send(b" ")
+            time.sleep(0.02)
+            with suppress(BlockingIOError):
+                heard = connection.recv(65536)
+    assert heard.startswith(b"HTTP/1.1 408")
+
+
 def preflight(origin):
     asks = (
         "access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\nconnection: close\r\n"
@@ -139,3 +157,24 @@ def test_without_allowed_origins_no_browser_of_another_origin_may_ask():
         heard = talk(server, preflight("https://a.example"))
         assert heard.startswith(b"HTTP/1.1 405")
         assert b"access-control" not in heard
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
+def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    with served(log="off", tls_certificate=certificate, tls_key=key) as server:
+        assert server.url.startswith("https://")
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            connection.sendall(request(USUAL, more="connection: close\r\n"))
+            heard = b""
+            while part := connection.recv(65536):
+                heard += part
+        assert heard.startswith(b"HTTP/1.1 200")
+        assert b"HTTP" not in talk(server, request(USUAL))
