@@ -333,9 +333,10 @@ class Engine:
         self._undelivered.add(news)
 
     def read_form(self, form: StructuredOutputsParams) -> None:
-        """Read an answer's form, which takes up to seconds, so that `add_request` finds it read. Another thread may do this while the engine
-        makes steps. Raises MissingExtra, InvalidSampling for a form that cannot be followed, and InvalidRequest for a model without a tokenizer,
-        or without a token that ends an answer."""
+        """Read a stranger's form, which takes up to seconds, so that `add_request` finds it read: first in a process of its own, which it may
+        bring down. Another thread may do this while the engine makes steps. Raises MissingExtra, InvalidSampling for a form that cannot be
+        followed, and InvalidRequest for a model without a tokenizer, or without a token that ends an answer."""
+        import_with_extra("paged.sampling.grammars", "StructuredOutputsParams").probe(form)
         self._open_form(form)
 
     def has_read(self, form: StructuredOutputsParams) -> bool:

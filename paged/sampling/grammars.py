@@ -9,6 +9,8 @@ often a place is asked for, or in what order. Knows a tokenizer, forms, and toke
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
@@ -17,16 +19,15 @@ from typing import Any
 import llguidance.hf
 import llguidance.numpy
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
+from paged.sampling import form_probe
 from paged.sampling.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams
 
-# What a grammar may take of time and memory. The size is what takes time to read: one or two seconds at this limit.
-_LIMITS = LLParserLimits(max_grammar_size=16_384)
-# Tokens that are tried of a new grammar: what takes too much from its beginning is refused before an answer begins.
-_NUM_TRIED = 8
+_LIMITS = form_probe.LIMITS
+_PROBE_S = 60.0
 
 # Grammars that are kept, so that a form that comes again is not read again.
 _MOST_KEPT = 64
@@ -58,7 +59,6 @@ class Grammars:
         self._tokenizer = llguidance.hf.from_tokenizer(
             tokenizer, n_vocab=vocabulary_size, eos_token=list(eos_token_ids)
         )
-        self._vocabulary_size = vocabulary_size
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -74,7 +74,9 @@ class Grammars:
             matcher = self._known.get(text)
         if matcher is None:
             matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-            self._try(matcher, form)
+            wrong = form_probe.fault_of(matcher)
+            if wrong is not None:
+                raise _cannot_follow(form, wrong)
         with self._lock:
             self._known[text] = matcher
             self._known.move_to_end(text)
@@ -82,22 +84,28 @@ class Grammars:
                 self._known.popitem(last=False)
         return Grammar(matcher.deep_copy())
 
-    def _try(self, matcher: LLMatcher, form: StructuredOutputsParams) -> None:
-        """Raise InvalidSampling unless an answer can begin. What is computed of the first token is kept."""
-        tried = matcher
-        for _ in range(_NUM_TRIED):
-            if not tried.is_error():
-                bits = llguidance.numpy.allocate_token_bitmask(1, self._vocabulary_size)
-                llguidance.numpy.fill_next_token_bitmask(tried, bits)
-            if tried.is_error():
-                # Behind it stands the state of the parser.
-                wrong = tried.get_error().split("<state>")[0]
-                wrong = "no answer has this form" if wrong.startswith("NoExtension") else " ".join(wrong.split())
-                raise InvalidSampling(f"structured_outputs: {_name_of(form)} cannot be followed: {wrong}")
-            tried = tried.deep_copy()
-            first = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-            if tried.is_stopped() or not len(first) or not tried.try_consume_tokens(first[:1].tolist()):
-                return
+
+def probe(form: StructuredOutputsParams) -> None:
+    """Raise InvalidSampling unless a process of its own reads the form within its limits: what would bring it down brings nobody else down."""
+    # Without -P a script imports what lies beside it.
+    command = [sys.executable, "-P", form_probe.__file__]
+    try:
+        done = subprocess.run(
+            command, input=_grammar_of(form).encode(), capture_output=True, timeout=_PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise _cannot_follow(
+            form,
+            f"it takes more than {form_probe.CPU_S} s of a processor, or {form_probe.MEMORY_BYTES >> 30} GiB, to read",
+        )
+    if done.stdout:
+        raise _cannot_follow(form, done.stdout.decode())
+
+
+def _cannot_follow(form: StructuredOutputsParams, why: str) -> InvalidSampling:
+    return InvalidSampling(f"structured_outputs: {_name_of(form)} cannot be followed: {why}")
 
 
 def allowed_tokens(grammars: Sequence[Grammar], vocabulary_size: int) -> NDArray[np.bool_]:

@@ -204,7 +204,11 @@ def build_app(front: Front) -> Any:
     guarded: Any = Guard(app, front)
     if front.settings.allowed_origins:
         guarded = CORSMiddleware(
-            guarded, allow_origins=list(front.settings.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+            guarded,
+            allow_origins=list(front.settings.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )
     return guarded
 

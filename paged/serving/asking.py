@@ -143,7 +143,8 @@ class Asking:
         temperature = 1.0 if body.temperature is None else float(body.temperature)
         n, best_of = body.n or 1, more.get("best_of")
         if max(n, best_of or 1) > settings.max_n:
-            raise wrong(f"{max(n, best_of or 1):,} answers; a request may have {settings.max_n:,}.", "n")
+            name = "n" if n > settings.max_n else "best_of"
+            raise wrong(f"{max(n, best_of or 1):,} answers; a request may have {settings.max_n:,}.", name)
         if logprobs is not None and logprobs > settings.max_logprobs:
             raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", "logprobs")
         draws = temperature > 0

@@ -18,7 +18,7 @@ import time
 import traceback
 from contextlib import suppress
 from queue import Queue, SimpleQueue
-from threading import Thread
+from threading import Thread, stack_size
 from typing import Any
 
 import msgspec
@@ -60,6 +60,8 @@ MOST_FAILED = 3
 """Steps in a row that may raise before the process gives up, and a new one is to begin."""
 READ, MOST_READ = "inproc://read", 32
 """Where the engine's thread is told that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
+READER_STACK_BYTES = 256 * 2**20
+"""As form_probe.STACK_BYTES, which needs llguidance."""
 UNRECOVERABLE = 70
 """The exit status then."""
 
@@ -99,7 +101,10 @@ class EngineServer:
         incoming.bind(READ)
         wake = incoming.context.socket(zmq.PUSH)
         wake.connect(READ)
+        # A form that nests deeply is read recursively.
+        usual = stack_size(READER_STACK_BYTES)
         Thread(target=self._read_forms, args=(wake,), daemon=True).start()
+        stack_size(usual)
 
     def serve(self) -> None:
         """Take messages and make steps, for as long as the process lives."""

@@ -205,7 +205,7 @@ class Front:
             len(call.body),
             lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
         )
-        room = ready.max_model_len - len(prompt)
+        room = _room(len(prompt), body.n or 1, ready)
         params = await self._away(len(call.body), lambda: self.asking.chat_params(body, room))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
@@ -373,12 +373,34 @@ class Front:
             self.traces.span(record, call.traceparent, self.wall())
 
 
+def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:
+    """Tokens that each of so many answers to a prompt may have: they run together, and share the prompt's whole blocks alone."""
+    room = ready.max_model_len - prompt_len
+    if num_sequences == 1:
+        return room
+    shared = prompt_len // ready.block_size if ready.prefix_caching else 0
+    each = shared + max(0, ready.num_blocks - shared) // num_sequences
+    # K and V of the last token are never needed.
+    return min(room, each * ready.block_size - prompt_len + 1)
+
+
 def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
-    longest = ready.max_model_len
+    longest, num = ready.max_model_len, params.num_sequences
     if len(prompt) + params.max_tokens > longest:
         raise wrong(
             f"the prompt has {len(prompt):,} tokens, and up to {params.max_tokens:,} are to follow; the most is {longest:,} in all.",
             "max_tokens" if len(prompt) < longest else "prompt",
+            "context_length_exceeded",
+        )
+    name = "n" if params.best_of is None else "best_of"
+    if num > ready.max_sequences:
+        raise wrong(f"{num:,} answers run together; the server runs {ready.max_sequences:,} sequences at a time.", name)
+    room = _room(len(prompt), num, ready)
+    if params.max_tokens > room:
+        raise wrong(
+            f"{num:,} answers of up to {params.max_tokens:,} tokens run together, and do not fit into {ready.num_blocks:,} blocks of "
+            f"{ready.block_size} tokens. They would with max_tokens {max(room, 0):,}, or a smaller {name}.",
+            "max_tokens" if room > 0 else name,
             "context_length_exceeded",
         )
     highest = max(prompt)

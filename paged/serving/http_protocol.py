@@ -16,6 +16,9 @@ from paged.serving.errors import ApiError, unavailable, wrong
 
 MAX_HEAD_BYTES = 64 * 1024
 LINGER_S = 0.5
+PROBES_S = (0.2, 0.4, 2.0)
+"""Between the end of what a client sends and the first probe, and between probes."""
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -29,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # Bytes of a head that has not ended; -1: none is being read.
         self._head = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._prober: asyncio.TimerHandle | None = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -44,6 +48,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._stop_timer()
+        if self._prober is not None:
+            self._prober.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -55,6 +61,27 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.refuse(ApiError(431, f"the request's head is longer than {MAX_HEAD_BYTES:,} bytes."))
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """It sends nothing more. One that has closed its sending half alone still reads: what it asked for whole is answered, and the
+        connection is closed behind that. One that has gone looks the same, and is found out by probes: bytes that it is sent come back as a
+        reset. Over TLS, and with HTTP/1.0, which has no such bytes, it counts as gone."""
+        last = self.pipeline[0][0] if self.pipeline else self.cycle
+        if self._is_refused or last is None or last.response_complete or last.more_body:
+            return None
+        if self.scheme == "https" or last.scope["http_version"] != "1.1":
+            return None
+        last.keep_alive = False
+        self._prober = self.loop.call_later(PROBES_S[0], self._probe, PROBES_S[1:])
+        return True
+
+    def _probe(self, more_s: tuple[float, ...]) -> None:
+        """Send an interim response, which HTTP/1.1 has clients skip. Pieces of an answer that has begun do the same."""
+        if self.transport.is_closing() or self.cycle.response_started:
+            return
+        self.transport.write(_PROBE)
+        if more_s:
+            self._prober = self.loop.call_later(more_s[0], self._probe, more_s[1:])
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -74,7 +101,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self.refuse(wrong(msg))
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with this error, and close."""
+        """Answer with this error, and close. An answer that is being written is not broken into: then nothing is said."""
+        self._stop_timer()
+        self._is_refused = True
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()
+            return
         body = encode(error.body())
         headers = {
             "content-type": "application/json",
@@ -83,8 +115,6 @@ class LimitedProtocol(HttpToolsProtocol):
             **error.headers(),
         }
         lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
-        self._stop_timer()
-        self._is_refused = True
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         if self._head <= MAX_HEAD_BYTES:
             self.transport.close()
@@ -94,7 +124,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
-        if not self.transport.is_closing():
+        if self.cycle is not None and not self.cycle.response_complete:
+            # It is answered first, and its next request is not waited for any longer.
+            self.cycle.keep_alive = False
+        elif not self.transport.is_closing():
             self.refuse(ApiError(408, f"the request's head did not come within {self.header_timeout_s:g} s."))
 
     def _stop_timer(self) -> None:

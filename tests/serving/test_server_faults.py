@@ -77,6 +77,7 @@ BAD_BODIES = {
     "a prompt that no context holds": (json.dumps({"prompt": "ab " * 2_000_000}).encode(), 400),
     "too many prompts": (json.dumps({"prompt": ["a"] * 1000}).encode(), 400),
     "too many answers": (b'{"prompt": "a", "n": 1000}', 400),
+    "a penalty that no logit stands": (b'{"prompt": "a", "repetition_penalty": 1e-38}', 400),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -112,6 +113,41 @@ def test_a_grammar_that_takes_too_much_later_on_is_the_clients_to_mend(server, s
     assert heard.error["param"] == "structured_outputs"
     if not streams:
         assert heard.status == 400
+
+
+def chain(length, link):
+    """A schema whose references lead from one to the next."""
+    links = {f"a{number}": link(f"#/$defs/a{number + 1}") for number in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {"type": "string"}}}
+
+
+HEAVY = {
+    "references of references": {"json": chain(4000, lambda to: {"$ref": to})},
+    "objects of objects": {"json": chain(1000, lambda to: {"type": "object", "properties": {"x": {"$ref": to}}})},
+    "alternatives of alternatives": {"json": chain(4000, lambda to: {"anyOf": [{"$ref": to}, {"type": "null"}]})},
+    "rules of rules": {
+        "grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(8000)) + 'r8000: "b"\n'
+    },
+    "terminals of terminals": {
+        "grammar": "start: R0\n" + "".join(f'R{i}: R{i + 1} "a"\n' for i in range(8000)) + 'R8000: "b"\n'
+    },
+    "an intersection of thirty expressions": {
+        "grammar": "start: A\nA: " + " & ".join(f"/.*x{number}.*/" for number in range(30))
+    },
+}
+
+
+@pytest.mark.parametrize("what", HEAVY)
+def test_no_form_brings_the_engine_down(server, what):
+    children = ["pgrep", "-P", str(server.process.pid)]
+    before = subprocess.run(children, capture_output=True, text=True, check=True).stdout
+    heard = run(ask(server.port, TEXT, BODIES[TEXT] | {"structured_outputs": HEAVY[what]}))
+    assert heard.status in (200, 400), heard.body
+    if what == "an intersection of thirty expressions":
+        assert "takes more than 4 s of a processor" in heard.error["message"]
+        assert heard.error["param"] == "structured_outputs"
+    assert run(ask(server.port, TEXT, BODIES[TEXT])).status == 200
+    assert subprocess.run(children, capture_output=True, text=True, check=True).stdout == before
 
 
 SLOW = """

@@ -1,0 +1,54 @@
+"""Grammars tried before they are relied on; as a script, in a process of its own.
+
+A few lines can make llguidance overflow its stack or compute for minutes, within its own limits. The script reads a grammar from standard input
+and writes what is wrong with it, within limits on processor time and memory. It imports nothing but llguidance: it takes 0.1 s.
+"""
+
+import sys
+from threading import Thread, stack_size
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# The size is what takes time to read.
+LIMITS = LLParserLimits(max_grammar_size=16_384)
+STACK_BYTES = 256 * 2**20
+"""Of a thread that reads a grammar: enough for the deepest of structured.MAX_CHARS."""
+CPU_S, MEMORY_BYTES = 4, 4 * 2**30
+NUM_TRIED = 8
+
+
+def fault_of(matcher: LLMatcher) -> str | None:
+    """Why an answer cannot begin, by trying its first tokens. What is computed of the first one is kept by the matcher."""
+    tried = matcher
+    for _ in range(NUM_TRIED):
+        bits = b"" if tried.is_error() else tried.compute_bitmask()
+        if tried.is_error():
+            # Behind it stands the state of the parser.
+            wrong = str(tried.get_error()).split("<state>")[0]
+            return "no answer has this form" if wrong.startswith("NoExtension") else " ".join(wrong.split())
+        tried = tried.deep_copy()
+        first = next((8 * place + (byte & -byte).bit_length() - 1 for place, byte in enumerate(bits) if byte), None)
+        if tried.is_stopped() or first is None or not tried.try_consume_tokens([first]):
+            return None
+    return None
+
+
+def _main() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    text = sys.stdin.buffer.read().decode()
+
+    def read() -> None:
+        matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=LIMITS)
+        sys.stdout.buffer.write((fault_of(matcher) or "").encode())
+
+    stack_size(STACK_BYTES)
+    reader = Thread(target=read)
+    reader.start()
+    reader.join()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,180 @@
+"""Connections: hosts, clients that close one half or both, TLS, and browsers of other origins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from .serving_process import served  # noqa: TID252
+
+PATH = "/v1/completions"
+USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
+LONG = USUAL | {"max_tokens": 900, "ignore_eos": True}
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(max_sequences=8, header_timeout_s=1.5, body_timeout_s=1.5, allowed_origin="https://a.example") as found:
+        yield found
+
+
+def request(body, *, host="host: a\r\n", version="1.1", more=""):
+    """The bytes of a request."""
+    raw = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/{version}\r\n{host}content-type: application/json\r\ncontent-length: {len(raw)}\r\n{more}"
+    return head.encode() + b"\r\n" + raw
+
+
+def talk(server, data, *, shuts=False):
+    """What a connection gets back until it is closed; it may close its sending half first."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(data)
+        if shuts:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+def until_said(server, text, count=1):
+    """Wait until the server's log has this so often."""
+    until = time.monotonic() + 60
+    while server.said.count(text) < count:
+        assert time.monotonic() < until, server.said
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "host: a\r\nhost: a\r\n", "host: a\r\nHost: b\r\n", "host: a b\r\n", "host: a/b\r\n", "host: a@b\r\n"]
+)
+def test_a_request_without_one_host_is_refused(server, host):
+    assert talk(server, request(USUAL, host=host)).startswith(b"HTTP/1.1 400")
+    assert talk(server, f"GET /health HTTP/1.1\r\n{host}\r\n".encode()).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "host", ["host: a\r\n", "host: a:80\r\n", "host: [::1]:80\r\n", "host:\r\n", "host: 127.0.0.1\r\n"]
+)
+def test_a_request_with_one_host_is_answered(server, host):
+    closing = "connection: close\r\n"
+    assert talk(server, f"GET /health HTTP/1.1\r\n{host}{closing}\r\n".encode()).startswith(b"HTTP/1.1 200")
+
+
+def test_http_1_0_needs_no_host(server):
+    assert talk(server, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("body", [USUAL, LONG], ids=["short", "long"])
+def test_a_client_that_closes_its_sending_half_gets_its_answer(server, body, streams):
+    heard = talk(server, request(body | {"stream": streams}), shuts=True)
+    while heard.startswith(PROBE):
+        heard = heard.removeprefix(PROBE)
+    assert heard.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in heard.split(b"\r\n\r\n")[0].split(b"\r\n")
+    if streams:
+        assert heard.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert json.loads(heard.split(b"\r\n\r\n", 1)[1])["usage"]["completion_tokens"] == body["max_tokens"]
+
+
+def test_two_requests_before_a_sending_half_is_closed_are_both_answered(server):
+    heard = talk(server, request(LONG) + request(USUAL), shuts=True).replace(PROBE, b"")
+    answers = [each.split(b"\r\n\r\n", 1)[1] for each in heard.split(b"HTTP/1.1 200 OK")[1:]]
+    assert [json.loads(each)["usage"]["completion_tokens"] for each in answers] == [900, 8]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_closes_both_halves_ends_its_request(streams):
+    with served(max_sequences=8) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(request(LONG | {"n": 8, "temperature": 1.0, "stream": streams}))
+        connection.close()
+        until_said(server, '"status":499')
+        assert '"error":"client_gone"' in server.said
+
+
+def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
+    assert talk(server, request(USUAL)[:-5], shuts=True) == b""
+
+
+def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an_answer():
+    body = LONG | {"n": 8, "temperature": 1.0, "seed": 1, "stream": True}
+    with served(header_timeout_s=0.2, log="off") as server:
+        heard = talk(server, request(body) + b"GET /health HTTP/1.1\r\nx-a: ")
+    answer, is_whole, rest = heard.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert is_whole and answer.count(b"HTTP/1.1 ") == 1
+    assert rest == b""
+
+
+def test_a_body_that_comes_a_byte_at_a_time_has_as_long_as_any_other(server):
+    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode())
+        connection.setblocking(False)
+        heard = b""
+        while not heard:
+            connection.send(b" ")
+            time.sleep(0.02)
+            with suppress(BlockingIOError):
+                heard = connection.recv(65536)
+    assert heard.startswith(b"HTTP/1.1 408")
+
+
+def preflight(origin):
+    asks = (
+        "access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\nconnection: close\r\n"
+    )
+    return f"OPTIONS {PATH} HTTP/1.1\r\nhost: a\r\norigin: {origin}\r\n{asks}\r\n".encode()
+
+
+def test_a_browser_of_an_allowed_origin_may_ask_and_read_errors_and_no_other_may(server):
+    allowed = talk(server, preflight("https://a.example"))
+    assert allowed.startswith(b"HTTP/1.1 200")
+    assert b"access-control-allow-origin: https://a.example" in allowed
+    assert b"access-control-allow-origin" not in talk(server, preflight("https://b.example"))
+    more = "origin: https://a.example\r\nconnection: close\r\n"
+    for body, status in ((USUAL, b"200"), (USUAL | {"n": 0}, b"400")):
+        heard = talk(server, request(body, more=more))
+        assert heard.startswith(b"HTTP/1.1 " + status)
+        assert b"access-control-allow-origin: https://a.example" in heard
+        assert b"x-request-id" in heard.split(b"access-control-expose-headers: ")[1].split(b"\r\n")[0].lower()
+
+
+def test_without_allowed_origins_no_browser_of_another_origin_may_ask():
+    with served(log="off") as server:
+        heard = talk(server, preflight("https://a.example"))
+        assert heard.startswith(b"HTTP/1.1 405")
+        assert b"access-control" not in heard
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
+def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    with served(log="off", tls_certificate=certificate, tls_key=key) as server:
+        assert server.url.startswith("https://")
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            connection.sendall(request(USUAL, more="connection: close\r\n"))
+            heard = b""
+            while part := connection.recv(65536):
+                heard += part
+        assert heard.startswith(b"HTTP/1.1 200")
+        assert b"HTTP" not in talk(server, request(USUAL))
