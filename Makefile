@@ -21,7 +21,7 @@ REQUESTS ?= 10000
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench served campaign pressure sanitize processors soak faults mutants signals vllm clean
+.PHONY: help install demo test lint wheel format bench served campaign pressure sanitize processors soak faults mutants signals vllm dynamo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -105,6 +105,10 @@ $(VLLM)/.installed: conformance/vllm/install.py
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python conformance/vllm/install.py
 	@touch $@
+
+dynamo: $(STAMP) ## install Dynamo's runtime into build/dynamo, and see that its index finds the blocks of a running server
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/dynamo ai-dynamo-runtime==1.6.1
+	@PYTHONPATH=build/dynamo $(BIN)/python -m pytest tests/serving/test_kv_events_dynamo.py $(PYTEST)
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Whether an engine that is installed has the names, and the fields, that a plug-in uses of it.
 
 Engines call the interfaces that we plug into private, and change them between versions. So each plug-in lists what it uses, a version that has
-all of it is accepted, and one that has not is refused with what is missing. Knows names. Imports no engine before it is asked.
+all of it is accepted, and one that has not is refused with what is missing. One that asks a scheduler for a method that ours does not have
+is refused with the method. Knows names. Imports no engine before it is asked.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ def wrong_with(needed: Needed, made: Collection[str] = ()) -> list[str]:
     return [sentence for name, used in needed.items() for sentence in _wrong_with_one(name, used, made)]
 
 
+def undefined_in(*ours: type) -> list[str]:
+    """What the engine makes abstract and these classes, which derive from its own, do not define, as sentences: none could be made."""
+    return [
+        f"it asks {one.__name__} for {name}" for one in ours for name in sorted(getattr(one, "__abstractmethods__", ()))
+    ]
+
+
 def does_not_fit(engine: str, wrong: Collection[str], tried: Collection[str]) -> str:
-    """What a plug-in says of an engine, named with its version, that `wrong_with` found something wrong with."""
+    """What a plug-in says of an engine, named with its version, that `wrong_with` or `undefined_in` found something wrong with."""
     return f"{engine} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(tried)}. Another version of paged may fit."
 
 

@@ -17,6 +17,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     buffer_steps    batches that are kept for readers that ask again
     hwm             messages that wait for a slow reader before it loses some; 0: no limit
     max_queue_size  steps that may wait for the publisher's thread
+    use_int_block_hashes  hashes are integers of 64 bits; false: all 32 bytes. vLLM reads this from an environment variable
     """
 
     enable_kv_cache_events: bool = False
@@ -27,6 +28,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 100_000
     max_queue_size: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     topic: str = ""
+    use_int_block_hashes: bool = True
 
     @classmethod
     def read(cls, text: str) -> KvEventsConfig:

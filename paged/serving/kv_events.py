@@ -78,11 +78,18 @@ class KvEventPublisher:
         rank: int = 0,
         hwm: int = 100_000,
         max_queue_size: int = 100_000,
+        use_int_block_hashes: bool = True,
     ) -> None:
         self._manager = manager
         self._queue: deque[tuple[float, list[Event]]] = deque()
         self._max_queue_size = max_queue_size
-        journal = Journal(manager.block_size, buffer_steps, rank, breathe=lambda: time.sleep(_BREATH_S))
+        journal = Journal(
+            manager.block_size,
+            buffer_steps,
+            rank,
+            use_int_block_hashes=use_int_block_hashes,
+            breathe=lambda: time.sleep(_BREATH_S),
+        )
         self._has_begun = False
         # Its own, which ends with it: then its addresses are free.
         context = zmq.Context()
@@ -142,6 +149,7 @@ def configured_publisher(
         rank=rank,
         hwm=config.hwm,
         max_queue_size=config.max_queue_size,
+        use_int_block_hashes=config.use_int_block_hashes,
     )
 
 

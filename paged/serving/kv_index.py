@@ -23,6 +23,7 @@ from paged.serving.kv_wire import (
     BlockStored,
     EventBatch,
     ExtraKeys,
+    int_hash,
 )
 
 _LONGEST = 256
@@ -101,7 +102,9 @@ class KvIndex:
         chain: list[bytes] = []
         data = array.tobytes()[: max(0, len(array) - 1) // size * size * 4]
         extend_chain(chain, namespace_digest(root), data, size * 4)
-        on_device, behind = self.hit_blocks(chain)
+        # A publisher has one form of hashes.
+        is_int = isinstance(next(iter(self._blocks), None), int)
+        on_device, behind = self.hit_blocks([int_hash(key) for key in chain] if is_int else chain)
         return IndexHit(on_device * size, behind * size)
 
     def hit_blocks(self, chain: Sequence[BlockHash]) -> tuple[int, int]:

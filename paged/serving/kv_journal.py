@@ -16,7 +16,15 @@ from itertools import islice
 
 from paged import Event
 from paged.serving.kv_index import KvIndex
-from paged.serving.kv_wire import AllBlocksCleared, EventBatch, encoded, encoded_event, encoded_in_parts, on_wire
+from paged.serving.kv_wire import (
+    AllBlocksCleared,
+    EventBatch,
+    encoded,
+    encoded_event,
+    encoded_in_parts,
+    int_hash,
+    on_wire,
+)
 
 _BLOCKS_A_BREATH = 256
 
@@ -31,8 +39,17 @@ class Journal:
     `breathe` is called again and again while a summary is made, which takes about two microseconds a block.
     """
 
-    def __init__(self, block_size: int, buffer_steps: int, rank: int = 0, breathe: Callable[[], None] = _go_on) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        buffer_steps: int,
+        rank: int = 0,
+        *,
+        use_int_block_hashes: bool = True,
+        breathe: Callable[[], None] = _go_on,
+    ) -> None:
         self._block_size = block_size
+        self._form = int_hash if use_int_block_hashes else bytes
         self._rank = rank
         self._breathe = breathe
         self._index = KvIndex()
@@ -49,7 +66,7 @@ class Journal:
     def add(self, ts: float, events: Sequence[Event]) -> tuple[int, bytes]:
         """One more batch: its number and its payload. The very first one begins with AllBlocksCleared."""
         seq = self.next_seq
-        batch = EventBatch(ts, [on_wire(event, self._block_size) for event in events], self._rank)
+        batch = EventBatch(ts, [on_wire(event, self._block_size, self._form) for event in events], self._rank)
         if seq == 0 and not batch.begins_anew:
             batch.events.insert(0, AllBlocksCleared())
         payload = encoded(batch)

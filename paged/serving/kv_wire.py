@@ -9,6 +9,7 @@ events of the memory layer and their form. Does not know sequence numbers or soc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -26,7 +27,7 @@ END_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 """In place of a sequence number: a replay ends here."""
 
 BlockHash = bytes | int
-"""Ours are SHA-256; vLLM's may be integers."""
+"""Of a block: the SHA-256 that the memory layer has, or its last 64 bits as an integer, as vLLM has it where nothing else is said."""
 ExtraKeys = tuple[Any, ...] | None
 """What besides its tokens and its parent makes a block another one."""
 
@@ -109,8 +110,13 @@ def decoded(payload: bytes) -> EventBatch:
         raise UnreadableBatch(f"{len(payload):,} bytes are no batch of KV events: {error}.") from None
 
 
-def on_wire(event: Event, block_size: int) -> WireEvent:
-    """An event of the memory layer in the other form."""
+def int_hash(key: BlockHash) -> int:
+    """A hash as vLLM publishes it: its last 64 bits, big-endian. One that is an integer stays as it is."""
+    return key if isinstance(key, int) else int.from_bytes(key[-8:], "big")
+
+
+def on_wire(event: Event, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
+    """An event of the memory layer in the other form. `form` makes a hash what it is on the wire: `int_hash`, or `bytes`."""
     if isinstance(event, Stored):
         digest, adapter = _labels(event.namespace)
         rest: ExtraKeys = (adapter,) if adapter is not None else None
@@ -118,8 +124,8 @@ def on_wire(event: Event, block_size: int) -> WireEvent:
         if digest is not None and event.parent is None:
             first = (*(rest or ()), digest)
         return BlockStored(
-            block_hashes=list(event.hashes),
-            parent_block_hash=event.parent,
+            block_hashes=list(map(form, event.hashes)),
+            parent_block_hash=None if event.parent is None else form(event.parent),
             token_ids=event.tokens.tolist(),
             block_size=block_size,
             lora_id=None,
@@ -128,7 +134,7 @@ def on_wire(event: Event, block_size: int) -> WireEvent:
             extra_keys=[first, *[rest] * (len(event.hashes) - 1)] if first or rest else None,
         )
     if isinstance(event, Removed):
-        return BlockRemoved(block_hashes=list(event.hashes), medium=MEDIA[event.tier])
+        return BlockRemoved(block_hashes=list(map(form, event.hashes)), medium=MEDIA[event.tier])
     return AllBlocksCleared()
 
 

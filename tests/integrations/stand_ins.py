@@ -10,6 +10,7 @@ import enum
 import json
 import logging
 import sys
+from abc import ABCMeta, abstractmethod
 from collections import namedtuple
 from dataclasses import field, make_dataclass
 from importlib.machinery import ModuleSpec
@@ -38,9 +39,18 @@ _EMPTY = {
 }
 
 
-def install() -> None:
-    """Put the stand-ins where vLLM's modules would be."""
+def record_of(version: str = "") -> dict[str, Any]:
+    """Version and names of 0.32, or those of a later version, of which a file has what differs."""
     record = json.loads(RECORD.read_text())
+    if version:
+        later = json.loads(RECORD.with_stem(f"{RECORD.stem}_{version}").read_text())
+        record = {"version": later["version"], "names": record["names"] | later["names"]}
+    return record
+
+
+def install(version: str = "") -> None:
+    """Put the stand-ins where vLLM's modules would be."""
+    record = record_of(version)
     for name, described in record["names"].items():
         module, _, attribute = name.partition(":")
         made = _BEHAVIOURS.get(attribute, lambda made: made)(_made(attribute, described))
@@ -84,7 +94,8 @@ def _made(name: str, described: dict[str, Any]) -> Any:
     if kind == "tuple":
         return namedtuple(name, list(fields))
     if kind == "class":
-        return type(name, (), dict.fromkeys(described["methods"]))
+        abstract = {each: abstractmethod(lambda *_: None) for each in described["abstract"]}
+        return ABCMeta(name, (), dict.fromkeys(described["methods"]) | abstract)
     return lambda *_: None
 
 

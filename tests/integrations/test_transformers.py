@@ -1,5 +1,6 @@
 """transformers' continuous batching on our scheduler: answers are those of `generate`, whatever memory there is; what ends early says why."""
 
+from abc import abstractmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -294,6 +295,12 @@ def test_another_transformers_is_refused_with_what_is_missing(monkeypatch):
         match=r"does not fit: Scheduler has no schedule_step; it has no transformers.generation.batching.Manager. Tried versions: 5.17.0, ",
     ):
         needed.must_have_all()
+
+
+def test_a_method_that_transformers_asks_for_and_ours_lacks_is_told():
+    later = type("Scheduler", (Scheduler,), {"wake_up": abstractmethod(lambda self: None)})
+    with pytest.raises(UnsupportedTransformers, match="does not fit: it asks Scheduler for wake_up"):
+        needed.must_define_all(later)
 
 
 def test_no_transformers_is_said(monkeypatch):

@@ -110,6 +110,15 @@ def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
         assert {"QUEUED", "SCHEDULED"} <= {name for name, _ in events}
 
 
+def test_a_request_is_held_from_when_it_comes_until_it_ends():
+    core = plug_in()
+    assert not core.has_request("a")
+    core.add_request(request("a", [1, 2], sampling={"max_tokens": 1}))
+    assert core.has_request("a")
+    step(core)
+    assert not core.has_request("a")
+
+
 def test_an_abort_in_flight_delivers_nothing_more_and_gives_every_block_back():
     core = plug_in()
     core.add_request(request("a", [1, 2, 3]))

@@ -1,6 +1,7 @@
 """Configurations of vLLM that the plug-in does not carry, options that are wrong, and a vLLM that does not fit: refused before anything runs."""
 
 import re
+from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
@@ -126,7 +127,7 @@ def test_a_name_or_a_field_that_vllm_lacks_is_told_with_the_versions_that_were_t
     monkeypatch.setattr(needed, "NEEDED", lacking)
     with pytest.raises(
         UnsupportedVllm,
-        match=r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0",
+        match=r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0, 0\.33\.0",
     ):
         needed.must_have_all()
 
@@ -136,6 +137,20 @@ def test_a_struct_that_asks_for_more_than_we_give_is_told(monkeypatch):
     monkeypatch.setattr(needed, "NEEDED", {name: needed.NEEDED[name][1:]})
     with pytest.raises(UnsupportedVllm, match="NewRequestData asks for req_id"):
         needed.must_have_all()
+
+
+def test_a_method_that_vllm_asks_for_and_ours_lacks_is_told():
+    later = type("Scheduler", (Scheduler,), {"wake_up": abstractmethod(lambda self: None)})
+    with pytest.raises(UnsupportedVllm, match=r"vLLM .* does not fit: it asks Scheduler for wake_up\. Tried versions"):
+        needed.must_define_all(later)
+
+
+@pytest.mark.skipif(IS_REAL, reason="vLLM is installed here")
+def test_all_that_the_plug_in_does_it_does_on_the_interface_of_the_later_version(run_python, repository):
+    tests = repository / "tests" / "integrations" / "test_vllm_plug_in.py"
+    env = {"VLLM_RECORD": "0.33", "PYTHONPATH": str(repository)}
+    ended = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), cwd=repository, env=env)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-2000:]
 
 
 @pytest.mark.skipif(IS_REAL, reason="vLLM is installed here")

@@ -1,7 +1,9 @@
-"""vLLM's objects for tests of the plug-in: its own where it is installed, stand-ins where it is not. Importing this decides which."""
+"""vLLM's objects for tests of the plug-in: its own where it is installed, stand-ins where it is not: of 0.32, or of the
+version that VLLM_RECORD names. Importing this decides which."""
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ from integrations import stand_ins
 
 IS_REAL = find_spec("vllm") is not None
 if not IS_REAL:
-    stand_ins.install()
+    stand_ins.install(os.environ.get("VLLM_RECORD", ""))
 
 
 def request(id: str, prompt: list[int], *, sampling: dict[str, Any] | None = None, **given: Any) -> Any:

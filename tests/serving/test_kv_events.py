@@ -130,6 +130,8 @@ def test_a_batch_on_the_wire_is_vllms():
         publisher.publish(1.5)
         engine.serve(A)
         publisher.publish(2.5)
+        # vLLM's: the low 64 bits of the bytes as one big-endian number.
+        published = {int.from_bytes(key, "big") % 2**64 for key in engine.contents(bytes)["GPU"]}
         engine.serve(B)
         publisher.publish(3.5)
         topics, numbers, payloads = zip(*replayed(one, 0), strict=True)
@@ -137,11 +139,27 @@ def test_a_batch_on_the_wire_is_vllms():
     first, second, third = map(read, payloads)
     assert first == KVEventBatch(1.5, [AllBlocksCleared()], 3)
     hashes = second.events[0].block_hashes
-    assert [len(key) for key in hashes] == [32, 32]
+    assert set(hashes) == published
     assert second == KVEventBatch(2.5, [BlockStored(hashes, None, A[:8], 4, None, "GPU", None)], 3)
     told = [(type(event).__name__, event.medium) for event in third.events]
     assert told == [("BlockRemoved", "GPU"), ("BlockStored", "CPU"), ("BlockStored", "GPU")]
     assert msgspec.msgpack.decode(payloads[1])[1][0].keys() == {"type", *BlockStored.__struct_fields__[:7]}
+
+
+def test_whoever_asks_for_whole_hashes_gets_them_and_the_index_answers_by_either():
+    for form in ({}, {"use_int_block_hashes": False}):
+        engine, index = TinyEngine(num_blocks=3, block_size=4, host_blocks=2), KvIndex()
+        config = KvEventsConfig.of({"enable_kv_cache_events": True, "replay_endpoint": ANY_PORT} | form)
+        publisher = configured_publisher(msgspec.structs.replace(config, endpoint=ANY_PORT), engine.manager)
+        assert publisher is not None
+        with closing(publisher), KvSubscriber(publisher.endpoint, publisher.replay_endpoint) as subscriber:
+            engine.serve(A, B)
+            publisher.publish(0.0)
+            follow(subscriber, index)
+        assert shown(index) == (engine.contents(bytes) if form else engine.contents()) and shown(index)["CPU"]
+        for prompt in (A, B):
+            found = engine.manager.lookup(prompt)
+            assert index.hits(prompt) == (found.num_tokens, found.host_tokens) != (0, 0)
 
 
 def test_what_is_new_comes_by_itself_and_silent_steps_send_nothing():

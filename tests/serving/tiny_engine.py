@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from paged import BlockManager, Request, Scheduler
 from paged.serving.kv_index import KvIndex
+from paged.serving.kv_wire import BlockHash, int_hash
 from paged.testing.event_reader import hash_of
 
 
@@ -41,10 +43,12 @@ class TinyEngine:
             self.add(prompt, **options)
             self.finish()
 
-    def contents(self) -> dict[str, set[bytes]]:
-        """The hashes that the device and the host hold, by vLLM's names of these."""
+    def contents(self, form: Callable[[bytes], BlockHash] = int_hash) -> dict[str, set[BlockHash]]:
+        """The hashes that the device and the host hold, by vLLM's names of these, as they are published."""
         tiers = {"GPU": "device", "CPU": "host"}
-        return {name: {hash_of(path) for path in self.manager.cached_contents(tier)} for name, tier in tiers.items()}
+        return {
+            name: {form(hash_of(path)) for path in self.manager.cached_contents(tier)} for name, tier in tiers.items()
+        }
 
 
 def shown(index: KvIndex) -> dict[str, set[Any]]:

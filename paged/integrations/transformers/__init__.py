@@ -9,11 +9,13 @@ promise to keep: on import it is looked whether this one has all that is needed.
 """
 
 from paged.integrations.transformers.errors import RefusedByPaged, Unfinished, UnsupportedTransformers
-from paged.integrations.transformers.needed import must_have_all
+from paged.integrations.transformers.needed import must_define_all, must_have_all
 
 must_have_all()
 
 from paged.integrations.transformers.installing import Installed, install  # noqa: E402
 from paged.integrations.transformers.plug_in import Scheduler  # noqa: E402
+
+must_define_all(Scheduler)
 
 __all__ = ["Installed", "RefusedByPaged", "Scheduler", "Unfinished", "UnsupportedTransformers", "install"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from paged.extras import installed_by
-from paged.integrations.fitting import Needed, does_not_fit, wrong_with
+from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
 from paged.integrations.transformers.errors import UnsupportedTransformers
 
 TRIED = ("5.17.0", "5.23.0")
@@ -66,6 +66,14 @@ def must_have_all() -> None:
         raise UnsupportedTransformers(
             f"paged.integrations.transformers plugs into transformers, which is not installed here; {installed_by('engine')} brings it."
         ) from None
-    wrong = wrong_with(NEEDED)
+    _must_be_nothing(wrong_with(NEEDED), installed)
+
+
+def must_define_all(*ours: type) -> None:
+    """Raise UnsupportedTransformers unless these classes define every method that transformers makes abstract."""
+    _must_be_nothing(undefined_in(*ours), version("transformers"))
+
+
+def _must_be_nothing(wrong: list[str], installed: str) -> None:
     if wrong:
         raise UnsupportedTransformers(does_not_fit(f"transformers {installed}", wrong, TRIED))

@@ -9,12 +9,15 @@ it is looked whether this one has all that is needed. Needs vLLM; nothing else o
 """
 
 from paged.integrations.vllm.errors import RefusedByPaged, UnsupportedVllm
-from paged.integrations.vllm.needed import must_have_all
+from paged.integrations.vllm.needed import must_define_all, must_have_all
 
 must_have_all()
 
 from paged.integrations.vllm.ahead import AsyncScheduler  # noqa: E402
+from paged.integrations.vllm.host_tier import HostTier  # noqa: E402
 from paged.integrations.vllm.options import Options  # noqa: E402
 from paged.integrations.vllm.plug_in import Scheduler  # noqa: E402
+
+must_define_all(AsyncScheduler, HostTier, Scheduler)
 
 __all__ = ["AsyncScheduler", "Options", "RefusedByPaged", "Scheduler", "UnsupportedVllm"]

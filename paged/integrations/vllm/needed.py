@@ -10,11 +10,11 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from paged.integrations.fitting import Needed, does_not_fit, wrong_with
+from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
 from paged.integrations.vllm.errors import UnsupportedVllm
 
-TRIED = ("0.32.0",)
-"""Versions with which everything was run."""
+TRIED = ("0.32.0", "0.33.0 (its scheduler, without a model)")
+"""Versions with which everything was run, but for what is said."""
 
 NEEDED: Needed = {
     "vllm.logger:init_logger": (),
@@ -143,7 +143,15 @@ def must_have_all() -> None:
         raise UnsupportedVllm(
             "paged.integrations.vllm plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
         ) from None
-    wrong = wrong_with(NEEDED, _MADE)
+    _must_be_nothing(wrong_with(NEEDED, _MADE))
+
+
+def must_define_all(*ours: type) -> None:
+    """Raise UnsupportedVllm unless these classes define every method that the vLLM that is installed makes abstract."""
+    _must_be_nothing(undefined_in(*ours))
+
+
+def _must_be_nothing(wrong: list[str]) -> None:
     if wrong:
         raise UnsupportedVllm(does_not_fit(f"vLLM {installed()}", wrong, TRIED))
 

@@ -375,6 +375,10 @@ class Scheduler(SchedulerInterface):
             return len(self._live) - len(self._held)
         return len(self._live)
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request has come and has not ended."""
+        return request_id in self._live
+
     def has_finished_requests(self) -> bool:
         """Whether the runner has to be told of some that have ended."""
         return bool(self._finished_ids)
