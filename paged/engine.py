@@ -268,6 +268,7 @@ class Engine:
                 retention=retention,
                 tenant=tenant,
             )
+            request = self._on_one_side(request)
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
             if isinstance(params, SearchParams):
@@ -275,6 +276,26 @@ class Engine:
             else:
                 self._add_sampled(request, params, text, now)
             return request_id
+
+    def _on_one_side(self, request: Request) -> Request:
+        """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it
+        grows, and with it all of its K."""
+        limit, length = self.model.rotary_limit, len(request.prompt)
+        if limit is None:
+            return request
+        if length > limit:
+            return msgspec.structs.replace(request, extra_key="long")
+        if length + request.max_tokens > limit:
+            room = (
+                f"max_tokens can be {limit - length} at most for this prompt"
+                if length < limit
+                else "this prompt leaves none"
+            )
+            raise InvalidRequest(
+                f'request "{request.id}": {length} tokens of a prompt and max_tokens={request.max_tokens} cross {limit} tokens, where the '
+                f"model's rotary embedding changes for all tokens; a sequence has to stay on one side. {room}; or the prompt has more than {limit} tokens."
+            )
+        return request
 
     def _add_sampled(self, request: Request, params: SamplingParams, text: str | None, now: float) -> None:
         ids, stops, bad_words = request.prompt, self._stops_of(params), self._encoded_words(params)
@@ -285,7 +306,7 @@ class Engine:
             stop_token_ids=stops,
             num_sequences=params.num_sequences,
             # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
-            extra_key=request.id if reads_prompt and not is_alone else None,
+            extra_key=(request.id, request.extra_key) if reads_prompt and not is_alone else request.extra_key,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
         grammars = [self._grammar_of(params) for _ in range(params.num_sequences)]
