@@ -40,7 +40,7 @@ _BLOCK_SIZE = 4
 # Tokens of a row in a step, by turns.
 _CHUNKS = (5, 1, 8, 3)
 _SCALE = 0.15
-# Tokens that transformers computes one by one behind a cache.
+# Tokens that transformers generates, beginning before a limit.
 _DECODED = 6
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 _PASSED: set[str] = set()
@@ -100,7 +100,7 @@ def _compare(config: Any, name: Path) -> None:
         found, places = _paged(model, rows)
     worst = max(map(_difference, found, expected))
     if worst <= BOUND:
-        _check_cache(theirs, rows[-1], expected[-1], name)
+        _check_generate(theirs, rows, [each for each in small.lengths if each != model.rotary_limit], name)
         return
     first = None
     for layer, output in enumerate(layers.taken()):
@@ -142,24 +142,32 @@ def _expected(config: Any, name: Path) -> _Expected:
     ) from cause
 
 
-def _check_cache(theirs: Any, row: NDArray[np.int64], expected: Tensor, name: Path) -> None:
-    """Raise UnsupportedModel where transformers does not agree with itself: some caches drop what the layers' masks would let a token see."""
-    tokens = torch.from_numpy(row)[None]
-    before = max(1, len(row) - _DECODED)
-    with torch.inference_mode(), _quiet():
-        out = theirs(input_ids=tokens[:, :before], use_cache=True)
-        for place in range(before, len(row)):
-            cache = getattr(out, "past_key_values", None)
-            if cache is None:
-                return
-            out = theirs(input_ids=tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
-            apart = _difference(out.logits[0, -1], expected[place])
-            if apart > BOUND:
-                raise UnsupportedModel(
-                    f"{name}: a small random model of its configuration answers otherwise in transformers with a cache than without (logits "
-                    f"differ by {apart:.1e} of the largest after {place} tokens), so that no answer is the right one. A window that its layers' "
-                    "masks do not have is a cause; without sliding_window in the configuration it may do."
-                )
+def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int], name: Path) -> None:
+    """Raise UnsupportedModel where transformers does not agree with itself: some caches drop what the layers' masks would let a token see, and some
+    models forget their cache at a limit."""
+    theirs.generation_config.eos_token_id = None
+    for length in {*(max(1, limit - 2) for limit in limits), max(1, len(rows[-1]) - _DECODED)}:
+        prompt = torch.from_numpy(rows[-1][:length])[None]
+        most = min(_DECODED, len(rows[-1]) - length)
+        if most < 1:
+            continue
+        with torch.inference_mode(), _quiet():
+            out = theirs.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=most,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            expected = theirs(input_ids=out.sequences[:, :-1], use_cache=False).logits[0, length - 1 :]
+        apart = _difference(torch.cat(out.logits), expected)
+        if apart > BOUND:
+            raise UnsupportedModel(
+                f"{name}: a small random model of its configuration answers otherwise in transformers with a cache than without (logits differ "
+                f"by {apart:.1e} of the largest, {most} tokens behind {length}), so that no answer is the right one. A window that its layers' "
+                "masks do not have is a cause; without sliding_window in the configuration it may do."
+            )
 
 
 def _of_same_weights(small: Shrunk) -> tuple[Any, Any]:

@@ -17,7 +17,8 @@ _WIDTHS = {
     r"num_attention_heads|n_heads?|num_heads": 4,
     r".*(intermediate_size|ffn_dim|ffn_hidden_size)(_mlp)?|n_inner|d_ff|mlp_dim|.*expert_dim": 96,
     r".*lora_rank|.*low_rank_dim": 16,
-    r".*hidden_size_per_layer_input": 16,
+    r".*hidden_size_per_layer_input|mamba_d_head": 16,
+    r"mamba_n_heads": 8,
 }
 _COUNTS = {
     r"vocab_size(_per_layer_input)?": VOCABULARY,
@@ -29,10 +30,13 @@ _COUNTS = {
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
 _LAYERS = r"num_(hidden_)?layers|n_layers?"
+# Of so many layers, in turn, one is of another kind.
+_PERIOD = r".*(_interval|_step|_freq|_pattern)"
 _MAX_LENGTH = r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
 _LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale"
 # A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
 _FIRST_LIMIT, _NEXT_LIMIT = 9, 6
+_LONGEST_PERIOD = 8
 
 
 class Shrunk:
@@ -53,41 +57,46 @@ class Shrunk:
         self._is_narrow = is_narrow
         self.config = type(config).from_dict(self._small(values))
 
-    def _small(self, values: dict[str, Any]) -> dict[str, Any]:
-        """A configuration, or one within it."""
+    def _small(self, values: dict[str, Any], scale: float | None = None) -> dict[str, Any]:
+        """A configuration, or one within it; the sizes of its heads by this factor, or by its own."""
         small = {}
         heads = next((v for k, v in values.items() if re.fullmatch(r"num_attention_heads|n_heads?", k)), None)
         sizes = [v for k, v in values.items() if re.fullmatch(_HEAD_SIZE, k) and _is_number(v)]
         if not sizes and heads:
             sizes = [v // heads for k, v in values.items() if k in ("hidden_size", "n_embd") and _is_number(v)]
+        if scale is None:
+            scale = _head_scale(sizes) if self._is_narrow else 1.0
         for name, value in values.items():
-            small[name] = self._value(name, value, heads, min(sizes, default=0), len(set(sizes)) > 1)
+            small[name] = self._value(name, value, heads, scale)
         if _is_number(small.get("topk_group")):
             small["topk_group"] = 1 if values["topk_group"] < values["n_group"] else small["n_group"]
         return small
 
-    def _value(self, name: str, value: Any, heads: Any, smallest: int, are_several: bool) -> Any:
+    def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
         if isinstance(value, dict):
-            scale = _head_scale(smallest, are_several) if self._is_narrow else 1.0
             if name.startswith("rope"):
                 return self._rope(value, scale)
             if name == "per_layer_config":
-                return {new: value[old] for new, old in enumerate(self.layers) if old in value}
+                of_layers = {int(layer): its for layer, its in value.items()}
+                kept = [(new, of_layers[old]) for new, old in enumerate(self.layers) if old in of_layers]
+                return {new: self._small({"num_attention_heads": heads} | its, scale) for new, its in kept}
             return self._small(value) if "model_type" in value else value
         if isinstance(value, list):
             if len(value) == self._num_layers:
                 value = [value[each] for each in self.layers]
-            return [self._value(name, each, heads, smallest, are_several) for each in value]
+            return [self._value(name, each, heads, scale) for each in value]
         if name.endswith(("token_id", "token_index")):
             return _special_id(name, value)
         if not _is_number(value):
             return value
+        if name == "num_kv_shared_layers":
+            return sum(layer >= self._num_layers - value for layer in self.layers)
         if re.fullmatch(_LAYERS, name):
             return len(self.layers) if value == self._num_layers else min(value, 2)
         if value in self._lengths and re.fullmatch(_LENGTH, name):
             return self._lengths[value]
         if self._is_narrow and re.fullmatch(_HEAD_SIZE, name):
-            return int(value * _head_scale(smallest, are_several))
+            return int(value * scale)
         if self._is_narrow and re.fullmatch(_KV_HEADS, name):
             return 4 if value == heads else min(value, 2)
         for table in (_WIDTHS, _COUNTS) if self._is_narrow else (_COUNTS,):
@@ -112,9 +121,10 @@ class Shrunk:
 
 
 def _layers(values: dict[str, Any]) -> list[int]:
-    """The first two layers of every kind, by all that the configuration lists a layer; the first four where it lists nothing."""
+    """The first two layers of every kind, by all that the configuration lists a layer; the first four, or two of its periods, where that is more."""
     count = next(v for k, v in values.items() if re.fullmatch(_LAYERS, k))
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
+    lists.append([layer >= count - (values.get("num_kv_shared_layers") or 0) for layer in range(count)])
     seen: dict[tuple[Any, ...], int] = {}
     chosen = []
     for layer in range(count):
@@ -122,12 +132,14 @@ def _layers(values: dict[str, Any]) -> list[int]:
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= 2:
             chosen.append(layer)
-    return chosen if len(chosen) >= 4 else list(range(min(count, 4)))
+    periods = [v for k, v in values.items() if re.fullmatch(_PERIOD, k) and _is_number(v) and v <= _LONGEST_PERIOD]
+    least = max([4, *(2 * period for period in periods)]) if len(lists) == 1 else 4
+    return chosen if len(chosen) >= least else list(range(min(count, least)))
 
 
-def _head_scale(smallest: int, are_several: bool) -> float:
+def _head_scale(sizes: list[int]) -> float:
     """What sizes of heads are multiplied by: the smallest becomes 16, or 8 where there are several."""
-    return min(1.0, (8 if are_several else 16) / smallest) if smallest else 1.0
+    return min(1.0, (8 if len(set(sizes)) > 1 else 16) / min(sizes)) if sizes else 1.0
 
 
 def _special_id(name: str, value: Any) -> Any:
