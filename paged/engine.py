@@ -268,7 +268,8 @@ class Engine:
                 retention=retention,
                 tenant=tenant,
             )
-            request = self._on_one_side(request)
+            # A search computes candidates behind its last token.
+            request = self._on_one_side(request, params.max_tokens + isinstance(params, SearchParams))
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
             if isinstance(params, SearchParams):
@@ -277,23 +278,21 @@ class Engine:
                 self._add_sampled(request, params, text, now)
             return request_id
 
-    def _on_one_side(self, request: Request) -> Request:
+    def _on_one_side(self, request: Request, max_tokens: int) -> Request:
         """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it
-        grows, and with it all of its K."""
+        grows by so many tokens, and with it all of its K."""
         limit, length = self.model.rotary_limit, len(request.prompt)
         if limit is None:
             return request
         if length > limit:
             return msgspec.structs.replace(request, extra_key="long")
-        if length + request.max_tokens > limit:
-            room = (
-                f"max_tokens can be {limit - length} at most for this prompt"
-                if length < limit
-                else "this prompt leaves none"
-            )
+        most = limit + 1 - length
+        if max_tokens > most:
+            # The last token is not computed.
             raise InvalidRequest(
-                f'request "{request.id}": {length} tokens of a prompt and max_tokens={request.max_tokens} cross {limit} tokens, where the '
-                f"model's rotary embedding changes for all tokens; a sequence has to stay on one side. {room}; or the prompt has more than {limit} tokens."
+                f'request "{request.id}": a prompt of {length} tokens and max_tokens={request.max_tokens} cross {limit} tokens, where '
+                "the model's rotary embedding changes for all tokens; a sequence has to stay on one side. max_tokens can be "
+                f"{most - max_tokens + request.max_tokens} at most for this prompt; a prompt of more than {limit} tokens is on the other side."
             )
         return request
 

@@ -39,9 +39,11 @@ def _limit(module: Any) -> int | None:
 def _by_token(forward: Callable[..., Any], limit: int, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
     """Cosines and sines, each [1, T, size], by transformers' own function, which is called once for each set of frequencies."""
     is_long = now_under_way().is_long
+    # A draft that is too long for its sequence must not change the others' frequencies.
+    within = position_ids.clamp(max=limit - 1)
     if is_long is None:
-        return tuple(forward(x, position_ids))
-    short = forward(x, position_ids.masked_fill(is_long, 0))
+        return tuple(forward(x, within))
+    short = forward(x, within)
     # One place beyond the limit decides for all.
     beyond = torch.cat([position_ids, torch.full_like(position_ids[:, :1], limit)], 1)
     long = [part[:, :-1] for part in forward(x, beyond)]

@@ -190,7 +190,7 @@ class Front:
             len(call.body),
             lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
         )
-        params = self.asking.chat_params(body, ready.max_model_len - len(prompt))
+        params = self.asking.chat_params(body, ready.longest(len(prompt)) - len(prompt))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = Form(f"chatcmpl-{call.id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
         return self._answering(call, ready, body, [prompt], params, form, None)
@@ -353,7 +353,7 @@ class Front:
 
 
 def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
-    longest = ready.max_model_len
+    longest = ready.longest(len(prompt))
     if len(prompt) + params.max_tokens > longest:
         raise wrong(
             f"the prompt has {len(prompt):,} tokens, and up to {params.max_tokens:,} are to follow; the most is {longest:,} in all.",

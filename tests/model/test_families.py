@@ -111,7 +111,7 @@ def prompts_of(*lengths):
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_what_is_accepted_answers_as_generate_does(architecture, folder_of):
     folder = folder_of(architecture, FAMILIES[architecture])
-    prompts, most = prompts_of(3, 14, 40, 30), [LIMIT - 3, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS]
+    prompts, most = prompts_of(3, 14, 40, 30), [LIMIT - 3 + 1, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS]
     # All but the longest have to wait, and are cut into chunks.
     engine = Engine(folder, num_blocks=14, block_size=4, host_blocks=6, max_tokens_per_step=16, max_chunk=7)
     assert answers(engine, prompts, most) == written(folder, prompts, most)
@@ -138,15 +138,15 @@ def longrope(folder_of):
 def test_a_request_that_would_cross_the_limit_is_refused_with_what_would_do(longrope):
     engine = Engine(longrope, num_blocks=30, block_size=4)
     [prompt] = prompts_of(5)
-    with pytest.raises(InvalidRequest, match="max_tokens=5 cross 9 tokens.*max_tokens can be 4 at most"):
-        engine.add_request(prompt, SamplingParams(max_tokens=5))
-    engine.add_request(prompt, SamplingParams(max_tokens=4))
+    with pytest.raises(InvalidRequest, match="max_tokens=6 cross 9 tokens.*max_tokens can be 5 at most"):
+        engine.add_request(prompt, SamplingParams(max_tokens=6))
+    engine.add_request(prompt, SamplingParams(max_tokens=5))
     engine.add_request(prompts_of(10)[0], SamplingParams(max_tokens=5))
 
 
 def test_k_and_v_of_the_other_side_are_no_hit(longrope):
     engine = Engine(longrope, num_blocks=30, block_size=4)
-    short, long, again = prompts_of(8, 12, 14)
+    short, long, again = prompts_of(9, 12, 14)
     answers(engine, [short, long], [1, 1])
     assert engine.scheduler.stats().hit_tokens == 0
     answers(engine, [again], [1])
