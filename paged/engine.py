@@ -273,6 +273,8 @@ class Engine:
                 retention=retention,
                 tenant=tenant,
             )
+            # A search computes candidates behind its last token.
+            request = self._on_one_side(request, params.max_tokens + isinstance(params, SearchParams))
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
             if isinstance(params, SearchParams):
@@ -280,6 +282,24 @@ class Engine:
             else:
                 self._add_sampled(request, params, text, now)
             return request_id
+
+    def _on_one_side(self, request: Request, max_tokens: int) -> Request:
+        """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it
+        grows by so many tokens, and with it all of its K."""
+        limit, length = self.model.rotary_limit, len(request.prompt)
+        if limit is None:
+            return request
+        if length > limit:
+            return msgspec.structs.replace(request, extra_key="long")
+        most = limit + 1 - length
+        if max_tokens > most:
+            # The last token is not computed.
+            raise InvalidRequest(
+                f'request "{request.id}": a prompt of {length} tokens and max_tokens={request.max_tokens} cross {limit} tokens, where '
+                "the model's rotary embedding changes for all tokens; a sequence has to stay on one side. max_tokens can be "
+                f"{most - max_tokens + request.max_tokens} at most for this prompt; a prompt of more than {limit} tokens is on the other side."
+            )
+        return request
 
     def _add_sampled(self, request: Request, params: SamplingParams, text: str | None, now: float) -> None:
         ids, stops, bad_words = request.prompt, self._stops_of(params), self._encoded_words(params)
@@ -290,7 +310,7 @@ class Engine:
             stop_token_ids=stops,
             num_sequences=params.num_sequences,
             # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
-            extra_key=request.id if reads_prompt and not is_alone else None,
+            extra_key=(request.id, request.extra_key) if reads_prompt and not is_alone else request.extra_key,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
         form = params.structured_outputs

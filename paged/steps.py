@@ -130,7 +130,7 @@ class Steps:
             filled = self._filled_in(batch)
             if self._drafter is not None:
                 filled = self._drafter.filled(filled, asked)
-            logits, read = self._computed(filled, of_prompts, of_states)
+            logits, read = self._computed(filled, asked, of_prompts, of_states)
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
@@ -156,14 +156,19 @@ class Steps:
         return None
 
     def _computed(
-        self, batch: Batch, of_prompts: NDArray[np.bool_] | None, of_states: NDArray[np.bool_] | None
+        self,
+        batch: Batch,
+        asked: Asked,
+        of_prompts: NDArray[np.bool_] | None,
+        of_states: NDArray[np.bool_] | None,
     ) -> tuple[Tensor, Read | None]:
         """Logits that are sampled from, and what else is read, if anything is."""
+        more = () if self._runner.model.rotary_limit is None else (asked.prompt_len,)
         if of_prompts is None and of_states is None:
-            return self._runner.logits(batch), None
+            return self._runner.logits(batch, *more), None
         none = np.zeros(batch.num_scheduled_tokens, np.bool_)
         read = self._runner.read(
-            batch, none if of_prompts is None else of_prompts, none if of_states is None else of_states
+            batch, none if of_prompts is None else of_prompts, none if of_states is None else of_states, *more
         )
         return read.logits, read
 

@@ -57,6 +57,7 @@ class DraftModel(ByWorth):
             self._step(batch, np.arange(len(num_known)), at, num_known, num_before),
             token_ids[at],
             is_sampled[at],
+            asked.prompt_len,
         )
         if not len(going):
             return batch
@@ -70,6 +71,7 @@ class DraftModel(ByWorth):
                 self._step(batch, going, at, np.ones(len(going), np.int64), num_before[going] + number + 1),
                 token_ids[at],
                 goes_on,
+                its.prompt_len,
             )
             going = going[goes_on]
         return msgspec.structs.replace(batch, token_ids=token_ids)

@@ -2,7 +2,7 @@
 
 transformers lets an attention function be registered by name and calls it in every layer. Ours hands the layer's queries, keys and
 values to whatever forward pass is under way, which a context variable carries: some architectures drop keyword arguments on the
-way. Knows that interface. Does not know pools or backends.
+way. A mask is never built: what transformers would write into one, a window, is handed through the layers in its place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,8 +20,17 @@ from paged.attention import LayerOptions
 ATTENTION = "paged"
 
 
+class Mask(NamedTuple):
+    """What stands in for a mask of causal attention: a token sees so many tokens, itself included; None: all before it."""
+
+    window: int | None
+
+
 class ForwardPass(Protocol):
-    """What takes the attention of one forward pass."""
+    """What takes the attention of one forward pass. `is_long`: bool [1, T], tokens whose rotary embedding is that of a long sequence
+    (`rotary.py`); None: no token's is."""
+
+    is_long: Tensor | None
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         """Attention of T tokens: queries [T, heads, head_dim], keys and values [T, kv heads, head_dim] → like the queries."""
@@ -55,7 +64,7 @@ def _paged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -69,6 +78,11 @@ def _paged_attention(
         forward_pass.refuse("attention to what comes later, as an encoder's do")
     if key.shape[-1] != value.shape[-1]:
         forward_pass.refuse(f"keys of {key.shape[-1]} and values of {value.shape[-1]} a head")
+    if isinstance(attention_mask, Mask):
+        # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
+        sliding_window = attention_mask.window
+    elif attention_mask is not None:
+        forward_pass.refuse("a mask that they compute themselves")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = LayerOptions(scale, sliding_window, softcap, s_aux)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
@@ -76,8 +90,16 @@ def _paged_attention(
     return out.unsqueeze(0), None
 
 
+def _mask(*, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Mask:
+    """As transformers' own functions that build masks. `use_vmap`: a module adds conditions of its own."""
+    if use_vmap:
+        now_under_way().refuse("a mask with conditions of their own")
+    return Mask(local_size)
+
+
 def register() -> None:
-    """Make the function known to transformers; once more does no harm."""
-    from transformers import AttentionInterface
+    """Make both functions known to transformers; once more does no harm."""
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, _paged_attention)
+    AttentionMaskInterface.register(ATTENTION, _mask)

@@ -7,18 +7,22 @@ of one shape in every layer. Does not know pools, batches or requests.
 from __future__ import annotations
 
 import json
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paged.attention import LayerOptions
 from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel, short_cause
 from paged.model.hook import ATTENTION, register, under_way
 from paged.model.native.packed import pack_linears
+from paged.model.rotary import follow_rows
 from paged.model.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +41,7 @@ class LoadedModel:
     vocabulary_size  token ids have to be below it
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
+    rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
     """
 
     path: Path
@@ -53,6 +58,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    rotary_limit: int | None = None
 
 
 def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
@@ -66,6 +72,11 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     where = usable_device(device)
     config = _config(folder)
     _check_architecture(config, folder)
+    # It needs what is here.
+    from paged.model.load_check import check_answers
+
+    register()
+    check_answers(config, folder)
     wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
     module = _module(folder, wanted).to(where).eval()
     return as_loaded(module, folder, load_tokenizer(folder), where)
@@ -76,6 +87,7 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
     place. Raises UnsupportedModel."""
     if where.type == "cpu":
         pack_linears(module)
+    rotary_limit = follow_rows(module)
     trial = _trial(module, name, where)
     text = module.config.get_text_config()
     return LoadedModel(
@@ -93,6 +105,7 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         eos_token_ids=_eos(module, text),
         dtype=next(module.parameters()).dtype,
         device=where,
+        rotary_limit=rotary_limit,
     )
 
 
@@ -158,7 +171,6 @@ def _module(folder: Path, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    register()
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -198,17 +210,41 @@ def _eos(module: Any, config: Any) -> tuple[int, ...]:
     return tuple(each for each in ids if 0 <= each < config.vocab_size)
 
 
+class Unwanted(Exception):
+    """A layer wants what no backend does; the message says what."""
+
+
+@contextmanager
+def refusing(module: nn.Module, name: Path) -> Iterator[None]:
+    """Whatever is raised by the model inside becomes UnsupportedModel, with the layer's name and the cause."""
+    try:
+        yield
+    except (MemoryError, UnsupportedModel):
+        raise
+    except Exception as error:
+        owners = {id(each): path for path, each in module.named_modules()}
+        frames = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        layer = next((owners[each] for each in reversed(frames) if owners.get(each)), type(module).__name__)
+        if isinstance(error, Unwanted):
+            raise UnsupportedModel(f"{name}: {layer} wants {error}, which no backend here does.") from error
+        raise UnsupportedModel(
+            f"{name}: {layer} fails with attention on paged memory ({type(error).__name__}: {short_cause(error)})."
+        ) from error
+
+
 class _Trial:
     """Takes one token's attention and remembers what it looked like."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.layers: set[int] = set()
         self.shapes: set[tuple[int, int, int]] = set()
         self.has_soft_cap = False
         self.has_sinks = False
+        self.is_long: Tensor | None = None
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
+        if layer in self.layers:
+            raise Unwanted("to attend twice in a pass")
         self.layers.add(layer)
         self.shapes.add((queries.shape[1], keys.shape[1], keys.shape[2]))
         self.has_soft_cap |= options.soft_cap is not None
@@ -216,7 +252,7 @@ class _Trial:
         return values.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
 
     def refuse(self, what: str) -> None:
-        raise UnsupportedModel(f"{self.folder}: its layers want {what}, which no backend here does.")
+        raise Unwanted(what)
 
     @property
     def num_layers(self) -> int:
@@ -237,15 +273,15 @@ class _Trial:
 
 def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
     """One token through the model. Raises UnsupportedModel unless every layer came by, all with one shape."""
-    trial = _Trial(folder)
+    trial = _Trial()
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    with torch.inference_mode(), under_way(trial), warnings.catch_warnings():
+    with torch.inference_mode(), under_way(trial), warnings.catch_warnings(), refusing(module, folder):
         warnings.simplefilter("ignore")
         module(input_ids=token, position_ids=token, use_cache=False)
     expected = int(module.config.get_text_config().num_hidden_layers)
     if trial.layers != set(range(expected)):
         raise UnsupportedModel(
-            f"{folder}: {len(trial.layers)} of its {expected} layers attend through transformers' interface; all have to."
+            f"{folder}: not every layer of its configuration attends through transformers' interface, or more than those; all have to."
         )
     if len(trial.shapes) != 1:
         raise UnsupportedModel(f"{folder}: its layers' K and V have {len(trial.shapes)} shapes; one is supported.")

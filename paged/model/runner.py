@@ -58,7 +58,8 @@ class Read(NamedTuple):
 class _Pass:
     """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
 
-    def __init__(self, runner: Runner, step: StepTokens) -> None:
+    def __init__(self, runner: Runner, step: StepTokens, is_long: Tensor | None) -> None:
+        self.is_long = is_long
         self._pool, self._backend = runner.pool, runner.backend
         self._count = step.num_tokens
         self._slots = step.slot_tensor(runner.pool.device)
@@ -109,16 +110,22 @@ class Runner:
         """Copy blocks, kind by kind."""
         run_moves(self.pool, moves)
 
-    def logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: Batch, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """float32 [k, vocabulary]: the forward pass of a batch whose moves have run. Logits after the last token of each row that
-        samples, and after each of the num_drafts tokens before it."""
-        return self.forward(self.step_of(batch), batch.token_ids, _sampled_after(batch))
+        samples, and after each of the num_drafts tokens before it. `lengths` as of `forward`."""
+        return self.forward(self.step_of(batch), batch.token_ids, _sampled_after(batch), lengths)
 
-    def read(self, batch: Batch, others: NDArray[np.bool_], stateful: NDArray[np.bool_]) -> Read:
+    def read(
+        self,
+        batch: Batch,
+        others: NDArray[np.bool_],
+        stateful: NDArray[np.bool_],
+        lengths: NDArray[np.int64] | None = None,
+    ) -> Read:
         """As `logits`; and the same after `others`, and the hidden states of those that are `stateful`, both bool [T], tokens of the batch."""
         is_sampled = _sampled_after(batch)
         is_wanted = is_sampled | others
-        logits, states = self._run(self.step_of(batch), batch.token_ids, is_wanted, stateful)
+        logits, states = self._run(self.step_of(batch), batch.token_ids, is_wanted, stateful, lengths)
         ours, theirs = torch.from_numpy(is_sampled[is_wanted]), torch.from_numpy(others[is_wanted])
         return Read(logits[ours], logits[theirs], states)
 
@@ -134,9 +141,16 @@ class Runner:
             self.pool.block_size,
         )
 
-    def forward(self, step: StepTokens, token_ids: NDArray[np.int32], is_sampled: NDArray[np.bool_]) -> Tensor:
-        """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go."""
-        return self._run(step, token_ids, is_sampled, np.zeros(step.num_tokens, np.bool_))[0]
+    def forward(
+        self,
+        step: StepTokens,
+        token_ids: NDArray[np.int32],
+        is_sampled: NDArray[np.bool_],
+        lengths: NDArray[np.int64] | None = None,
+    ) -> Tensor:
+        """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go. `lengths`, int64 [n]:
+        those that a rotary embedding goes by where it depends on them, a sequence's own in all its steps; None: as long as they are now."""
+        return self._run(step, token_ids, is_sampled, np.zeros(step.num_tokens, np.bool_), lengths)[0]
 
     @torch.inference_mode()
     def _run(
@@ -145,6 +159,7 @@ class Runner:
         token_ids: NDArray[np.int32],
         is_sampled: NDArray[np.bool_],
         stateful: NDArray[np.bool_],
+        lengths: NDArray[np.int64] | None,
     ) -> tuple[Tensor, Tensor]:
         """Logits after tokens, and hidden states of tokens."""
         if not step.num_tokens:
@@ -157,14 +172,15 @@ class Runner:
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
+            is_long = self._is_long(step, step.seq_lens if lengths is None else lengths)
             if self.tile is None:
-                return self._forward_part(step, token_ids, is_sampled, stateful)
+                return self._forward_part(step, token_ids, is_sampled, stateful, is_long)
             parts, of_states = [], []
             for first in range(0, step.num_tokens, self.tile):
                 stop = min(first + self.tile, step.num_tokens)
                 part = step.part(first, stop, self.tile - (stop - first))
                 places = slice(first, stop)
-                its = self._forward_part(part, token_ids[places], is_sampled[places], stateful[places])
+                its = self._forward_part(part, token_ids[places], is_sampled[places], stateful[places], is_long[places])
                 parts.append(its[0])
                 of_states.append(its[1])
             return torch.cat(parts), torch.cat([each for each in of_states if len(each)] or of_states[:1])
@@ -181,6 +197,7 @@ class Runner:
         token_ids: NDArray[np.int32],
         is_sampled: NDArray[np.bool_],
         stateful: NDArray[np.bool_],
+        is_long: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
         device = self.model.device
         picked, of_states = is_sampled.nonzero()[0], stateful.nonzero()[0]
@@ -192,7 +209,8 @@ class Runner:
         else:
             keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
         more = {"output_hidden_states": True} if len(of_states) else {}
-        with under_way(_Pass(self, step)):
+        long = self._padded(is_long, step).bool() if is_long.any() else None
+        with under_way(_Pass(self, step, long)):
             out: Any = self.model.module(
                 input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep, **more
             )
@@ -203,6 +221,14 @@ class Runner:
         if self.tile is not None:
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
+
+    def _is_long(self, step: StepTokens, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Bool [T]: tokens of sequences whose rotary embedding is that of long ones."""
+        limit = self.model.rotary_limit
+        if limit is None:
+            return np.zeros(step.num_tokens, np.bool_)
+        is_long: NDArray[np.bool_] = (lengths > limit).repeat(np.diff(step.query_start_loc))
+        return is_long
 
     def _padded(self, values: NDArray[Any], step: StepTokens) -> Tensor:
         """int64 [1, T + num_padded]."""

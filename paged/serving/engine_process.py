@@ -353,6 +353,7 @@ def ready(engine: Engine) -> Ready:
         device=str(model.device),
         backend=engine.runner.backend.name,
         prefix_caching=manager.prefix_caching,
+        rotary_limit=model.rotary_limit,
     )
 
 

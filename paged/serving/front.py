@@ -375,7 +375,7 @@ class Front:
 
 def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:
     """Tokens that each of so many answers to a prompt may have: they run together, and share the prompt's whole blocks alone."""
-    room = ready.max_model_len - prompt_len
+    room = ready.longest(prompt_len) - prompt_len
     if num_sequences == 1:
         return room
     shared = prompt_len // ready.block_size if ready.prefix_caching else 0
@@ -385,7 +385,7 @@ def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:
 
 
 def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
-    longest, num = ready.max_model_len, params.num_sequences
+    longest, num = ready.longest(len(prompt)), params.num_sequences
     if len(prompt) + params.max_tokens > longest:
         raise wrong(
             f"the prompt has {len(prompt):,} tokens, and up to {params.max_tokens:,} are to follow; the most is {longest:,} in all.",

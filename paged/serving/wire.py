@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests.
 
     max_model_len  tokens of one sequence, as model and pool allow
+    rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
     """
 
     block_size: int
@@ -82,6 +83,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     backend: str
     prefix_caching: bool
+    rotary_limit: int | None = None
+
+    def longest(self, length: int) -> int:
+        """Tokens of a sequence whose prompt has so many."""
+        if self.rotary_limit is None or length > self.rotary_limit:
+            return self.max_model_len
+        # The last token is not computed.
+        return min(self.max_model_len, self.rotary_limit + 1)
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

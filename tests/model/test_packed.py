@@ -85,6 +85,12 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_can_be_had_unpacked(dtype):
+    linear = nn.Linear(6, 19, bias=False, dtype=dtype)
+    assert torch.equal(PackedLinear(linear).weight, linear.weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_a_modules_weights_are_held_once(dtype):
     torch.manual_seed(0)

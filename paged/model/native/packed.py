@@ -93,6 +93,12 @@ class PackedLinear(nn.Module):
         self.packed = nn.Parameter(pack(linear.weight.detach(), columns), requires_grad=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features], unpacked for whoever multiplies by it himself, as routers of experts do: a copy each time."""
+        packed = self.packed if self.packed.dim() == 4 else self.packed.unsqueeze(-1)
+        return packed.permute(0, 2, 1, 3).reshape(-1, self.in_features)[: self.out_features]
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features], of the dtype of x."""
         rows = x.reshape(-1, self.in_features).to(self.packed.dtype)

@@ -1,0 +1,297 @@
+"""A check before a checkpoint's weights are read: a small random model of its configuration answers here as in transformers.
+
+The small model has every kind of layer of the large one, in float32 on the CPU (`shrinking.py`). It runs through the runner, in blocks, with
+rows of several lengths in one batch and prompts in chunks; and by transformers' own forward pass with its own attention, one sequence at a
+time. Lengths lie on both sides of each limit of length that the configuration has. What passed is remembered, in the folder where compiled
+code is kept, by the configuration, our own code, the versions of torch and transformers, and the processor.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paged.attention import BuildFailed, StepTokens
+from paged.attention.native.build import cache_folder, processor
+from paged.model.capacity import pool_for
+from paged.model.errors import UnsupportedModel, short_cause
+from paged.model.hook import ATTENTION
+from paged.model.loading import LoadedModel, as_loaded, refusing
+from paged.model.runner import Runner, runner_for
+from paged.model.shrinking import LONGEST, Shrunk, shrunk
+from paged.model.threads import THREADS
+
+# Logits may differ by so much of the largest one: rounding gives less than a hundredth of this, another window or layer a hundred times as much.
+BOUND = 1e-3
+# Parameters of a model that is made for the check, at most.
+_MOST_PARAMETERS = 50_000_000
+_BLOCK_SIZE = 4
+# Tokens of a row in a step, by turns.
+_CHUNKS = (5, 1, 8, 3)
+_SCALE = 0.15
+# Tokens that transformers generates, beginning before a limit.
+_DECODED = 6
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+_PASSED: set[str] = set()
+
+
+def check_answers(config: Any, name: Path) -> None:
+    """Raise UnsupportedModel, with the first layer that differs, unless a small random model of this configuration answers as it should."""
+    key = _key(config)
+    with suppress(OSError, BuildFailed):
+        if key in _PASSED or (cache_folder() / key).is_file():
+            return
+    # A second thread makes matrices this small wait.
+    with THREADS.at_most(1):
+        _compare(config, name)
+    _PASSED.add(key)
+    with suppress(OSError, BuildFailed):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        (cache_folder() / key).touch()
+
+
+def _key(config: Any) -> str:
+    values = {name: value for name, value in config.to_dict().items() if name not in _VOLATILE}
+    told = json.dumps(values, sort_keys=True, default=str)
+    return f"checked-{hashlib.sha256(f'{told}{_code()}'.encode()).hexdigest()[:20]}"
+
+
+@cache
+def _code() -> str:
+    """A digest of everything else that an answer comes from."""
+    import transformers
+
+    import paged.attention
+
+    digest = hashlib.sha256(f"{torch.__version__} {transformers.__version__} {processor()}".encode())
+    for folder in (Path(__file__).parent, Path(paged.attention.__file__).parent):
+        for file in sorted(folder.rglob("*.[pch]*")):
+            if file.suffix in (".py", ".c", ".h"):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+class _Expected(NamedTuple):
+    """A small configuration, a model of it with transformers' attention and one with ours, rows of token ids, and what transformers makes of each: logits,
+    and what every layer returns."""
+
+    small: Shrunk
+    theirs: Any
+    ours: Any
+    rows: list[NDArray[np.int64]]
+    logits: list[Tensor]
+    layers: list[list[Tensor]]
+
+
+def _compare(config: Any, name: Path) -> None:
+    small, theirs, ours, rows, expected, of_layers = _expected(config, name)
+    model = as_loaded(ours, name, None, torch.device("cpu"))
+    layers = _Layers(model.module, len(small.layers))
+    with torch.inference_mode(), _quiet(), refusing(model.module, name):
+        found, places = _paged(model, rows)
+    worst = max(map(_difference, found, expected))
+    if worst <= BOUND:
+        _check_generate(theirs, rows, [each for each in small.lengths if each != model.rotary_limit], name)
+        return
+    first = None
+    for layer, output in enumerate(layers.taken()):
+        its = [each[layer] for each in of_layers]
+        if first is None and max(map(_difference, [output[place] for place in places], its)) > BOUND:
+            first = layer
+    where = "what follows its layers" if first is None else f"layer {small.layers[first]} ({layers.kinds[first]})"
+    raise UnsupportedModel(
+        f"{name}: a small random model of its configuration answers otherwise than in transformers: logits differ by {worst:.1e} of "
+        f"the largest; {BOUND:.0e} is allowed. The first to differ is {where}."
+    )
+
+
+def _expected(config: Any, name: Path) -> _Expected:
+    """What transformers makes of a narrow model, or where it cannot run that, of one as wide as the checkpoint. Raises UnsupportedModel where neither
+    runs."""
+    cause: Exception | None = None
+    for is_narrow in (True, False):
+        try:
+            small = shrunk(config, is_narrow=is_narrow)
+            theirs, ours = _of_same_weights(small)
+            text = small.config.get_text_config()
+            rows = _rows(small.lengths, getattr(text, "max_position_embeddings", None) or LONGEST, text.vocab_size)
+            layers = _Layers(theirs, len(small.layers))
+            logits, of_layers = [], []
+            with torch.inference_mode(), _quiet():
+                for row in rows:
+                    logits.append(theirs(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0])
+                    of_layers.append(layers.taken())
+            if not torch.cat(logits).isfinite().all():
+                raise ArithmeticError("its logits are not finite")
+            return _Expected(small, theirs, ours, rows, logits, of_layers)
+        except Exception as error:
+            cause = cause or error
+    assert cause is not None, "a model is returned"
+    raise UnsupportedModel(
+        f"{name}: no small random model of its configuration runs in transformers, so that its answers cannot be checked: "
+        f"{short_cause(cause)}"
+    ) from cause
+
+
+def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int], name: Path) -> None:
+    """Raise UnsupportedModel where transformers does not agree with itself: some caches drop what the layers' masks would let a token see, and some
+    models forget their cache at a limit."""
+    theirs.generation_config.eos_token_id = None
+    for length in {*(max(1, limit - 2) for limit in limits), max(1, len(rows[-1]) - _DECODED)}:
+        prompt = torch.from_numpy(rows[-1][:length])[None]
+        most = min(_DECODED, len(rows[-1]) - length)
+        if most < 1:
+            continue
+        with torch.inference_mode(), _quiet():
+            out = theirs.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=most,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            expected = theirs(input_ids=out.sequences[:, :-1], use_cache=False).logits[0, length - 1 :]
+        apart = _difference(torch.cat(out.logits), expected)
+        if apart > BOUND:
+            raise UnsupportedModel(
+                f"{name}: a small random model of its configuration answers otherwise in transformers with a cache than without (logits differ "
+                f"by {apart:.1e} of the largest, {most} tokens behind {length}), so that no answer is the right one. A window that its layers' "
+                "masks do not have is a cause; without sliding_window in the configuration it may do."
+            )
+
+
+def _of_same_weights(small: Shrunk) -> tuple[Any, Any]:
+    """A model with transformers' own attention, and one with ours."""
+    with torch.device("meta"):
+        counted = sum(each.numel() for each in _built(small.config, "eager").parameters())
+    if counted > _MOST_PARAMETERS:
+        raise MemoryError(f"with its own widths {len(small.layers)} layers have {counted:,} parameters")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs, ours = _built(small.config, "eager"), _built(small.config, ATTENTION)
+        for weights in theirs.parameters():
+            if weights.dim() >= 2:
+                weights.data.normal_(0, _SCALE)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def _built(config: Any, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    return build(copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32).eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _rows(limits: list[int], longest: int, vocabulary: int) -> list[NDArray[np.int64]]:
+    """Token ids of rows of one token, of lengths on both sides of every limit, and of as many as there may be."""
+    lengths = {1, *(limit + more for limit in limits for more in (0, 1, 4)), LONGEST}
+    drawn = np.random.default_rng(0)
+    return [drawn.integers(0, vocabulary, length) for length in sorted(lengths) if length <= longest]
+
+
+def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tensor], list[NDArray[np.int64]]]:
+    """Logits of each row after all of its tokens, and where in the order of computation they were."""
+    columns = -(-max(map(len, rows)) // _BLOCK_SIZE)
+    pool = pool_for(model, num_blocks=len(rows) * columns, block_size=_BLOCK_SIZE)
+    runner = runner_for(model, pool, batch_invariant=False)
+    # A row's blocks lie apart.
+    tables = np.arange(len(rows) * columns, dtype=np.int32).reshape(columns, len(rows)).T
+    lengths = np.array(list(map(len, rows)))
+    done = np.zeros(len(rows), np.int64)
+    logits: list[Tensor] = []
+    places: list[list[int]] = [[] for _ in rows]
+    for turn in range(LONGEST):
+        chunks = np.array([_CHUNKS[(turn + row) % len(_CHUNKS)] for row in range(len(rows))])
+        counts = np.minimum(chunks, lengths - done)
+        going = counts.nonzero()[0]
+        if not len(going):
+            break
+        logits.append(_step(runner, rows, tables, done, counts, going, lengths[going]))
+        number = sum(map(len, logits[:-1]))
+        for row in going:
+            places[row] += range(number, number + counts[row])
+            number += counts[row]
+        done += counts
+    together = torch.cat(logits)
+    at = [np.array(each) for each in places]
+    return [together[each] for each in at], at
+
+
+def _step(
+    runner: Runner,
+    rows: list[NDArray[np.int64]],
+    tables: NDArray[np.int32],
+    done: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    going: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> Tensor:
+    """Logits after so many tokens of each of the rows that are going."""
+    positions = [np.arange(done[row], done[row] + counts[row]) for row in going]
+    slots = [
+        tables[row][its // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + its % _BLOCK_SIZE
+        for row, its in zip(going, positions, strict=True)
+    ]
+    step = StepTokens(
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_start_loc=np.concatenate([[0], counts[going].cumsum()]),
+        seq_lens=done[going] + counts[going],
+        block_tables=tables[going],
+        block_size=_BLOCK_SIZE,
+    )
+    token_ids = np.concatenate([rows[row][its] for row, its in zip(going, positions, strict=True)]).astype(np.int32)
+    return runner.forward(step, token_ids, np.ones(len(token_ids), np.bool_), lengths)
+
+
+class _Layers:
+    """What the layers of a model return, as it runs."""
+
+    def __init__(self, module: nn.Module, count: int) -> None:
+        lists = (each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each) == count)
+        layers = list(next(lists, ()))
+        self.kinds = [type(each).__name__ for each in layers]
+        self._outputs: list[list[Tensor]] = [[] for _ in layers]
+        for outputs, layer in zip(self._outputs, layers, strict=True):
+            layer.register_forward_hook(_noting(outputs))
+
+    def taken(self) -> list[Tensor]:
+        """[tokens, hidden size] of each layer, in the order of computation, and forget it; nothing of layers that were not called, as those that
+        run in C."""
+        found = [torch.cat(outputs) for outputs in self._outputs if outputs]
+        for outputs in self._outputs:
+            outputs.clear()
+        return found
+
+
+def _noting(outputs: list[Tensor]) -> Callable[..., None]:
+    def note(module: Any, given: Any, output: Any) -> None:
+        outputs.append((output[0] if isinstance(output, tuple) else output)[0].clone())
+
+    return note
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, as a part of the largest number."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())

@@ -1,0 +1,165 @@
+"""A configuration made small: every kind of layer twice, narrow, with short limits, so that a model of it is made and run in milliseconds.
+
+Numbers are known by their names. Equal lengths stay equal, and longer ones longer; heads stay grouped as they are; ids of special tokens
+lie within the small vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+VOCABULARY, LONGEST = 128, 64
+# Names of numbers, and what each becomes. A number is never made larger.
+_WIDTHS = {
+    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_size|projection_dim": 64,
+    r"num_attention_heads|n_heads?|num_heads": 4,
+    r".*(intermediate_size|ffn_dim|ffn_hidden_size)(_mlp)?|n_inner|d_ff|mlp_dim|.*expert_dim": 96,
+    r".*lora_rank|.*low_rank_dim": 16,
+    r".*hidden_size_per_layer_input|mamba_d_head": 16,
+    r"mamba_n_heads": 8,
+}
+_COUNTS = {
+    r"vocab_size(_per_layer_input)?": VOCABULARY,
+    r".*num_.*experts|n_routed_experts|moe_num_experts|expert_num": 8,
+    r"(moe_)?num_experts_per_tok|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
+    r"n_group|num_expert_group": 2,
+    r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
+}
+_HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
+_KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
+_LAYERS = r"num_(hidden_)?layers|n_layers?"
+# Of so many layers, in turn, one is of another kind.
+_PERIOD = r".*(_interval|_step|_freq|_pattern)"
+_MAX_LENGTH = r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
+_LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale"
+# A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
+_FIRST_LIMIT, _NEXT_LIMIT = 9, 6
+_LONGEST_PERIOD = 8
+
+
+class Shrunk:
+    """`config`, and `layers`, which layer each of its layers was; `lengths` are the limits of length in it, rising."""
+
+    def __init__(self, config: Any, *, is_narrow: bool) -> None:
+        values = config.to_dict()
+        text = config.get_text_config()
+        self.layers = _layers(text.to_dict())
+        self._num_layers = next(v for k, v in text.to_dict().items() if re.fullmatch(_LAYERS, k))
+        found = sorted({v for k, v in _pairs(values) if re.fullmatch(_LENGTH, k) and _is_number(v)})
+        longest = [v for k, v in _pairs(values) if re.fullmatch(_MAX_LENGTH, k) and _is_number(v)]
+        self._lengths = {
+            length: min(length, LONGEST if length in longest else _FIRST_LIMIT + _NEXT_LIMIT * place)
+            for place, length in enumerate(found)
+        }
+        self.lengths = sorted(set(self._lengths.values()))
+        self._is_narrow = is_narrow
+        self.config = type(config).from_dict(self._small(values))
+
+    def _small(self, values: dict[str, Any], scale: float | None = None) -> dict[str, Any]:
+        """A configuration, or one within it; the sizes of its heads by this factor, or by its own."""
+        small = {}
+        heads = next((v for k, v in values.items() if re.fullmatch(r"num_attention_heads|n_heads?", k)), None)
+        sizes = [v for k, v in values.items() if re.fullmatch(_HEAD_SIZE, k) and _is_number(v)]
+        if not sizes and heads:
+            sizes = [v // heads for k, v in values.items() if k in ("hidden_size", "n_embd") and _is_number(v)]
+        if scale is None:
+            scale = _head_scale(sizes) if self._is_narrow else 1.0
+        for name, value in values.items():
+            small[name] = self._value(name, value, heads, scale)
+        if _is_number(small.get("topk_group")):
+            small["topk_group"] = 1 if values["topk_group"] < values["n_group"] else small["n_group"]
+        return small
+
+    def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
+        if isinstance(value, dict):
+            if name.startswith("rope"):
+                return self._rope(value, scale)
+            if name == "per_layer_config":
+                of_layers = {int(layer): its for layer, its in value.items()}
+                kept = [(new, of_layers[old]) for new, old in enumerate(self.layers) if old in of_layers]
+                return {new: self._small({"num_attention_heads": heads} | its, scale) for new, its in kept}
+            return self._small(value) if "model_type" in value else value
+        if isinstance(value, list):
+            if len(value) == self._num_layers:
+                value = [value[each] for each in self.layers]
+            return [self._value(name, each, heads, scale) for each in value]
+        if name.endswith(("token_id", "token_index")):
+            return _special_id(name, value)
+        if not _is_number(value):
+            return value
+        if name == "num_kv_shared_layers":
+            return sum(layer >= self._num_layers - value for layer in self.layers)
+        if re.fullmatch(_LAYERS, name):
+            return len(self.layers) if value == self._num_layers else min(value, 2)
+        if value in self._lengths and re.fullmatch(_LENGTH, name):
+            return self._lengths[value]
+        if self._is_narrow and re.fullmatch(_HEAD_SIZE, name):
+            return int(value * scale)
+        if self._is_narrow and re.fullmatch(_KV_HEADS, name):
+            return 4 if value == heads else min(value, 2)
+        for table in (_WIDTHS, _COUNTS) if self._is_narrow else (_COUNTS,):
+            for pattern, most in table.items():
+                if re.fullmatch(pattern, name):
+                    return min(value, most)
+        return value
+
+    def _rope(self, values: dict[str, Any], scale: float) -> dict[str, Any]:
+        small: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, dict):
+                small[name] = self._rope(value, scale)
+            elif isinstance(value, list) and name.endswith("section"):
+                small[name] = [int(each * scale) for each in value]
+            elif isinstance(value, list):
+                count = max(1, round(len(value) * scale))
+                small[name] = [value[place * len(value) // count] for place in range(count)]
+            else:
+                small[name] = self._lengths.get(value, value) if re.fullmatch(_LENGTH, name) else value
+        return small
+
+
+def _layers(values: dict[str, Any]) -> list[int]:
+    """The first two layers of every kind, by all that the configuration lists a layer; the first four, or two of its periods, where that is more."""
+    count = next(v for k, v in values.items() if re.fullmatch(_LAYERS, k))
+    lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
+    lists.append([layer >= count - (values.get("num_kv_shared_layers") or 0) for layer in range(count)])
+    seen: dict[tuple[Any, ...], int] = {}
+    chosen = []
+    for layer in range(count):
+        kind = tuple(map(str, (each[layer] for each in lists)))
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= 2:
+            chosen.append(layer)
+    periods = [v for k, v in values.items() if re.fullmatch(_PERIOD, k) and _is_number(v) and v <= _LONGEST_PERIOD]
+    least = max([4, *(2 * period for period in periods)]) if len(lists) == 1 else 4
+    return chosen if len(chosen) >= least else list(range(min(count, least)))
+
+
+def _head_scale(sizes: list[int]) -> float:
+    """What sizes of heads are multiplied by: the smallest becomes 16, or 8 where there are several."""
+    return min(1.0, (8 if len(set(sizes)) > 1 else 16) / min(sizes)) if sizes else 1.0
+
+
+def _special_id(name: str, value: Any) -> Any:
+    if not _is_number(value) or value < VOCABULARY:
+        return value
+    return {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(name, 3)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _pairs(values: dict[str, Any]) -> Any:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _pairs(value)
+        elif isinstance(name, str):
+            yield name, value
+
+
+def shrunk(config: Any, *, is_narrow: bool = True) -> Shrunk:
+    """The configuration made small; not `is_narrow`: with the widths that it has."""
+    return Shrunk(copy.deepcopy(config), is_narrow=is_narrow)

@@ -1,0 +1,153 @@
+"""What is accepted answers as transformers' `generate` does, one request at a time; what cannot is refused by name, before its weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paged import Engine, InvalidRequest, SamplingParams, UnsupportedModel
+from paged.model.loading import load_model
+from paged.model.shrinking import VOCABULARY, shrunk
+
+MAX_TOKENS, WINDOW, LIMIT = 10, 16, 9
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5] * 2,
+    "long_factor": [4.0, 5.0, 6.0, 8.0] * 2,
+    "original_max_position_embeddings": LIMIT,
+    "factor": 2.0,
+}
+WIDE = {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4}
+QWEN2_MOE = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+FAMILIES = {
+    "qwen2_moe": QWEN2_MOE,
+    "phimoe": {"sliding_window": WINDOW},
+    "phi3": {**WIDE, "rope_parameters": LONGROPE, "original_max_position_embeddings": LIMIT},
+    "llama": {**WIDE, "rope_parameters": LONGROPE},
+    "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "starcoder2": {"sliding_window": WINDOW},
+    "mixtral": {"sliding_window": WINDOW},
+    "gemma3_text": {},
+    "cohere2": {},
+    "olmo3": {},
+    "granite": {},
+    "youtu": {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    "longcat_flash": {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+REFUSED = {
+    "diffllama": ({}, r"model\.layers\.0\.self_attn wants to attend twice in a pass"),
+    "doge": ({"sliding_window": WINDOW}, r"model\.layers\.0\.self_attn fails with attention on paged memory"),
+    "deepseek_v32": ({}, r"model\.layers\.0\.self_attn fails .* \(TypeError: "),
+    "jetmoe": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
+    "moshi": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
+    "zaya": ({}, r"logits differ by .* 1e-03 is allowed\. The first to differ is layer 0 \(ZayaDecoderLayer\)"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """folder_of(architecture, changes): a checkpoint of that configuration made small, with random weights."""
+
+    def make(architecture, changes) -> Path:
+        folder = tmp_path_factory.mktemp(architecture)
+        config = shrunk(AutoConfig.for_model(architecture, **changes)).config
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = AutoModelForCausalLM.from_config(config).float()
+            for weights in model.parameters():
+                if weights.dim() >= 2:
+                    weights.data.normal_(0, 0.15)
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def written(folder, prompts, most):
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )[0, len(prompt) :].tolist()
+        for prompt, max_tokens in zip(prompts, most, strict=True)
+    ]
+
+
+def answers(engine, prompts, most):
+    found = {}
+    for prompt, max_tokens in zip(prompts, most, strict=True):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        found[engine.add_request(prompt, params)] = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            found[output.id] += output.token_ids
+    return list(found.values())
+
+
+def prompts_of(*lengths):
+    """Each begins as the longest does."""
+    words = np.random.default_rng(1).integers(4, VOCABULARY, max(lengths)).tolist()
+    return [[*words[: length - 1], length] for length in lengths]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_is_accepted_answers_as_generate_does(architecture, folder_of):
+    folder = folder_of(architecture, FAMILIES[architecture])
+    prompts, most = prompts_of(3, 14, 40, 30), [LIMIT - 3 + 1, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS]
+    # All but the longest have to wait, and are cut into chunks.
+    engine = Engine(folder, num_blocks=14, block_size=4, host_blocks=6, max_tokens_per_step=16, max_chunk=7)
+    assert answers(engine, prompts, most) == written(folder, prompts, most)
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_what_would_answer_wrongly_is_refused_with_the_layer(architecture, folder_of):
+    changes, message = REFUSED[architecture]
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model(folder_of(architecture, changes))
+
+
+def test_a_refusal_has_what_was_raised_for_a_cause(folder_of):
+    with pytest.raises(UnsupportedModel) as raised:
+        load_model(folder_of("deepseek_v32", {}))
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+@pytest.fixture(scope="module")
+def longrope(folder_of):
+    return load_model(folder_of("llama", FAMILIES["llama"]))
+
+
+def test_a_request_that_would_cross_the_limit_is_refused_with_what_would_do(longrope):
+    engine = Engine(longrope, num_blocks=30, block_size=4)
+    [prompt] = prompts_of(5)
+    with pytest.raises(InvalidRequest, match="max_tokens=6 cross 9 tokens.*max_tokens can be 5 at most"):
+        engine.add_request(prompt, SamplingParams(max_tokens=6))
+    engine.add_request(prompt, SamplingParams(max_tokens=5))
+    engine.add_request(prompts_of(10)[0], SamplingParams(max_tokens=5))
+
+
+def test_k_and_v_of_the_other_side_are_no_hit(longrope):
+    engine = Engine(longrope, num_blocks=30, block_size=4)
+    short, long, again = prompts_of(9, 12, 14)
+    answers(engine, [short, long], [1, 1])
+    assert engine.scheduler.stats().hit_tokens == 0
+    answers(engine, [again], [1])
+    assert engine.scheduler.stats().hit_tokens == 8

@@ -1,0 +1,77 @@
+"""At load, a small random model of the configuration is held against transformers: faults in what we do are found, and what passed is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import AttentionMaskInterface, AutoConfig
+
+from paged import UnsupportedModel
+from paged.model.hook import ATTENTION, Mask, register
+from paged.model.load_check import check_answers
+from paged.model.shrinking import shrunk
+
+QWEN2_MOE = {
+    "num_hidden_layers": 12,
+    "use_sliding_window": True,
+    "sliding_window": 4096,
+    "layer_types": ["full_attention", "full_attention", "sliding_attention"] * 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    register()
+
+
+@pytest.fixture
+def _forgets_windows(_registered):
+    AttentionMaskInterface.register(ATTENTION, lambda **_: Mask(None))
+    yield
+    register()
+
+
+@pytest.mark.usefixtures("_forgets_windows")
+def test_a_window_that_is_ignored_is_found_in_the_layer_that_has_it():
+    config = AutoConfig.for_model("qwen2_moe", **QWEN2_MOE)
+    with pytest.raises(UnsupportedModel, match=r"The first to differ is layer 2 \(Qwen2MoeDecoderLayer\)"):
+        check_answers(config, Path("a-model"))
+
+
+def test_every_kind_of_layer_is_there_twice():
+    small = shrunk(AutoConfig.for_model("qwen2_moe", **QWEN2_MOE))
+    assert small.layers == [0, 1, 2, 5]
+    assert small.config.layer_types == ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
+
+
+def test_limits_of_length_become_short_ones_in_their_order():
+    config = AutoConfig.for_model("phi3", sliding_window=2048, original_max_position_embeddings=4096)
+    small = shrunk(config).config
+    assert (small.sliding_window, small.original_max_position_embeddings, small.max_position_embeddings) == (9, 64, 64)
+    config = AutoConfig.for_model("phi3", max_position_embeddings=131072, sliding_window=2048)
+    small = shrunk(config).config
+    assert (small.sliding_window, small.original_max_position_embeddings, small.max_position_embeddings) == (9, 15, 64)
+
+
+def test_a_configuration_that_cannot_be_made_small_is_refused_by_name():
+    config = AutoConfig.for_model("xmod", is_decoder=True)
+    with pytest.raises(UnsupportedModel, match=r"^a-model: no small random model .* cannot be checked: Input language"):
+        check_answers(config, Path("a-model"))
+
+
+def test_what_passed_is_remembered_by_its_configuration(tmp_path, monkeypatch):
+    config = AutoConfig.for_model("llama", rope_theta=12345.0)
+    # So that nothing is compiled into the folder.
+    check_answers(AutoConfig.for_model("llama"), Path("a-model"))
+    monkeypatch.setenv("PAGED_CACHE", str(tmp_path))
+    check_answers(config, Path("a-model"))
+    check_answers(config, Path("another-folder"))
+    assert len(list(tmp_path.iterdir())) == 1
+    config.rms_norm_eps = 0.5
+    check_answers(config, Path("a-model"))
+    assert len(list(tmp_path.iterdir())) == 2
