@@ -15,8 +15,9 @@ from typer import Option
 
 from paged import InvalidConfig
 from paged.cli.options import Json, count, listed
-from paged.cli.show import counted, figures, loading, print_json, progress_bar, short, table
+from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
 from paged.extras import import_with_extra
+from paged.hardware.budget import short
 
 if TYPE_CHECKING:
     from paged.bench.attention import AttentionTimes, Load

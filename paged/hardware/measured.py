@@ -86,7 +86,7 @@ def measured_layers(roofline: Roofline) -> Layers | None:
         return None
     for tables in _layer_tables():
         if tables.device == roofline.device.name and tables.is_of(roofline.model) and roofline.tensor_parallel == 1:
-            return TableLayers.of(tables) if roofline.dtype == tables.dtype else None
+            return TableLayers.of(tables) if roofline.dtype == roofline.kept_dtype == tables.dtype else None
     if roofline.device.name not in kernel_names():
         return None
     found = KernelLayers(kernels_named(roofline.device.name), published)
@@ -106,7 +106,8 @@ def layers_in(path: str | Path, roofline: Roofline) -> Layers:
             raise BadHardwareFile(
                 path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
             )
-        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or roofline.dtype != tables.dtype:
+        is_of_dtype = roofline.dtype == roofline.kept_dtype == tables.dtype
+        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
             what = f"{tables.model.name} in {tables.dtype} on one device"
             asked = f"{roofline.model.name} in {roofline.dtype} on {roofline.tensor_parallel}"
             raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
@@ -170,7 +171,8 @@ def unmeasured(roofline: Roofline) -> str:
     if of_device:
         return f"on {name} only {', '.join(of_device)} in bf16 on one device was measured"
     if name in kernel_names():
-        return f"kernels of {model} in {roofline.dtype} were not measured on {name}"
+        kept = "" if roofline.kept_dtype == roofline.dtype else f" with K and V in {roofline.kept_dtype}"
+        return f"kernels of {model} in {roofline.dtype}{kept} were not measured on {name}"
     return f"nobody measured kernels of {name}"
 
 
