@@ -26,6 +26,8 @@ def scenarios(
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
     tensor_parallel: options.TensorParallel = 1,
+    link_gbps: options.LinkGbps = None,
+    link_us: options.LinkUs = None,
     memory_share: options.MemoryShare = 0.9,
     blocks: options.Blocks = None,
     block_size: options.BlockSize = 16,
@@ -78,6 +80,8 @@ def scenarios(
             dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
             kv_dtype=kv_dtype,
             tensor_parallel=tensor_parallel,
+            link_gbps=link_gbps,
+            link_us=link_us,
             memory_share=memory_share,
             profile=profile,
             published=published,
@@ -106,7 +110,8 @@ def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
     unread: dict[str, str] = {}
     if model is None:
         unread |= dict.fromkeys(
-            ("dtype", "tensor_parallel", "memory_share", "published"), "goes with --model and --device"
+            ("dtype", "kv_dtype", "tensor_parallel", "link_gbps", "link_us", "memory_share", "published"),
+            "goes with --model and --device",
         )
     if model is not None or profile is not None:
         why = f"is for steps without a model; {'--model' if profile is None else '--profile'} times them here"

@@ -57,6 +57,8 @@ Published = Annotated[bool, Option("--published", help="Time steps by published 
 Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_default="the model's own, or bf16, or what the device has", rich_help_panel=_DEVICE)]
 KvDtype = Annotated[str | None, Option(help="Of K and V.", show_default="as --dtype; bf16 where that has 8 bits", rich_help_panel=_DEVICE)]
 TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model is split.", rich_help_panel=_DEVICE)]
+LinkGbps = Annotated[float | None, Option("--link-gbps", metavar="GB/S", help="Gigabytes a second, one way, that the link between devices reaches.", show_default="as measured, or by the device's sheet (docs/hardware.md)", rich_help_panel=_DEVICE)]
+LinkUs = Annotated[float | None, Option("--link-us", metavar="µS", help="Microseconds of a message on that link beside its bytes.", show_default="as measured; PCIe 12, NVLink 5", rich_help_panel=_DEVICE)]
 MemoryShare = Annotated[float, Option(help="Of the device's memory, what may be used.", rich_help_panel=_DEVICE)]
 PricePerHour = Annotated[float | None, Option(help="Of all devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from paged.cli.options import Json, KvDtype
+from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.extras import import_with_extra
@@ -27,6 +27,7 @@ Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_de
 Engine = Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")]
 Blocks = Annotated[int | None, Option(min=2, help="Blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
 TensorParallel = Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")]
+DataParallel = Annotated[int | None, Option(min=1, help="Ranks, each a scheduler of its own; of a model with experts they step together.", show_default="as the run says")]
 Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where kernels were measured.")]
 Html = Annotated[Path | None, Option("--html", help="Where the page with plots is written.", show_default="validate-RUN.html; with --json none")]
 # fmt: on
@@ -41,6 +42,9 @@ def validate(
     engine: Engine = None,
     blocks: Blocks = None,
     tensor_parallel: TensorParallel = None,
+    data_parallel: DataParallel = None,
+    link_gbps: LinkGbps = None,
+    link_us: LinkUs = None,
     published: Published = False,
     html: Html = None,
     json: Json = False,
@@ -60,6 +64,9 @@ def validate(
         engine=engine,
         blocks=blocks,
         tensor_parallel=tensor_parallel,
+        data_parallel=data_parallel,
+        link_gbps=link_gbps,
+        link_us=link_us,
         published=published,
     )
     if run.suffix == ".csv":

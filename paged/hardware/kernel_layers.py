@@ -22,6 +22,9 @@ _SMALL_KERNELS = 4
 """Of a layer, beside its products and attention: two norms, the rotation of queries and keys, the MLP's activation."""
 _SAMPLER_S, _LOGIT_PASSES = 20e-6, 2
 """What a sampler takes beside going twice over its rows' logits: what it took on the two cards whose sampler was timed."""
+_AWAITED_S = 5e-6
+"""Of each all-reduce in a model beside what it takes alone, one after another: the devices do not come to it at one moment. Fitted on the
+closed loops of two H100s against those of one, and judged by those of four and eight (benchmarks/results/validation.md)."""
 _LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -67,7 +70,9 @@ class KernelLayers:
                 )
         if model.experts:
             said.append("the experts' products are by published figures: no table has them")
-        if degree > 8:
+        if self.roofline.is_lockstep or self.roofline.link is not None:
+            said.append(f"what devices send each other is by a link of {self.roofline.reached_link}: it was not timed")
+        elif degree > 8:
             said.append(f"all-reduces were measured on up to 8 devices; {degree} are extrapolated")
         said.append("norms, rotation and activation are by bytes and a launch each: they were not measured")
         return tuple(said)
@@ -92,8 +97,16 @@ class KernelLayers:
         shortest = self.tables.launch["product"]
         seconds += model.layers * _SMALL_KERNELS * shortest + roofline.traffic_seconds(tokens)
         if roofline.tensor_parallel > 1:
-            seconds += 2 * model.layers * self.tables.all_reduce(roofline.tensor_parallel, tokens * model.hidden)
-        return np.asarray(seconds + roofline.routed(tokens), np.float64)
+            if roofline.link is None:
+                reduce = self.tables.all_reduce(roofline.tensor_parallel, tokens * model.hidden)
+                seconds += 2 * model.layers * (_AWAITED_S + reduce)
+            else:
+                seconds += roofline.reduce_seconds(tokens)
+        return np.asarray(seconds + (0.0 if roofline.is_lockstep else roofline.routed(tokens)), np.float64)
+
+    def shared_seconds(self, tokens: Numbers) -> Numbers:
+        """See `Layers`. By published figures."""
+        return np.asarray(self.roofline.shared_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
         """Of LM head and sampler."""
@@ -127,34 +140,43 @@ class KernelLayers:
 
     @cached_property
     def _heads(self) -> dict[str, int]:
-        model, degree = self.roofline.model, self.roofline.tensor_parallel
-        heads, kv_heads = -(-model.heads // degree), -(-model.kv_heads // degree)
-        return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
+        return heads_of(self.roofline)
 
     @cached_property
     def _products(self) -> list[tuple[str, float, float, int]]:
-        """Name, columns and depth of each matrix on one device, and how many there are; the LM head's is last."""
-        model, degree = self.roofline.model, self.roofline.tensor_parallel
-        heads = self._heads
-        width, kv = heads["heads"] * model.head_dim, heads["kv_heads"] * model.head_dim
-        found: list[tuple[str, float, float, int]] = [
-            ("query, key and value", width + 2 * kv, model.hidden, model.layers),
-            ("attention's output", model.hidden, width, model.layers),
-        ]
-        plain, experts = model.layers - model.moe_layers, model.experts
-        for layers, intermediate in (
-            (plain, model.intermediate),
-            (model.moe_layers, 0 if experts is None else experts.shared * experts.intermediate),
-        ):
-            if layers and intermediate:
-                up = (2 if model.gated_mlp else 1) * intermediate / degree
-                found += [
-                    ("MLP, up", up, model.hidden, layers),
-                    ("MLP, down", model.hidden, intermediate / degree, layers),
-                ]
-        if experts:
-            found.append(("router", experts.count, model.hidden, model.moe_layers))
-        return [*found, ("LM head", model.vocab / degree, model.hidden, 1)]
+        return products_of(self.roofline)
+
+
+def heads_of(roofline: Roofline) -> dict[str, int]:
+    """Heads, KV heads and head size on one device."""
+    model, degree = roofline.model, roofline.tensor_parallel
+    heads, kv_heads = -(-model.heads // degree), -(-model.kv_heads // degree)
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
+
+
+def products_of(roofline: Roofline) -> list[tuple[str, float, float, int]]:
+    """Name, columns and depth of each matrix on one device, and how many there are; the LM head's is last. Routed experts are left out."""
+    model, degree = roofline.model, roofline.tensor_parallel
+    heads = heads_of(roofline)
+    width, kv = heads["heads"] * model.head_dim, heads["kv_heads"] * model.head_dim
+    found: list[tuple[str, float, float, int]] = [
+        ("query, key and value", width + 2 * kv, model.hidden, model.layers),
+        ("attention's output", model.hidden, width, model.layers),
+    ]
+    plain, experts = model.layers - model.moe_layers, model.experts
+    for layers, intermediate in (
+        (plain, model.intermediate),
+        (model.moe_layers, 0 if experts is None else experts.shared * experts.intermediate),
+    ):
+        if layers and intermediate:
+            up = (2 if model.gated_mlp else 1) * intermediate / degree
+            found += [
+                ("MLP, up", up, model.hidden, layers),
+                ("MLP, down", model.hidden, intermediate / degree, layers),
+            ]
+    if experts:
+        found.append(("router", experts.count, model.hidden, model.moe_layers))
+    return [*found, ("LM head", model.vocab / degree, model.hidden, 1)]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.hardware.catalogue import model_named
+from paged.hardware.derived_layers import DerivedLayers, Timing
 from paged.hardware.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernel_layers import KernelLayers
@@ -70,6 +72,10 @@ class TableLayers:
         """See `Layers`."""
         return self.tables.dense_seconds(tokens)
 
+    def shared_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`. Nothing: they are of one device."""
+        return np.zeros(len(tokens))
+
     def head_seconds(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `Layers`."""
         return self.tables.head_seconds(rows)
@@ -78,18 +84,24 @@ class TableLayers:
 def measured_layers(roofline: Roofline) -> Layers | None:
     """Of the roofline's model on its device, as they ship; None where nobody measured them.
 
-    Layers of the very model come first, then kernels of the device by size. A model with latents has none, nor has a context that is
-    split over devices, nor a dtype that was not timed.
+    Layers of the very model come first, then those that are derived from others' on the device, then kernels of the device by size. A model
+    with latents has none, nor has a context that is split over devices, nor a dtype that was not timed.
     """
     published = roofline.as_published()
     if roofline.split_context or roofline.model.latent:
         return None
-    for tables in _layer_tables():
-        if tables.device == roofline.device.name and tables.is_of(roofline.model) and roofline.tensor_parallel == 1:
-            return TableLayers.of(tables) if roofline.dtype == roofline.kept_dtype == tables.dtype else None
-    if roofline.device.name not in kernel_names():
+    name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
+    is_kept_so = roofline.kept_dtype == roofline.dtype
+    of_device = [t for t in _timings() if is_kept_so and t.tables.device == name and t.tables.dtype == dtype]
+    own = [timing for timing in of_device if timing.tables.is_of(roofline.model)]
+    if own and not roofline.is_linked and roofline.dtype == own[0].tables.dtype:
+        return TableLayers.of(own[0].tables)
+    alike = [timing for timing in of_device if timing.model.head_dim == roofline.model.head_dim and timing not in own]
+    if own or alike:
+        return DerivedLayers((*own, *alike), published)
+    if name not in kernel_names():
         return None
-    found = KernelLayers(kernels_named(roofline.device.name), published)
+    found = KernelLayers(kernels_named(name), published)
     return found if found.is_answered() else None
 
 
@@ -167,9 +179,9 @@ def unmeasured(roofline: Roofline) -> str:
     name, model = roofline.device.name, roofline.model.name
     if roofline.model.latent and name in kernel_names():
         return f"nobody measured attention on latents on {name}"
-    of_device = sorted({tables.model.name for tables in _layer_tables() if tables.device == name})
+    of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
     if of_device:
-        return f"on {name} only {', '.join(of_device)} in bf16 on one device was measured"
+        return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"
     if name in kernel_names():
         kept = "" if roofline.kept_dtype == roofline.dtype else f" with K and V in {roofline.kept_dtype}"
         return f"kernels of {model} in {roofline.dtype}{kept} were not measured on {name}"
@@ -177,5 +189,6 @@ def unmeasured(roofline: Roofline) -> str:
 
 
 @cache
-def _layer_tables() -> tuple[LayerTables, ...]:
-    return tuple(LayerTables.load(path) for path in sorted(_LAYERS.glob("*.json")))
+def _timings() -> tuple[Timing, ...]:
+    tables = [LayerTables.load(path) for path in sorted(_LAYERS.glob("*.json"))]
+    return tuple(Timing(each, model_named(each.model.name)) for each in tables)

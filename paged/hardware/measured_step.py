@@ -11,6 +11,7 @@ Knows tables and amounts of work. Does not know who timed the kernels, nor how a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -58,7 +59,11 @@ class Layers(Protocol):
         """Of all layers."""
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more."""
+        """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more; of data-parallel ranks that share experts
+        without those."""
+
+    def shared_seconds(self, tokens: Numbers) -> Numbers:
+        """Of data-parallel ranks that share experts: these, and to exchange tokens, at these numbers of tokens over all ranks."""
 
     def head_seconds(self, rows: Numbers) -> Numbers:
         """Of LM head and sampler, at these numbers of sequences, 1 or more."""
@@ -75,11 +80,20 @@ class MeasuredStep:
 
     tiling: ClassVar[Tiling | None] = None
 
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether data-parallel ranks share their experts, and so step `together`."""
+        return self.roofline.is_lockstep
+
     def seconds(self, work: StepWork) -> Any:
         """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
         amounts = (work.computed_tokens, work.context_tokens, work.moved_tokens, work.sampled_rows)
         if any(isinstance(amount, np.ndarray) for amount in amounts):
             return self._of_arrays(work)
+        return self._own(work) + self._shared_by_all(work.computed_tokens)
+
+    def _own(self, work: StepWork) -> Any:
+        """Seconds of a step without what data-parallel ranks do together."""
         tokens: Any = work.computed_tokens
         sampled: Any = work.sampled_rows
         pairs: Any = work.attended_pairs
@@ -109,6 +123,16 @@ class MeasuredStep:
             + moved
         )
 
+    def together(self, works: Sequence[StepWork]) -> float:
+        """Duration of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer.
+
+        Where the largest still has a graph, all are padded to it.
+        """
+        tokens = [int(work.computed_tokens) for work in works]
+        padded = int(self.launching.padded(np.array([max(tokens)]))[0])
+        total = padded * len(works) if padded <= max(self.launching.graph_sizes, default=0) else sum(tokens)
+        return max(float(self._own(work)) for work in works) + _read(self._shared, total)
+
     def costs(self, block_size: int) -> Costs:
         """What the scheduler is to expect: a token in a step full of them, and a block's copy by the published link."""
         expected = self.roofline.costs(block_size)
@@ -134,6 +158,23 @@ class MeasuredStep:
         seconds = self.layers.dense_seconds(tokens)
         if not self._is_plain:
             seconds = seconds * self._relief(slice(-2), StepWork(computed_tokens=tokens))
+        return [0.0, *seconds.tolist()]
+
+    def _shared_by_all(self, tokens: Any) -> Any:
+        """What data-parallel ranks do together where each has so many tokens; nothing of other models."""
+        if not self.is_lockstep:
+            return 0.0
+        total = self.launching.padded(np.asarray(tokens, np.int64)).astype(np.float64) * self.roofline.data_parallel
+        return _read_many(self._shared, total) if isinstance(tokens, np.ndarray) else _read(self._shared, float(total))
+
+    @cached_property
+    def _shared(self) -> list[float]:
+        """Seconds by the tokens of all data-parallel ranks together, 0 to MOST_TOKENS."""
+        tokens = np.arange(1.0, MOST_TOKENS + 1)
+        seconds = self.layers.shared_seconds(tokens)
+        if not self._is_plain:
+            each = StepWork(computed_tokens=tokens / self.roofline.data_parallel)
+            seconds = seconds * self._relief(slice(1, 2), each)
         return [0.0, *seconds.tolist()]
 
     @cached_property
@@ -179,6 +220,7 @@ class MeasuredStep:
         seconds = np.where(does_run, seconds, 0.0)
         seconds = seconds + _read_many(self._dense, tokens) + _read_many(self._head, columns["sampled_rows"])
         seconds = seconds + self._host_s * (does_run | (columns["moved_tokens"] > 0))
+        seconds = seconds + self._shared_by_all(tokens)
         return np.broadcast_to(seconds + self.roofline.moved_seconds(columns["moved_tokens"]), shape)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from paged import BudgetTooSmall, InvalidConfig
 from paged.hardware.budget import as_bytes, blocks_within
 from paged.hardware.device import DTYPES, Device
+from paged.hardware.link import Link
 from paged.hardware.model_shape import ModelShape
 
 LOGIT_BYTES = 4
@@ -20,14 +21,15 @@ MOST_DEVICES = 1 << 16
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A model in a dtype on `tensor_parallel` devices of one kind.
+    """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
 
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
     `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
-    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Raises InvalidConfig for a
-    dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together, and heads or an MLP that so many
-    devices cannot share evenly.
+    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Data-parallel ranks have
+    layers and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where one is named.
+    Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together, and
+    heads or an MLP that so many devices cannot share evenly.
     """
 
     model: ModelShape
@@ -36,14 +38,26 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     kv_dtype: str | None = None
     tensor_parallel: int = 1
     split_context: bool = False
+    data_parallel: int = 1
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
         degree = self.tensor_parallel
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
             raise InvalidConfig(f"tensor_parallel is {degree!r}; it has to be a whole number of at least 1")
-        if degree > 1 and self.device.interconnect is None:
-            raise InvalidConfig(f"{self.device.name} has no interconnect; tensor_parallel has to be 1, and is {degree}")
+        ranks = self.data_parallel
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise InvalidConfig(f"data_parallel is {ranks!r}; it has to be a whole number of at least 1")
+        if self.is_linked and self.link is None and self.device.interconnect is None:
+            name, value = ("tensor_parallel", degree) if degree > 1 else ("data_parallel", ranks)
+            raise InvalidConfig(
+                f"{self.device.name} has no interconnect; {name} has to be 1, and is {value}. --link-gbps says what its link reaches"
+            )
+        if self.link is not None and not self.is_linked:
+            raise InvalidConfig(
+                f"a link was named ({self.link}), but nothing goes over it: tensor_parallel is 1, and no ranks share experts"
+            )
         if self.kv_dtype is not None and self.kv_dtype not in DTYPES:
             raise InvalidConfig(f'kv_dtype is "{self.kv_dtype}"; known are {", ".join(DTYPES)}')
         if not _is_shared_evenly(self.model, degree, self.split_context):
@@ -57,6 +71,16 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Over how many devices the model can be split, rising."""
         most = MOST_DEVICES if self.split_context else self.model.heads
         return (each for each in range(1, most + 1) if _is_shared_evenly(self.model, each, self.split_context))
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether data-parallel ranks share their experts, and so step together."""
+        return self.data_parallel > 1 and self.model.experts is not None
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether devices send each other anything in a step."""
+        return self.tensor_parallel > 1 or self.is_lockstep
 
     @property
     def kept_dtype(self) -> str:
@@ -95,6 +119,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(said)
 
     @property
+    def weight_bytes_of_device(self) -> int:
+        """Weights on one device: routed experts are split over all ranks, each rank has all else."""
+        routed = int(self.model.routed_parameters * self.expert_parameter_bytes)
+        return -(
+            -((self.weight_bytes - routed) * self.data_parallel + routed) // (self.tensor_parallel * self.data_parallel)
+        )
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """K and V of a token over all layers, each kept once."""
         return self.model.kv_elements * DTYPES[self.kept_dtype]
@@ -128,7 +160,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         if not 0 < memory_share <= 1:
             raise InvalidConfig(f"memory_share is {memory_share}; it has to be above 0 and at most 1")
-        weights = -(-self.weight_bytes // self.tensor_parallel)
+        weights = self.weight_bytes_of_device
         activations = self.activation_bytes(max_tokens_per_step, max_sequences)
         return int(self.device.memory_bytes * memory_share) - weights - activations
 

@@ -7,6 +7,7 @@ and each assumption is a parameter with a name. Does not know requests, blocks t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from paged import Costs, InvalidConfig
 from paged.hardware.device import DTYPES
 from paged.hardware.faster import Faster
+from paged.hardware.link import Link, usual_link
 from paged.hardware.placement import LOGIT_BYTES, Placement
 from paged.hardware.step_work import Amount, StepWork, Tiling
 
@@ -46,11 +48,12 @@ class Roofline(Placement, frozen=True, kw_only=True):
     memory_efficiency     share of its bandwidth that reads reach
     link_efficiency       share of the host link and of the interconnect
     host_overhead_s       seconds of each step in which the device waits for the host
-    all_reduce_latency_s  seconds of each all-reduce (two a layer) beside its bytes
+    all_reduce_latency_s  seconds of each all-reduce over NVLink (two a layer) beside its bytes
 
     `faster` multiplies the device's rates and divides the host's overhead: what if.
 
-    What lies on which device is said in `Placement`. An all-reduce is a ring. Experts are drawn evenly, so n tokens touch
+    What lies on which device is said in `Placement`. Over PCIe, and where a link is named, all-reduces take what `Link` says. Of data-parallel
+    ranks that share experts, `seconds` is of a step in which all do the same, `together` of one in which each does its own. Experts are drawn evenly, so n tokens touch
     count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model with latents attends in the cheaper of
     two ways, by the step: on latents (more operations a pair), or on K and V expanded from every latent of the context (DeepSeek-V2,
     arXiv:2405.04434, section 2.1).
@@ -79,10 +82,23 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
         It rises, or stays, with every amount.
         """
-        seconds = self._waiting(work)
+        seconds = self._waiting(work) + self.exchange_seconds(work.computed_tokens * self.data_parallel)
         for part in self.parts(work):
             seconds = seconds + self.part_seconds(part)
         return seconds
+
+    def together(self, works: Sequence[StepWork]) -> float:
+        """Duration of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer."""
+        own = (
+            float(self._waiting(work) + sum(self.part_seconds(part) for part in (dense, *rest)))
+            for work in works
+            for dense, _, *rest in [self.parts(work)]
+        )
+        return max(own) + float(self.shared_seconds(sum(float(work.computed_tokens) for work in works)))
+
+    def shared_seconds(self, tokens: Amount) -> Any:
+        """Of what data-parallel ranks do together in a step of so many tokens over all of them: the routed experts, and to exchange tokens."""
+        return self.part_seconds(self._routed(tokens)) + self.exchange_seconds(tokens)
 
     def part_seconds(self, part: Part) -> Any:
         """The larger of what its operations and its bytes take."""
@@ -94,7 +110,26 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
     def routed(self, tokens: Amount) -> Any:
         """Seconds of the routed experts of a step of so many tokens; 0 where there are none."""
-        return self.part_seconds(self.parts(StepWork(computed_tokens=tokens))[1]) if self.model.experts else 0.0
+        return self.part_seconds(self._routed(tokens)) if self.model.experts else 0.0
+
+    def reduce_seconds(self, tokens: Amount) -> Any:
+        """Seconds of a step's all-reduces of so many tokens, two a layer."""
+        if self.tensor_parallel == 1 or self.reached_link is None:
+            return 0.0
+        num_bytes = self.model.hidden * DTYPES[self.dtype] * tokens
+        return _REDUCTIONS_A_LAYER * self.model.layers * self.reached_link.all_reduce(self.tensor_parallel, num_bytes)
+
+    def exchange_seconds(self, tokens: Amount) -> Any:
+        """Seconds in which data-parallel ranks that share experts gather each other's tokens and scatter what comes out, in each such layer."""
+        if not self.is_lockstep or self.reached_link is None:
+            return 0.0
+        num_bytes = self.model.hidden * DTYPES[self.dtype] * tokens
+        return (tokens > 0) * 2 * self.model.moe_layers * self.reached_link.all_gather(self.data_parallel, num_bytes)
+
+    @cached_property
+    def reached_link(self) -> Link | None:
+        """The link that was named, else what is usual for the device; None: it has none."""
+        return self.link or usual_link(self.device, share=self.link_efficiency, latency_s=self.all_reduce_latency_s / 2)
 
     def traffic_seconds(self, tokens: Amount) -> Any:
         """In which the tensors between the layers' kernels are read and written."""
@@ -134,11 +169,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         head = Part(head_flops * rows, head_weights * (rows > 0) + logits * rows)
         if self.model.experts is None:
             return dense, self._attention(work), head
-        experts = self.model.experts
-        missed = (1 - experts.per_token / experts.count) ** tokens
-        expert_flops, expert_bytes = self._experts
-        routed = Part(expert_flops * experts.per_token * tokens, expert_bytes * experts.count * (1 - missed))
-        return dense, routed, self._attention(work), head
+        return dense, self._routed(tokens * self.data_parallel), self._attention(work), head
 
     def costs(self, block_size: int) -> Costs:
         """What the scheduler is to expect of swapping and recomputing, so that it decides by the clock that it is timed by.
@@ -147,12 +178,13 @@ class Roofline(Placement, frozen=True, kw_only=True):
         """
         flops, _, _ = self._dense
         if self.model.experts:
-            flops += self._experts[0] * self.model.experts.per_token
+            flops += self._experts[0] * self.model.experts.per_token * self.data_parallel
         linear = (flops + 2 * self.model.expand_parameters * self.model.layers / self.tensor_parallel) / self._rate
+        linear += self.reduce_seconds(1.0) - self.reduce_seconds(0.0)
         return Costs(
             seconds_per_swapped_block=block_size * self.kv_bytes_per_token_of_device / self._host_link,
-            seconds_per_token=linear + self._reduction(1.0),
-            attention_knee=(linear + self._reduction(1.0)) * self._rate / self._pair_flops,
+            seconds_per_token=linear,
+            attention_knee=linear * self._rate / self._pair_flops,
         )
 
     @property
@@ -195,7 +227,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
     @cached_property
     def _experts(self) -> tuple[float, float]:
         """Of one routed expert, over all layers, on one device: operations a token, bytes of weights."""
-        parameters = self.model.expert_parameters * self.model.moe_layers / self.tensor_parallel
+        parameters = self.model.expert_parameters * self.model.moe_layers / (self.tensor_parallel * self.data_parallel)
         return 2 * parameters, parameters * self.expert_parameter_bytes
 
     @cached_property
@@ -229,24 +261,20 @@ class Roofline(Placement, frozen=True, kw_only=True):
         absorbed = on_latents * work.attended_pairs + expand * work.computed_tokens
         return Part(_smaller(expanded, absorbed), kv_bytes)
 
-    def _reduction(self, tokens: Amount) -> Any:
-        """Seconds in which the all-reduces of a step carry their bytes."""
-        degree, interconnect = self.tensor_parallel, self.device.interconnect
-        if degree == 1 or interconnect is None:
-            return 0.0
-        num_reductions = _REDUCTIONS_A_LAYER * self.model.layers
-        carried = num_reductions * 2 * (degree - 1) / degree * self.model.hidden * DTYPES[self.dtype]
-        return carried * tokens / (interconnect * self.link_efficiency)
+    def _routed(self, tokens: Amount) -> Part:
+        """The routed experts on one device, of a step of so many tokens over all data-parallel ranks."""
+        experts = self.model.experts
+        assert experts is not None, "a model with experts"
+        missed = (1 - experts.per_token / experts.count) ** tokens
+        flops, num_bytes = self._experts
+        return Part(flops * experts.per_token * tokens, num_bytes * experts.count * (1 - missed))
 
     def _waiting(self, work: StepWork) -> Any:
         """Seconds of a step in which the device neither multiplies nor reads its memory."""
         tokens, moved = work.computed_tokens, work.moved_tokens
-        latency = 0.0
-        if self.tensor_parallel > 1:
-            latency = _REDUCTIONS_A_LAYER * self.model.layers * self.all_reduce_latency_s
         host = self.host_overhead_s / self.faster.host
-        overhead = host * ((tokens > 0) | (moved > 0)) + latency * (tokens > 0)
-        return overhead + self._reduction(tokens) + self.moved_seconds(moved)
+        overhead = host * ((tokens > 0) | (moved > 0))
+        return overhead + self.reduce_seconds(tokens) * (tokens > 0) + self.moved_seconds(moved)
 
 
 def _larger(left: Amount, right: Amount) -> Any:

@@ -34,11 +34,13 @@ class Memory(NamedTuple):
 class Ledger:
     """Every step is entered once, alone or with the steady ones beside it."""
 
-    def __init__(self, trace: Trace, scheduler: Scheduler, price_per_hour: float | None) -> None:
+    def __init__(
+        self, trace: Trace, scheduler: Scheduler, price_per_hour: float | None, latencies: Latencies | None = None
+    ) -> None:
         self._trace = trace
         self._scheduler = scheduler
         self._price_per_hour = price_per_hour
-        self.latencies = Latencies(len(trace))
+        self.latencies = latencies or Latencies(len(trace))
         self.timeline = Timeline()
         self.num_steps = self.num_skipped = 0
         self.output_tokens = 0

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import PagedError
+from paged.simulator import run_fields
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -36,8 +37,11 @@ class BadRun(PagedError, ValueError):
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a run says of itself; None where it does not.
 
-    num_blocks   blocks as the engine counts them
-    device_name  as its driver calls it
+    num_blocks    blocks of each rank as the engine counts them
+    device_name   as its driver calls it
+    runs_ahead    the engine decides on a step while the one before runs
+    refused       fields that change what the run means and are not modelled, with their values
+    not_modelled  what else it says of itself that a simulation leaves out, a sentence each
     """
 
     model: str | None = None
@@ -46,6 +50,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     kv_dtype: str | None = None
     tensor_parallel: int = 1
+    data_parallel: int = 1
     max_tokens_per_step: int | None = None
     max_sequences: int | None = None
     max_model_len: int | None = None
@@ -53,6 +58,9 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     prefix_caching: bool | None = None
     memory_share: float | None = None
+    runs_ahead: bool | None = None
+    refused: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
 
 
 class Series(msgspec.Struct, frozen=True, eq=False):
@@ -151,7 +159,12 @@ def _setup(path: Path) -> RunSetup:
         found = json.loads(path.read_text())
     except ValueError as error:
         raise BadRun(path, None, f"no JSON: {error}") from None
-    given, cache, card = (found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware"))
+    own, cache, card, resolved = (
+        found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware", "resolved_config")
+    )
+    parts = [part for part in resolved.values() if isinstance(part, dict)]
+    # What was asked for comes first, then what the engine made of it.
+    given = {name: value for part in (*parts, cache, own) for name, value in part.items() if value is not None}
     setup = {
         "model": found.get("model") or given.get("model"),
         "engine_version": found.get("vllm_version"),
@@ -159,18 +172,32 @@ def _setup(path: Path) -> RunSetup:
         "dtype": given.get("dtype"),
         "kv_dtype": given.get("kv_cache_dtype"),
         "tensor_parallel": given.get("tensor_parallel_size") or 1,
+        "data_parallel": given.get("data_parallel_size") or 1,
         "max_tokens_per_step": given.get("max_num_batched_tokens"),
         "max_sequences": given.get("max_num_seqs"),
         "max_model_len": given.get("max_model_len"),
-        "num_blocks": cache.get("num_gpu_blocks"),
-        "block_size": cache.get("block_size"),
-        "prefix_caching": cache.get("enable_prefix_caching"),
-        "memory_share": cache.get("gpu_memory_utilization"),
+        "num_blocks": given.get("num_gpu_blocks_override") or given.get("num_gpu_blocks"),
+        "block_size": given.get("block_size"),
+        "prefix_caching": given.get("enable_prefix_caching"),
+        "memory_share": given.get("gpu_memory_utilization"),
+        "runs_ahead": given.get("async_scheduling"),
+        "refused": run_fields.refused(given),
+        "not_modelled": _left_out(own, given),
     }
     try:
         return msgspec.convert(setup, RunSetup)
     except msgspec.ValidationError as error:
         raise BadRun(path, None, str(error)) from None
+
+
+def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """What of its fields a simulation leaves out, a sentence each."""
+    said = [f"not modelled: {field}" for field in run_fields.unknown(own)]
+    if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
+        said.append(
+            "not modelled: that experts lie on devices whole; they are counted as if each device had an even part of all"
+        )
+    return said
 
 
 def _series(path: Path) -> Series | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
 from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, is_path, model_named, suiting_budget
+from paged.hardware.link import link_of
 from paged.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
 from paged.simulator.ledger import UNBOUNDED
@@ -94,6 +95,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
     dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
     tensor_parallel  devices over which the model is split
+    link_gbps, link_us
+                     what the link between them reaches: 10⁹ bytes/s one way, and µs a message; None: as `usual_link` has it
     memory_share     of the device's memory that may be used
     profile          a file that `paged profile` wrote, of steps or of kernels: what a step takes, instead of what ships
     formula          the step's time where no model is named
@@ -106,6 +109,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bf16"
     kv_dtype: str | None = None
     tensor_parallel: int = 1
+    link_gbps: float | None = None
+    link_us: float | None = None
     memory_share: float = 0.9
     profile: str | None = None
     formula: StepTime = StepTime()
@@ -175,10 +180,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         if (self.model is None) != (self.device is None):
             raise InvalidConfig(f"a model runs on a device; model is {self.model!r}, device is {self.device!r}")
         if self.model is None or self.device is None:
+            if (self.link_gbps, self.link_us) != (None, None):
+                raise InvalidConfig("a link was named; a model and a device are needed beside it")
             return None
+        device = device_named(self.device)
         return Roofline(
             model=model_named(self.model),
-            device=device_named(self.device),
+            device=device,
+            link=link_of(device, self.link_gbps, self.link_us),
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             tensor_parallel=self.tensor_parallel,

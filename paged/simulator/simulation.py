@@ -4,7 +4,6 @@ Knows the trace, the public calls of a scheduler and a cost model. Does not know
 goes through the steps one by one, or asks for the result.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -12,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
-from paged.hardware import CostModel
+from paged.hardware import CostModel, StepWork
 from paged.scheduler.stretch import skip, steady_batch, steady_steps
 from paged.simulator.answers import STOP, Answers
+from paged.simulator.arrivals import Arrivals
+from paged.simulator.latencies import Latencies
 from paged.simulator.ledger import Ledger
 from paged.simulator.result import SimulationResult
 from paged.simulator.step_time import StepTime
@@ -62,12 +63,14 @@ class Simulation:
         runs_ahead: bool = False,
         prompt_of: Callable[[int], NDArray[np.int32]] | None = None,
         answer: Answer | None = None,
+        shared: Arrivals | None = None,
+        latencies: Latencies | None = None,
     ) -> None:
         """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
         are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
         `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
         request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
-        stand-in's. Raises InvalidConfig for fewer than one client or a price that is none.
+        stand-in's. `shared` and `latencies`: those of all data-parallel ranks, of which this is one. Raises InvalidConfig for fewer than one client or a price that is none.
         """
         if clients is not None and clients < 1:
             raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
@@ -78,77 +81,80 @@ class Simulation:
         self.cost_model: CostModel = StepTime() if cost_model is None else cost_model
         self.check = check
         self.now_s = 0.0
-        self._ledger = Ledger(trace, scheduler, price_per_hour)
+        self._ledger = Ledger(trace, scheduler, price_per_hour, latencies)
         self.latencies, self.timeline = self._ledger.latencies, self._ledger.timeline
         self._prompt_tokens = trace.prompt_tokens
         self._any_ends_early = bool((trace.max_tokens > trace.output_tokens).any())
         self._answers = Answers(trace)
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
-        self._clients = clients
         self._runs_ahead = runs_ahead
         # When the latest step began.
         self._began_s = 0.0
         self._may_skip = fast_forward and not check and answer is None
         self._ask_for = LEAST_AT_ONCE
-        # Closed loop: since when each client that has nothing to wait for has had nothing, in order.
-        self._idle_since: deque[float] = deque([0.0] * (clients or 0))
-        self._num_added = 0
-        # As Python's own, one more than there are: in every step it is asked when the next one comes.
-        self._arrivals: list[float] = [*trace.arrival_s.tolist(), np.inf]
+        self.arrivals = shared or Arrivals(trace, clients)
+        self.deliver: Callable[[float], None] = self._add_arrived
+        """Add who has come until a time; of data-parallel ranks to whichever is to serve them."""
+        self._num_empty = 0
         # The requests of the rows that sampled last, so that steps with the same rows need not ask.
         self._ids: NDArray[np.object_] | None = None
         self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
 
     def steps(self) -> Iterator[Step]:
         """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
-        num_empty = 0
-        while self._num_added < len(self.trace) or self.scheduler.has_unfinished:
+        while self.arrivals.are_left or self.scheduler.has_unfinished:
             if not self.scheduler.has_unfinished:
                 # Nobody is here: skip to when somebody comes.
-                self.now_s = max(self.now_s, self._next_arrival())
-            self._add_arrived()
-            before, skipped = self.num_skipped, 0.0
-            if self._may_skip:
-                skipped = self._fast_forward()
-                self._add_arrived()
-            batch = self.scheduler.schedule(self.now_s)
-            if not batch.is_empty:
-                num_empty = 0
-                step = self._finish_step(batch)
-                if skipped:
-                    step = msgspec.structs.replace(
-                        step, seconds=step.seconds + skipped, skipped=self.num_skipped - before
-                    )
+                self.now_s = max(self.now_s, self.arrivals.next_s())
+            self.deliver(self.seen_s)
+            step = self.advance()
+            if step is not None:
                 yield step
-                continue
-            # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
-            outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
-            if self._clients is not None:
-                self._idle_since.extend([self.now_s] * len(outputs.others))
-            num_empty += 1
-            if num_empty == 2 and self.scheduler.has_unfinished:
-                raise SimulationStuck(self._why_stuck())
 
-    def _next_arrival(self) -> float:
-        """When the next request comes; never, while every client waits."""
-        if self._clients is None:
-            return self._arrivals[self._num_added]
-        return self._idle_since[0] if self._idle_since and self._num_added < len(self.trace) else np.inf
+    def advance(self) -> Step | None:
+        """Run the next step, and before it those in which nothing is to be decided; None where nobody can run. Raises SimulationStuck."""
+        before, skipped = self.num_skipped, 0.0
+        if self._may_skip:
+            skipped = self._fast_forward()
+            self.deliver(self.seen_s)
+        batch = self.scheduler.schedule(self.now_s)
+        if batch.is_empty:
+            self.nothing_ran(batch)
+            return None
+        work = self.work_of(batch)
+        step = self.finish(batch, work, float(self.cost_model.seconds(work)))
+        if not skipped:
+            return step
+        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
 
-    def _add_arrived(self) -> None:
-        seen_s = self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
-        while (arrival := self._next_arrival()) <= seen_s:
-            number = self._num_added
-            self._num_added += 1
-            self.latencies.arrived(number, arrival)
-            try:
-                self.scheduler.add(self._request(number), now=arrival)
-            except NeverFits:
-                # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
-                continue
-            if self._clients is not None:
-                self._idle_since.popleft()
+    def nothing_ran(self, batch: Batch) -> None:
+        """End an empty batch. Raises SimulationStuck for the second one in a row."""
+        # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
+        outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
+        self.arrivals.answered(len(outputs.others), self.now_s)
+        self._num_empty += 1
+        if self._num_empty == 2 and self.scheduler.has_unfinished:
+            raise SimulationStuck(self._why_stuck())
+
+    @property
+    def seen_s(self) -> float:
+        """Who has come until then is in the next step."""
+        return self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
+
+    def _add_arrived(self, seen_s: float) -> None:
+        while (arrival := self.arrivals.next_s()) <= seen_s:
+            self.add(self.arrivals.take(), arrival)
+
+    def add(self, number: int, arrival: float) -> None:
+        """A request of the trace has come."""
+        self.latencies.arrived(number, arrival)
+        try:
+            self.scheduler.add(self._request(number), now=arrival)
+        except NeverFits:
+            # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
+            return
+        self.arrivals.is_waited_for()
 
     def _request(self, number: int) -> Request:
         trace = self.trace
@@ -186,7 +192,7 @@ class Simulation:
         # Sums in the order in which the steps come: the same clock to the last bit.
         clock[0], clock[1:] = self.now_s, seconds
         np.add.accumulate(clock, out=clock)
-        until_seen = int(np.searchsorted(clock[:-1], self._next_arrival(), "left")) + self._runs_ahead
+        until_seen = int(np.searchsorted(clock[:-1], self.arrivals.next_s(), "left")) + self._runs_ahead
         count = min(allowed, until_seen)
         if count < 2:
             return 0.0
@@ -200,10 +206,14 @@ class Simulation:
         before, self.now_s, self._began_s = self.now_s, float(times[-1]), float(clock[count - 1])
         return self.now_s - before
 
-    def _finish_step(self, batch: Batch) -> Step:
-        scheduler, tiling = self.scheduler, self.cost_model.tiling
-        work = work_of(batch, scheduler.manager.block_size, tiling)
-        seconds = float(self.cost_model.seconds(work))
+    def work_of(self, batch: Batch) -> StepWork:
+        """What a batch asks of the device."""
+        return work_of(batch, self.scheduler.manager.block_size, self.cost_model.tiling)
+
+    def finish(self, batch: Batch, work: StepWork, seconds: float) -> Step:
+        """End a batch that took so long."""
+        self._num_empty = 0
+        scheduler = self.scheduler
         memory = self._ledger.memory()
         self._check(ends_step=False)
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
@@ -225,8 +235,7 @@ class Simulation:
         if ended:
             self.latencies.finished(np.array(ended), self.now_s)
             self._answers.forget(ended)
-        if self._clients is not None:
-            self._idle_since.extend([self.now_s] * (len(ended) + len(outputs.others)))
+        self.arrivals.answered(len(ended) + len(outputs.others), self.now_s)
         return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -266,7 +275,7 @@ class Simulation:
 
     def result(self) -> SimulationResult:
         """The figures so far; after the last step, those of the whole simulation."""
-        return self._ledger.result(self._num_added)
+        return self._ledger.result(self.arrivals.num_added)
 
 
 def simulate(

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from paged import BlockManager, InvalidConfig, Scheduler
 from paged.hardware import DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
+from paged.hardware.link import link_of
 from paged.hardware.measured import step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
+from paged.simulator.data_parallel import DataParallel
 from paged.simulator.engine_description import EngineDescription, engine_named, engine_names
 from paged.simulator.recorded_run import RecordedRun, Series
 from paged.simulator.simulation import Simulation
@@ -84,6 +86,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     blocks: int | None = None
     tensor_parallel: int | None = None
+    data_parallel: int | None = None
+    link_gbps: float | None = None
+    link_us: float | None = None
     published: bool = False
 
 
@@ -99,6 +104,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     prefix_caching: bool
     assumed: tuple[str, ...]
+    data_parallel: int = 1
 
 
 def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = None) -> Prepared:
@@ -106,6 +112,14 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     names raise."""
     setup, assumed = run.setup, list[str]()
     engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
+    refused = [field for field in setup.refused if not (asked.dtype and field.startswith("quantization "))]
+    if refused:
+        raise InvalidConfig(
+            f"the run has {'; '.join(refused)}, which changes what is simulated and is not modelled"
+            + ("; --dtype says in which dtype to count its weights" if refused[0].startswith("quantization ") else "")
+        )
+    if setup.runs_ahead is not None:
+        engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
     model = asked.model or setup.model
     device = asked.device or _device_of(setup.device_name, run.name, assumed)
     if model is None or device is None:
@@ -117,6 +131,7 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
     kv_dtype = asked.kv_dtype or _kv_dtype_of(setup.kv_dtype)
     degree = asked.tensor_parallel or setup.tensor_parallel
+    ranks = asked.data_parallel or setup.data_parallel
     budget = setup.max_tokens_per_step or engine.max_tokens_per_step
     sequences = setup.max_sequences or engine.max_sequences
     block_size = setup.block_size or engine.block_size
@@ -126,12 +141,15 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=degree,
+        data_parallel=ranks,
+        link=link_of(placed, asked.link_gbps, asked.link_us),
         host_overhead_s=engine.launching.host_s,
     )
     assumed += [*roofline.notes, *(f"not modelled: {each}" for each in shape.not_modelled)]
     step = step_of(roofline, launching=engine.launching, published=asked.published)
     if isinstance(step, MeasuredStep):
         assumed += step.layers.notes
+    assumed += [*_of_ranks(roofline), *setup.not_modelled]
     counted = setup.num_blocks if asked.blocks is None else asked.blocks
     if counted is None:
         blocks = roofline.num_blocks(
@@ -154,20 +172,39 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         max_sequences=sequences,
         prefix_caching=caching,
         assumed=tuple(assumed),
+        data_parallel=ranks,
     )
 
 
-def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation:
+def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | DataParallel:
     """Of a trace under a run's setup, ready to run. Raises InvalidConfig."""
-    manager = BlockManager(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching)
-    scheduler = Scheduler(
-        manager,
-        policy=setup.engine.own_policy(),
-        max_tokens_per_step=setup.max_tokens_per_step,
-        max_sequences=setup.max_sequences,
-        costs=setup.step.costs(setup.block_size),
-    )
-    return Simulation(trace, scheduler, setup.step, runs_ahead=setup.engine.runs_ahead, clients=clients)
+    schedulers = [
+        Scheduler(
+            BlockManager(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching),
+            policy=setup.engine.own_policy(),
+            max_tokens_per_step=setup.max_tokens_per_step,
+            max_sequences=setup.max_sequences,
+            costs=setup.step.costs(setup.block_size),
+        )
+        for _ in range(setup.data_parallel)
+    ]
+    ahead = setup.engine.runs_ahead
+    if setup.data_parallel > 1:
+        return DataParallel(trace, schedulers, setup.step, runs_ahead=ahead, clients=clients)
+    return Simulation(trace, schedulers[0], setup.step, runs_ahead=ahead, clients=clients)
+
+
+def _of_ranks(roofline: Roofline) -> list[str]:
+    """What is assumed of data-parallel ranks, a sentence each."""
+    if roofline.data_parallel == 1:
+        return []
+    said = ["a request goes to the rank with the least to do when it comes, one that waits counted as four that run"]
+    if roofline.is_lockstep:
+        said.append(
+            "ranks share the experts and step together, each layer with an all-gather and a reduce-scatter over all ranks' tokens; that the "
+            "host agrees with the other ranks on a step's size takes no time here"
+        )
+    return said
 
 
 def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
@@ -211,7 +248,7 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
         measured=measured,
         simulated=simulated,
         errors=errors,
-        preemptions=simulation.scheduler.stats().preemptions_recompute,
+        preemptions=sum(rank.scheduler.stats().preemptions_recompute for rank in ranks_of(simulation)),
         series_error=error,
         series=series,
     )
@@ -236,26 +273,43 @@ def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np
     }
 
 
-def taken_in(arrival: Times, simulation: Simulation) -> Times:
+def ranks_of(simulation: Simulation | DataParallel) -> list[Simulation]:
+    """The simulations of its data-parallel ranks; one that has none is its own."""
+    return simulation.ranks if isinstance(simulation, DataParallel) else [simulation]
+
+
+def taken_in(arrival: Times, simulation: Simulation | DataParallel) -> Times:
     """When the simulated engine would have taken requests in: at once where nothing runs, else when the step that runs has ended."""
-    columns = simulation.timeline.columns()
-    ends = columns["end_s"]
-    place = np.minimum(np.searchsorted(ends, arrival, "left"), len(ends) - 1)
-    does_run = ends[place] - columns["seconds"][place] <= arrival
-    found: Times = np.where(does_run, np.maximum(ends[place], arrival), arrival)
+    found = arrival.copy()
+    rank_of = simulation.rank_of if isinstance(simulation, DataParallel) else np.zeros(len(arrival), np.int64)
+    for number, rank in enumerate(ranks_of(simulation)):
+        columns, own = rank.timeline.columns(), rank_of == number
+        ends = columns["end_s"]
+        if not len(ends):
+            continue
+        place = np.minimum(np.searchsorted(ends, arrival[own], "left"), len(ends) - 1)
+        does_run = ends[place] - columns["seconds"][place] <= arrival[own]
+        found[own] = np.where(does_run, np.maximum(ends[place], arrival[own]), arrival[own])
     return found
 
 
-def _series_error(series: Series, simulation: Simulation, blocks: int) -> tuple[SeriesError, dict[str, list[float]]]:
-    columns = simulation.timeline.columns()
-    slots = blocks * simulation.scheduler.manager.block_size
-    ends = columns["end_s"]
-    # What an engine logs it logs at a moment, that of its latest step.
-    place = np.minimum(np.searchsorted(ends, series.t, "left"), len(ends) - 1)
-    is_over = series.t > ends[-1]
-    running = np.where(is_over, 0.0, columns["rows"][place])
-    waiting = np.where(is_over, 0.0, columns["waiting"][place])
-    usage = np.where(is_over, 0.0, columns["held"][place] / slots)
+def _series_error(
+    series: Series, simulation: Simulation | DataParallel, blocks: int
+) -> tuple[SeriesError, dict[str, list[float]]]:
+    running, waiting, held = (np.zeros(len(series.t)) for _ in range(3))
+    ranks = ranks_of(simulation)
+    for rank in ranks:
+        columns = rank.timeline.columns()
+        ends = columns["end_s"]
+        if not len(ends):
+            continue
+        # What an engine logs it logs at a moment, that of its latest step.
+        place = np.minimum(np.searchsorted(ends, series.t, "left"), len(ends) - 1)
+        goes_on = series.t <= ends[-1]
+        running += np.where(goes_on, columns["rows"][place], 0.0)
+        waiting += np.where(goes_on, columns["waiting"][place], 0.0)
+        held += np.where(goes_on, columns["held"][place], 0.0)
+    usage = held / (blocks * ranks[0].scheduler.manager.block_size * len(ranks))
     knows_kv = bool((series.kv_usage > 0).any())
     level = float(series.running.mean()) or 1.0
     error = SeriesError(
@@ -325,6 +379,7 @@ def _kv_dtype_of(dtype: str | None) -> str | None:
 
 
 def _dtype_of(dtype: str | None, assumed: list[str]) -> str:
+    dtype = (dtype or "None").removeprefix("torch.")
     known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
     if dtype in known:
         return known[dtype]

@@ -6,8 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from paged import InvalidConfig
 from paged.hardware import BadHardwareFile, Faster, Roofline, StepWork, device_named, model_named
+from paged.hardware.derived_layers import DerivedLayers, Timing
 from paged.hardware.launching import Launching
+from paged.hardware.link import Link, link_of
 from paged.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
 from paged.simulator import Device
@@ -120,7 +123,7 @@ def test_a_faster_device_is_faster_by_what_binds(work):
     [
         (roofline("llama-2-7b", "groq-lpu", "fp16"), "nobody measured kernels of groq-lpu"),
         (roofline("deepseek-v2", "h100", "fp8", 8), "latents"),
-        (roofline("qwen3-8b", "rtx4090"), "only llama-3.1-8b"),
+        (roofline("smollm-135m", "rtx4090"), "only llama-3.1-8b"),
         (roofline("smollm-135m", "a100-80g"), "not measured"),
         (roofline("llama-3-8b", "a100-80g", "int8"), "not measured"),
     ],
@@ -130,6 +133,92 @@ def test_who_has_no_measured_kernels_gets_published_figures_and_is_told(asked, w
     assert step_of(asked) is asked
     assert words in timed_by(asked)
     assert "published figures" in timed_by(asked)
+
+
+@pytest.mark.parametrize("work", [decode(16, 1024), decode(128, 1000), prompt(2048), decode(1, 1024)])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-32b"])
+def test_two_devices_are_faster_than_one_and_slower_than_half_of_it(model, work):
+    one = step_of(roofline(model, "rtxpro6000")).seconds(work)
+    fast = Link(bytes_per_s=400e9, latency_s=1e-6)
+    two = step_of(roofline(model, "rtxpro6000", degree=2, link=fast))
+    assert isinstance(two, MeasuredStep)
+    assert 0.5 * one < two.seconds(work) < 0.95 * one
+
+
+@pytest.mark.parametrize(("model", "other"), [("qwen3-32b", "llama-3.1-8b"), ("llama-3.1-8b", "qwen3-32b")])
+def test_layers_derived_from_another_models_are_near_to_those_that_were_timed(model, other):
+    own, timed = step_of(roofline(model, "rtxpro6000")), measured_layers(roofline(other, "rtxpro6000"))
+    layers = DerivedLayers((Timing(timed.tables, model_named(other)),), own.roofline)
+    derived = MeasuredStep(layers, own.roofline, own.launching)
+    both = StepWork.of_rows([1] * 120 + [900, 900], [900] * 120 + [900, 900], sampled_rows=122)
+    for work in (decode(1, 1000), decode(64, 1000), decode(256, 600), prompt(512), prompt(2048), both):
+        assert derived.seconds(work) == pytest.approx(own.seconds(work), rel=0.11)
+
+
+def test_a_slower_link_makes_a_step_longer_by_two_all_reduces_a_layer():
+    quick, slow = (Link(bytes_per_s=rate, latency_s=0.0) for rate in (64e9, 16e9))
+    steps = [step_of(roofline(device="rtxpro6000", degree=2, link=link)) for link in (quick, slow)]
+    for link, step in zip((quick, slow), steps):
+        assert link.all_reduce(2, 1e6) == pytest.approx(1e6 / link.bytes_per_s)
+        assert any(f"{link.bytes_per_s / 1e9:g} GB/s" in note for note in step.layers.notes)
+    # 32 layers; 64 tokens, and their logits, half of which each device has.
+    reduced, logits = 64 * 64 * 4096 * 2, 64 * 128256 * 2 / 2
+    longer = steps[1].seconds(decode(64, 100)) - steps[0].seconds(decode(64, 100))
+    assert longer == pytest.approx((reduced + logits) * (1 / 16e9 - 1 / 64e9))
+
+
+def test_a_link_is_a_ring_unless_it_is_switched():
+    ring = Link(bytes_per_s=1e9, latency_s=1e-3)
+    switched = msgspec.structs.replace(ring, is_switched=True)
+    assert ring.all_reduce(4, 0) == pytest.approx(6e-3)
+    assert switched.all_reduce(4, 0) == pytest.approx(2e-3)
+    assert ring.all_gather(4, 1e6) == pytest.approx(3e-3 + 0.75e-3)
+    assert ring.all_reduce(1, 1e6) == 0
+
+
+def test_a_link_that_nothing_goes_over_is_refused():
+    with pytest.raises(InvalidConfig, match="nothing goes over it: tensor_parallel is 1"):
+        roofline(link=Link(bytes_per_s=1e9, latency_s=0.0))
+    with pytest.raises(InvalidConfig, match="rate is 0"):
+        link_of(device_named("h100"), 0, None)
+    with pytest.raises(InvalidConfig, match="latency is -1e-06"):
+        link_of(device_named("h100"), None, -1)
+
+
+def test_a_named_link_stands_instead_of_measured_all_reduces():
+    slow = Link(bytes_per_s=1e9, latency_s=1e-3)
+    named, usual = roofline(degree=2, link=slow), roofline(degree=2)
+    assert step_of(named).seconds(decode(8, 100)) > 64 * 2e-3 > step_of(usual).seconds(decode(8, 100))
+
+
+def test_a_device_without_an_interconnect_has_the_link_that_is_named():
+    with pytest.raises(InvalidConfig, match="rtx4090 has no interconnect.*--link-gbps"):
+        roofline(device="rtx4090", degree=2)
+    assert link_of(device_named("rtx4090"), None, None) is None
+    link = link_of(device_named("rtx4090"), 10, 20)
+    assert (link.bytes_per_s, link.latency_s) == pytest.approx((10e9, 2e-5))
+    assert step_of(roofline(device="rtx4090", degree=2, link=link)).seconds(decode(8, 100)) > 64 * 4e-5
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_ranks_that_share_experts_take_as_long_as_the_slowest_and_what_all_do_together(published):
+    pair = roofline("qwen3-30b-a3b", "rtxpro6000", data_parallel=2)
+    step = step_of(pair, published=published)
+    alike = step.together([decode(16, 500), decode(16, 500)])
+    assert alike == pytest.approx(step.seconds(decode(16, 500)), rel=1e-9)
+    uneven = step.together([decode(16, 500), decode(1, 10)])
+    assert step.together([decode(1, 10), decode(1, 10)]) < uneven <= alike
+    slow = Link(bytes_per_s=1e9, latency_s=1e-3)
+    late = step_of(msgspec.structs.replace(pair, link=slow), published=published)
+    # An all-gather and a reduce-scatter in each of 48 layers.
+    assert late.together([decode(16, 500)] * 2) > alike + 48 * 2 * 0.9e-3
+
+
+def test_experts_lie_once_on_all_devices_of_all_ranks_and_all_else_on_each():
+    one, two = (roofline("qwen3-30b-a3b", "rtxpro6000", data_parallel=ranks) for ranks in (1, 2))
+    assert one.weight_bytes_of_device == one.weight_bytes
+    routed = 48 * 128 * 3 * 2048 * 768 * 2
+    assert two.weight_bytes_of_device == one.weight_bytes - routed // 2
 
 
 def test_published_figures_can_be_asked_for():

@@ -156,6 +156,120 @@ def test_a_result_of_bench_serve_is_a_run(tmp_path):
         read_run(tmp_path / "bench.json")
 
 
+def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):
+    engine = {**META["engine_kwargs"], **fields}
+    return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
+
+
+def simulated(folder, meta, **asked):
+    """A run of these fields, simulated from the arrivals and lengths of `write_run`."""
+    write_run(folder)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return validated(read_run(folder), Asked(**asked))
+
+
+def test_two_data_parallel_ranks_have_a_pool_each_and_share_the_requests(tmp_path):
+    one = simulated(tmp_path / "one", meta_of())
+    two = simulated(tmp_path / "two", meta_of(data_parallel_size=2))
+    assert one.preemptions > 0 == two.preemptions
+    assert two.simulated["ttft"].p99 < 0.7 * one.simulated["ttft"].p99
+    assert two.simulated["tpot"].mean < one.simulated["tpot"].mean
+    assert any("the rank with the least to do" in note for note in two.assumed)
+
+
+def test_a_dense_models_ranks_do_not_wait_for_each_other(tmp_path):
+    write_run(tmp_path / "run", meta=META)
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
+    setup = prepared(read_run(tmp_path / "run"), Asked())
+    both = simulation_of(Trace.from_lengths([0, 0], [1000, 10], [2, 40]), setup)
+    list(both.steps())
+    assert both.rank_of.tolist() == [0, 1]
+    # The short prompt has its first token long before the long one.
+    assert both.latencies.first_of_each()[1] < 0.5 * both.latencies.first_of_each()[0]
+
+
+def test_ranks_that_share_experts_step_together(tmp_path):
+    write_run(tmp_path / "run")
+    meta = meta_of("Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True)
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    setup = prepared(read_run(tmp_path / "run"), Asked())
+    both = simulation_of(Trace.from_lengths([0, 0], [1000, 10], [2, 40]), setup)
+    list(both.steps())
+    first = both.latencies.first_of_each()
+    assert first[0] == first[1]
+    assert any("step together" in note for note in setup.assumed)
+    assert any("experts were not timed" in note for note in setup.assumed)
+    # Who has nothing to do is waited for, too.
+    assert both.ranks[0].now_s == both.ranks[1].now_s
+
+
+def test_a_request_goes_to_the_rank_with_the_least_to_do(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
+    setup = prepared(read_run(tmp_path / "run"), Asked())
+    both = simulation_of(Trace.from_lengths([0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]), setup)
+    list(both.steps())
+    assert both.rank_of.tolist() == [0, 1, 1, 1]
+
+
+def test_a_closed_loop_over_ranks_serves_all(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
+    setup = prepared(read_run(tmp_path / "run"), Asked())
+    both = simulation_of(Trace.from_lengths([0] * 12, [50] * 12, [20] * 12), setup, clients=4)
+    list(both.steps())
+    assert np.isfinite(both.latencies.e2e_of_each()).all()
+    assert set(both.rank_of.tolist()) == {0, 1}
+
+
+def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(tmp_path):
+    usual = simulated(tmp_path / "a", meta_of(tensor_parallel_size=2))
+    assert "derived from the measured ones" in usual.cost_model
+    assert any("a link of 16 GB/s and 12 µs a message" in note for note in usual.assumed)
+    slow = simulated(tmp_path / "b", meta_of(tensor_parallel_size=2), link_gbps=4, link_us=50)
+    assert any("a link of 4 GB/s and 50 µs a message (as it was given)" in note for note in slow.assumed)
+    assert slow.simulated["tpot"].mean > 1.3 * usual.simulated["tpot"].mean
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pipeline_parallel_size": 2}, "the run has pipeline_parallel_size = 2, which changes what is simulated"),
+        ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
+        ({"quantization": "awq"}, "quantization = 'awq'.*--dtype"),
+        ({"enable_chunked_prefill": False}, "enable_chunked_prefill = False"),
+        ({"cpu_offload_gb": 4, "enable_lora": True}, "enable_lora = True; cpu_offload_gb = 4"),
+    ],
+)
+def test_a_field_that_changes_what_a_run_means_and_is_not_modelled_is_refused_by_name(tmp_path, fields, words):
+    with pytest.raises(InvalidConfig, match=words):
+        simulated(tmp_path / "run", meta_of(**fields))
+
+
+def test_who_says_a_dtype_says_in_what_quantised_weights_are_counted(tmp_path):
+    found = simulated(tmp_path / "run", meta_of(quantization="fp8"), dtype="bf16")
+    assert found.simulated["tpot"].mean > 0
+
+
+def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(tmp_path):
+    fields = {"seed": 7, "enforce_eager": True, "some_new_field": 3, "another": None, "pipeline_parallel_size": 1}
+    said = simulated(tmp_path / "run", meta_of(**fields)).assumed
+    assert [note for note in said if "not modelled" in note] == [
+        "not modelled: enforce_eager = True",
+        "not modelled: some_new_field = 3",
+    ]
+
+
+def test_what_an_engine_made_of_its_configuration_counts_where_nobody_asked(tmp_path):
+    resolved = {"parallel_config": {"data_parallel_size": 2}, "scheduler_config": {"async_scheduling": False}}
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "meta.json").write_text(json.dumps({**meta_of(), "resolved_config": resolved}))
+    setup = prepared(read_run(tmp_path / "run"), Asked())
+    assert setup.data_parallel == 2
+    assert not setup.engine.runs_ahead
+    assert prepared(read_run(tmp_path / "run"), Asked(data_parallel=1)).data_parallel == 1
+
+
 def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
     (cell,) = closed_loops(table(tmp_path))
     assert (cell.dtype, cell.tensor_parallel, cell.clients) == ("fp8", 4, 4)
