@@ -11,7 +11,7 @@ from typing import Any
 
 from paged import InvalidConfig
 from paged.cli import options
-from paged.hardware import device_named, model_named
+from paged.hardware import device_named, model_named, usual_dtype
 from paged.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 
 _TIME = StepTime()
@@ -24,6 +24,7 @@ def scenarios(
     profile: options.ProfilePath = None,
     published: options.Published = False,
     dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
     tensor_parallel: options.TensorParallel = 1,
     link_gbps: options.LinkGbps = None,
     link_us: options.LinkUs = None,
@@ -54,8 +55,9 @@ def scenarios(
     swap_us: options.SwapUs = _TIME.swap_us,
 ) -> list[Scenario]:
     """Every combination of the options that take several values. Raises what is wrong with any of them, before one is simulated."""
-    if context is None and model is not None:
-        context = model_named(model).max_length
+    shape = None if model is None else model_named(model)
+    if context is None and shape is not None:
+        context = shape.max_length
     load = Load(
         trace=trace,
         limit=limit,
@@ -74,7 +76,8 @@ def scenarios(
         device=Device(
             model=model,
             device=device,
-            dtype=dtype or (device_named(device).usual_dtype if device else "bf16"),
+            dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
+            kv_dtype=kv_dtype,
             tensor_parallel=tensor_parallel,
             link_gbps=link_gbps,
             link_us=link_us,

@@ -15,9 +15,10 @@ from typer import Option
 
 from paged import InvalidConfig
 from paged.cli.options import Json, count, listed
-from paged.cli.show import counted, figures, print_json, progress_bar, short, table
+from paged.cli.show import counted, figures, print_json, progress_bar, table
 from paged.cli.signals import at_once
 from paged.extras import import_with_extra
+from paged.hardware.budget import short
 
 if TYPE_CHECKING:
     from paged.bench.attention import AttentionTimes, Load

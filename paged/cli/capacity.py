@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from paged.cli.options import Json
-from paged.cli.show import as_bytes, counted, figures, print_json, short
+from paged.cli.options import Json, KvDtype
+from paged.cli.show import counted, figures, print_json
 from paged.hardware import (
     DTYPES,
     Capacity,
@@ -22,18 +22,20 @@ from paged.hardware import (
     model_named,
     model_names,
     suiting_budget,
+    usual_dtype,
 )
+from paged.hardware.budget import as_bytes, short
 from paged.hardware.measured import step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
 
-_MODEL_HELP = f"{', '.join(model_names())}; or a .json file of your own (docs/hardware.md)."
+_MODEL_HELP = f"{', '.join(model_names())}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
 # fmt: off
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
 DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
-Dtype = Annotated[str | None, Option(help=f"Of weights, activations and KV: {', '.join(DTYPES)}.", show_default="bf16, or what the device has")]
+Dtype = Annotated[str | None, Option(help=f"Of weights and activations: {', '.join(DTYPES)}.", show_default="the model's own, or bf16, or what the device has")]
 Batch = Annotated[int, Option(min=1, help="Sequences.")]
 Length = Annotated[int, Option(min=1, help="Tokens of each.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
@@ -48,6 +50,7 @@ def capacity(
     model: ModelArgument,
     device: DeviceName = "a100-80g",
     dtype: Dtype = None,
+    kv_dtype: KvDtype = None,
     batch: Batch = 16,
     length: Length = 1024,
     tensor_parallel: TensorParallel = 1,
@@ -64,11 +67,12 @@ def capacity(
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
-    placed = device_named(device)
+    shape, placed = model_named(model), device_named(device)
     roofline = Roofline(
-        model=model_named(model),
+        model=shape,
         device=placed,
-        dtype=dtype or placed.usual_dtype,
+        dtype=dtype or usual_dtype(shape, placed),
+        kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
@@ -84,16 +88,18 @@ def capacity(
     )
     step = step_of(roofline)
     seconds = {name: float(step.seconds(work)) for name, work in _steps(batch, length).items()}
+    notes = [*found.notes, *(step.layers.notes if isinstance(step, MeasuredStep) else ())]
     if json:
-        said = {"timed_by": timed_by(step), "step_s": seconds}
+        said = {"timed_by": timed_by(step), "step_s": seconds, "notes": notes}
         print_json({**msgspec.to_builtins(found), **said})
         return
     place = f"{found.tensor_parallel} × {found.device}"
     figures(f"{found.model} in {found.dtype} on {place}: memory", _memory(found, roofline))
     shown = [(name, f"{1e3 * value:,.1f} ms") for name, value in seconds.items()]
-    notes = [("note", note) for note in (step.layers.notes if isinstance(step, MeasuredStep) else ())]
-    figures(f"a step on {place}", [*shown, ("timed by", timed_by(step)), *notes])
+    figures(f"a step on {place}", [*shown, ("timed by", timed_by(step)), *(("note", note) for note in notes)])
     figures(f"operations a byte, {found.device} in {found.dtype}", _arithmetic(found, roofline))
+    if found.not_modelled:
+        figures(f"not modelled of {found.model}", [("not modelled", each) for each in found.not_modelled])
 
 
 def _steps(batch: int, length: int) -> dict[str, StepWork]:
@@ -115,12 +121,14 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     if found.fits:
         verdict = "fits"
     elif found.fewest_devices is None:
-        verdict = "does not fit, however many it is split over" if roofline.device.interconnect else "does not fit"
+        verdict = "does not fit"
+        if roofline.device.interconnect:
+            verdict += f" on as many devices as its heads can be split over, {max(roofline.degrees()):,}"
     else:
         verdict = f"does not fit; {found.fewest_devices} × {found.device} would do (--tensor-parallel)"
     room = f"{counted(found.num_blocks, 'block')} of {counted(found.block_size, 'token')}; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
     return [
-        ("weights", f"{as_bytes(found.weight_bytes)}: {parameters}"),
+        ("weights", f"{as_bytes(found.weight_bytes)} in {found.dtype}: {parameters}"),
         (
             "activations",
             f"{as_bytes(found.activation_bytes_of_device)} a device for a step of {found.max_tokens_per_step:,} tokens, {counted(found.batch, 'row')} sampled",

@@ -11,8 +11,9 @@ import typer
 
 from paged.cli import SET_FOR_ITSELF
 from paged.cli.options import Json
-from paged.cli.show import as_bytes, as_time, console, counted, is_terminal, print_json, printed, table
+from paged.cli.show import as_time, console, counted, is_terminal, print_json, printed, table
 from paged.cli.signals import at_once
+from paged.hardware.budget import as_bytes
 from paged.model.doctor import Answer, Engine, Findings, NativeCode, examine
 
 BROKEN = 1

@@ -118,7 +118,9 @@ def _as_page(plan: Plan, binding: Binding | None) -> PlanPage:
     """A plan with all that is said of it."""
     said = nothing_meets(plan) if plan.answer is None else answer(plan)
     more = [] if plan.answer is None else remarks(plan)
-    return PlanPage(plan, said, (*why(plan, binding), *more, described(plan.load)))
+    device = plan.scenario.device
+    limits = [*device.notes(), *(f"Not modelled: {each}" for each in device.not_modelled())]
+    return PlanPage(plan, said, (*why(plan, binding), *more, described(plan.load), *limits))
 
 
 def _one(option: str, values: Collection[object]) -> None:

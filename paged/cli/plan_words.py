@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paged.cli.show import as_bytes, as_time, counted, printed, table
-from paged.cli.trace_words import described, per_second
+from paged.cli.show import as_time, counted, printed, table
+from paged.cli.trace_words import described, print_limits
+from paged.hardware.budget import as_bytes
 from paged.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
+from paged.simulator.trace_facts import per_second
 
 _LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
 _NO_VALUE = ["–"] * len(_LATENCIES)
@@ -32,7 +34,10 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
         "model": scenario.device.model,
         "device": scenario.device.device,
         "tensor_parallel": scenario.device.tensor_parallel,
+        "kv_dtype": scenario.device.kv_dtype,
         "timed_by": scenario.device.timed_by(),
+        "notes": scenario.device.notes(),
+        "not_modelled": scenario.device.not_modelled(),
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
         "max_tokens_per_step": scenario.max_tokens_per_step,
@@ -80,16 +85,17 @@ def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
         f"Steps are timed by {plan.scenario.device.timed_by()}.",
     ]:
         printed(line)
+    print_limits([plan.scenario])
 
 
 def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
     """A line for each plan; all seek the same, of one trace. `binds`: a word for each, where that was sought."""
-    varied = [(name, value) for name, value in _VARIED if len({value(plan.scenario) for plan in plans}) > 1]
+    varied = [(name, value) for name, value in _VARIED if len({value(plan) for plan in plans}) > 1]
     columns = ["policy", *(name for name, _ in varied), *_value_columns(plans[0]), *_LATENCIES.values(), "misses at"]
     columns += ["binds"] if binds else []
     rows = []
     for place, plan in enumerate(plans):
-        cells = [policy_of(plan.scenario), *(value(plan.scenario) for _, value in varied)]
+        cells = [policy_of(plan.scenario), *(value(plan) for _, value in varied)]
         if plan.answer is None:
             cells += ["none", *_NO_VALUE[1 : len(_value_columns(plan))], *_NO_VALUE]
         else:
@@ -98,6 +104,7 @@ def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
     table(_title(plans[0]), columns, rows, right=range(1, len(columns)))
     is_paced = len({plan.scenario.load.rate for plan in plans}) == 1
     printed(f"{described(plans[0].load, with_pace=is_paced)}.")
+    print_limits([plan.scenario for plan in plans])
 
 
 def answer(plan: Plan) -> str:
@@ -223,9 +230,9 @@ def remarks(plan: Plan) -> list[str]:
     return lines
 
 
-_VARIED: tuple[tuple[str, Callable[[Scenario], str]], ...] = (
-    ("from rate", lambda scenario: f"{scenario.load.rate:g}"),
-    ("of blocks", lambda scenario: "all" if scenario.blocks is None else f"{scenario.blocks:,}"),
-    ("budget", lambda scenario: "none" if scenario.budget() == UNBOUNDED else f"{scenario.budget():,}"),
+_VARIED: tuple[tuple[str, Callable[[Plan], str]], ...] = (
+    ("at", lambda plan: plan.load.pace(plan.scenario.load.rate)),
+    ("of blocks", lambda plan: "all" if plan.scenario.blocks is None else f"{plan.scenario.blocks:,}"),
+    ("budget", lambda plan: "none" if plan.scenario.budget() == UNBOUNDED else f"{plan.scenario.budget():,}"),
 )
 """What may tell plans apart beside the policy."""

@@ -19,9 +19,10 @@ from typer import Option
 
 from paged.cli import signals
 from paged.cli.commands import Command
-from paged.cli.show import as_bytes, figures, is_terminal, printed, say
+from paged.cli.show import figures, is_terminal, printed, say
 from paged.cli.vllm_flags import translated
 from paged.extras import import_with_extra
+from paged.hardware.budget import as_bytes
 from paged.serving.errors import InvalidSettings
 from paged.serving.settings import EngineSettings, Settings, read_settings
 

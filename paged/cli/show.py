@@ -57,19 +57,6 @@ def as_time(seconds: float | None) -> str:
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def as_bytes(number: float) -> str:
-    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{short(number / size)} {unit}"
-    return f"{number:,.0f} bytes"
-
-
-def short(value: float) -> str:
-    """Three figures of a number below 1,000, all of them before the point from there on."""
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
 def counted(number: int, word: str) -> str:
     """So many of a thing: 1 block, 2 blocks."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

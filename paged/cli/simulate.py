@@ -98,6 +98,8 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "model": scenario.device.model,
         "device": scenario.device.device,
         "timed_by": scenario.device.timed_by(),
+        "notes": scenario.device.notes(),
+        "not_modelled": scenario.device.not_modelled(),
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,

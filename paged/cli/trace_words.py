@@ -1,7 +1,10 @@
 """What a trace is, in a sentence: how fast, how long, what is not in it. Knows rounding. Does not know what became of it."""
 
-from paged.cli.show import short
-from paged.simulator import Lengths, TraceFacts
+from collections.abc import Sequence
+
+from paged.cli.show import printed
+from paged.simulator import Lengths, Scenario, TraceFacts
+from paged.simulator.trace_facts import per_second
 
 
 def described(load: TraceFacts, *, with_pace: bool = True) -> str:
@@ -14,9 +17,12 @@ def described(load: TraceFacts, *, with_pace: bool = True) -> str:
     return "; ".join(filter(None, (said, left_out(load), load.note)))
 
 
-def per_second(rate: float) -> str:
-    """A rate in three figures, also below 1."""
-    return short(rate) if rate >= 1 else f"{rate:.3g}"
+def print_limits(scenarios: Sequence[Scenario]) -> None:
+    """What a reader of several scenarios' figures should know of their devices, each sentence once."""
+    for note in dict.fromkeys(note for scenario in scenarios for note in scenario.device.notes()):
+        printed(f"Note: {note}.")
+    for each in dict.fromkeys(each for scenario in scenarios for each in scenario.device.not_modelled()):
+        printed(f"Not modelled: {each}.")
 
 
 def left_out(load: TraceFacts) -> str:

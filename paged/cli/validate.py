@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from paged.cli.options import Json, LinkGbps, LinkUs
+from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.extras import import_with_extra
@@ -21,9 +21,9 @@ _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/s
 
 # fmt: off
 Run = Annotated[Path, Argument(metavar="RUN", exists=True, help="A folder with requests.jsonl and meta.json, a result of `vllm bench serve --save-detailed`, or a table of closed loops (.csv).")]
-Model = Annotated[str | None, Option(help=f"{', '.join(model_names())}; or a JSON file.", show_default="as the run says")]
+Model = Annotated[str | None, Option(help=f"{', '.join(model_names())}; a checkpoint folder or its config.json; or a JSON file.", show_default="as the run says")]
 DeviceName = Annotated[str | None, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.", show_default="as the run says")]
-Dtype = Annotated[str | None, Option(help="Of weights and KV.", show_default="as the run says")]
+Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_default="as the run says")]
 Engine = Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")]
 Blocks = Annotated[int | None, Option(min=2, help="Blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
 TensorParallel = Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")]
@@ -38,6 +38,7 @@ def validate(
     model: Model = None,
     device: DeviceName = None,
     dtype: Dtype = None,
+    kv_dtype: KvDtype = None,
     engine: Engine = None,
     blocks: Blocks = None,
     tensor_parallel: TensorParallel = None,
@@ -59,6 +60,7 @@ def validate(
         model=model,
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         engine=engine,
         blocks=blocks,
         tensor_parallel=tensor_parallel,

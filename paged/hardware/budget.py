@@ -1,9 +1,22 @@
-"""How many blocks a number of bytes holds.
+"""How many blocks a number of bytes holds, and bytes in words.
 
 Knows bytes and tokens. Does not know models: what a block takes is the caller's, from a loaded model or from a published shape.
 """
 
 from paged import BudgetTooSmall
+
+
+def as_bytes(number: float) -> str:
+    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{short(number / size)} {unit}"
+    return f"{number:,.0f} bytes"
+
+
+def short(value: float) -> str:
+    """Three figures of a number below 1,000, all of them before the point from there on."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, longest: int = 1) -> int:
@@ -13,8 +26,13 @@ def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, longest
         return num_blocks
     wanted = needed * bytes_per_block
     if needed == 1:
-        message = f"{num_bytes:,} bytes do not hold one block of {block_size} tokens; that takes {wanted:,}."
+        message = f"{_exact(num_bytes)} do not hold one block of {block_size} tokens; that takes {_exact(wanted, '')}."
     else:
         held = num_blocks * block_size
-        message = f"{num_bytes:,} bytes hold {held:,} tokens; one sequence of {longest:,} takes {wanted:,}."
+        message = f"{_exact(num_bytes)} hold {held:,} tokens; one sequence of {longest:,} takes {_exact(wanted, '')}."
     raise BudgetTooSmall(message, wanted=wanted, given=num_bytes)
+
+
+def _exact(number: int, unit: str = " bytes") -> str:
+    """Of small numbers each byte: a pool that is one byte short is told so."""
+    return f"{number:,}{unit}" if number < 1e6 else as_bytes(number)

@@ -18,7 +18,6 @@ from paged.hardware.roofline import Roofline
 from paged.hardware.step_work import StepWork
 
 _MOST_SEQUENCES = 1 << 20
-_MOST_DEVICES = 1 << 16
 
 
 class Intensity(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes_of_device                          weights, activations and the KV of these sequences, on one device
     given_bytes_of_device                           the share of its memory that they may have
     num_blocks, max_sequences                       blocks of KV beside the weights, and sequences of this length in them; 0: no room
-    fewest_devices                                  the smallest power of two of devices on which these sequences fit; None: 65,536 are too few
+    fewest_devices                                  the fewest devices that the model can be split over and on which these sequences fit, powers of two first; None: however many
+    notes, not_modelled                             what a reader of these figures should know, and what of the model they do not count
     ridge                                           operations a byte at which arithmetic and memory take equally long
     knee_tokens                                     tokens of a step at which the weights' reading and their arithmetic do
     """
@@ -55,6 +55,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     dtype: str
+    kv_dtype: str
     tensor_parallel: int
     split_context: bool
     batch: int
@@ -81,6 +82,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     knee_tokens: float
     prefill: Intensity
     decode: Intensity
+    notes: tuple[str, ...]
+    not_modelled: tuple[str, ...]
 
 
 def capacity_of(
@@ -112,11 +115,12 @@ def capacity_of(
     num_blocks = max(left, 0) // block_bytes
     kv_of_device = batch * blocks_each * block_bytes
     given = int(roofline.device.memory_bytes * memory_share)
-    per_token = model.kv_elements_of_all_heads * DTYPES[roofline.dtype]
+    per_token = model.kv_elements_of_all_heads * DTYPES[roofline.kept_dtype]
     return Capacity(
         model=model.name,
         device=roofline.device.name,
         dtype=roofline.dtype,
+        kv_dtype=roofline.kept_dtype,
         tensor_parallel=roofline.tensor_parallel,
         split_context=roofline.split_context,
         batch=batch,
@@ -143,6 +147,8 @@ def capacity_of(
         knee_tokens=roofline.knee_tokens,
         prefill=_intensity(roofline, _prefill(batch, length), lambda tokens: _prefill(1, tokens), model.max_length),
         decode=_intensity(roofline, _decode(batch, length), lambda rows: _decode(rows, length), _MOST_SEQUENCES),
+        notes=roofline.notes,
+        not_modelled=model.not_modelled,
     )
 
 
@@ -189,10 +195,10 @@ def _flops_per_byte(roofline: Roofline, work: StepWork) -> float:
 
 
 def _fewest_devices(roofline: Roofline, num_tokens: int, room_for_kv: Callable[[Placement], int]) -> int | None:
-    degree = 1
-    while degree <= (_MOST_DEVICES if roofline.device.interconnect else 1):
+    # Powers of two first: so many devices stand beside each other.
+    degrees = sorted(roofline.degrees(), key=lambda degree: (degree & (degree - 1) > 0, degree))
+    for degree in degrees if roofline.device.interconnect else (1,):
         spread = msgspec.structs.replace(roofline, tensor_parallel=degree)
         if num_tokens * spread.kv_bytes_per_token_of_device <= room_for_kv(spread):
             return degree
-        degree *= 2
     return None

@@ -8,6 +8,7 @@
 Knows names and files. Does not know what is computed from them.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,27 +17,33 @@ from paged import PagedError
 
 
 class _UnknownName(PagedError, ValueError):
-    """`name`, `known` (the names that ship) and `nearest` (the known name most like it, or None)."""
+    """`name`, `known` (the names that ship) and `nearest` (the known name of its family most like it, or None)."""
 
     kind = ""
+    own = "a path that ends in .json names a file of your own"
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, known: Iterable[str], reason: str = "") -> None:
         self.name = name
         self.known = tuple(known)
         wanted = name.lower()
         longer = [known for known in self.known if wanted and known.startswith(wanted)]
-        self.nearest = next(iter(longer or get_close_matches(wanted, self.known, n=1)), None)
-        hint = f" Did you mean {self.nearest}?" if self.nearest else ""
-        super().__init__(
-            f'unknown {self.kind} "{name}".{hint} Known are {", ".join(self.known)}; a path that ends in .json '
-            f"names a file of your own."
-        )
+        relatives = [known for known in self.known if _is_one_family(wanted, known)]
+        self.nearest = next(iter(longer or get_close_matches(wanted, relatives, n=1)), None)
+        hint = f" {reason}" if reason else f" Did you mean {self.nearest}?" if self.nearest else ""
+        super().__init__(f'unknown {self.kind} "{name}".{hint} Known are {", ".join(self.known)}; {self.own}.')
+
+
+def _is_one_family(name: str, other: str) -> bool:
+    """Whether the words that two names begin with are alike, typing errors aside."""
+    first, second = (re.split(r"[^a-z]", each, maxsplit=1)[0] for each in (name, other))
+    return bool(get_close_matches(first, [second], cutoff=0.8))
 
 
 class UnknownModel(_UnknownName):
     """A model's name that is not known."""
 
     kind = "model"
+    own = "a path names a checkpoint folder, its config.json, or a .json file of your own"
 
 
 class UnknownDevice(_UnknownName):

@@ -11,7 +11,7 @@ import msgspec
 
 from paged.hardware.errors import BadHardwareFile
 
-_Described = TypeVar("_Described", bound=msgspec.Struct)
+_Described = TypeVar("_Described")
 
 
 def read_described(path: Path, kind: type[_Described]) -> _Described:

@@ -63,7 +63,7 @@ class KernelLayers:
                 said.append(f"{name} ({n:,.0f} × {k:,.0f}) lies outside of the measured products: {how}")
         heads = self._heads
         for kind in ("prefill", "decode"):
-            instead = self.tables.attention_coverage(kind, self._dtype, 1, 1024, **heads).instead
+            instead = self.tables.attention_coverage(kind, self._kv_dtype, 1, 1024, **heads).instead
             if instead:
                 said.append(
                     f"{kind} attention of {heads['heads']} heads over {heads['kv_heads']} is answered by {instead}"
@@ -78,11 +78,11 @@ class KernelLayers:
         return tuple(said)
 
     def is_answered(self) -> bool:
-        """Whether the tables have products of this dtype, and attention of this head size."""
+        """Whether the tables have products of this dtype, and attention of this head size on K and V of theirs."""
         try:
             self.tables.product(self._dtype, 1, 64, 64)
             for kind in ("prefill", "decode"):
-                self.tables.attention_coverage(kind, self._dtype, 1, 1024, **self._heads)
+                self.tables.attention_coverage(kind, self._kv_dtype, 1, 1024, **self._heads)
         except UnknownKernel:
             return False
         return True
@@ -118,7 +118,7 @@ class KernelLayers:
     @cached_property
     def attention(self) -> _Attention:
         """Of all layers."""
-        layers, heads, dtype = self.roofline.model.layers, self._heads, self._dtype
+        layers, heads, dtype = self.roofline.model.layers, self._heads, self._kv_dtype
         lengths, rows = np.array(_LENGTHS, np.float64), np.array(_ROWS, np.float64)
         whole = layers * self.tables.prefill_attention(dtype, 1, lengths, **heads)
         decode = layers * self.tables.decode_attention(dtype, rows[:, None], lengths, **heads)
@@ -133,6 +133,10 @@ class KernelLayers:
     @property
     def _dtype(self) -> str:
         return "bf16" if self.roofline.dtype == "fp16" else self.roofline.dtype
+
+    @property
+    def _kv_dtype(self) -> str:
+        return "bf16" if self.roofline.kept_dtype == "fp16" else self.roofline.kept_dtype
 
     @cached_property
     def _heads(self) -> dict[str, int]:

@@ -91,9 +91,12 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     if roofline.split_context or roofline.model.latent:
         return None
     name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
-    of_device = [timing for timing in _timings() if timing.tables.device == name and timing.tables.dtype == dtype]
+    kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
+    of_device = [
+        timing for timing in _timings() if timing.tables.device == name and timing.tables.dtype == dtype == kept
+    ]
     own = [timing for timing in of_device if timing.tables.is_of(roofline.model)]
-    if own and not roofline.is_linked and roofline.dtype == own[0].tables.dtype:
+    if own and not roofline.is_linked and roofline.dtype == roofline.kept_dtype == own[0].tables.dtype:
         return TableLayers.of(own[0].tables)
     alike = [timing for timing in of_device if timing.model.head_dim == roofline.model.head_dim and timing not in own]
     if own or alike:
@@ -117,7 +120,8 @@ def layers_in(path: str | Path, roofline: Roofline) -> Layers:
             raise BadHardwareFile(
                 path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
             )
-        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or roofline.dtype != tables.dtype:
+        is_of_dtype = roofline.dtype == roofline.kept_dtype == tables.dtype
+        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
             what = f"{tables.model.name} in {tables.dtype} on one device"
             asked = f"{roofline.model.name} in {roofline.dtype} on {roofline.tensor_parallel}"
             raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
@@ -181,7 +185,8 @@ def unmeasured(roofline: Roofline) -> str:
     if of_device:
         return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"
     if name in kernel_names():
-        return f"kernels of {model} in {roofline.dtype} were not measured on {name}"
+        kept = "" if roofline.kept_dtype == roofline.dtype else f" with K and V in {roofline.kept_dtype}"
+        return f"kernels of {model} in {roofline.dtype}{kept} were not measured on {name}"
     return f"nobody measured kernels of {name}"
 
 

@@ -20,7 +20,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     per_token     how many of them a token goes through
     shared        experts that every token goes through
     intermediate  width of one expert
-    dense_layers  first layers that have one plain MLP instead
+    dense_layers  layers that have one plain MLP instead
+    bits          of a parameter of the routed experts as they are published, scales included; None: as the dtype has it
     """
 
     count: int
@@ -28,12 +29,15 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     intermediate: int
     shared: int = 0
     dense_layers: int = 0
+    bits: float | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "count", "per_token", "intermediate")
         _at_least(self, 0, "shared", "dense_layers")
         if self.per_token > self.count:
             raise InvalidConfig(f"per_token is {self.per_token}; there are only {self.count} experts")
+        if self.bits is not None and not self.bits > 0:
+            raise InvalidConfig(f"bits is {self.bits}; it has to be above 0")
 
 
 class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +45,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     kv_rank     elements of the latent from which each head's K and V are projected
     rope_dim    elements of the key beside it that carries the position
-    query_rank  elements of the queries' latent
+    query_rank  elements of the queries' latent; 0: queries have none
     nope_dim    elements of a head's key without position
     value_dim   elements of a head's value
     """
@@ -53,7 +57,8 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value_dim: int
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, *self.__struct_fields__)
+        _at_least(self, 1, "kv_rank", "rope_dim", "nope_dim", "value_dim")
+        _at_least(self, 0, "query_rank")
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +74,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     learned_positions     rows of a table of position embeddings
     experts, latent       None: one MLP a layer; K and V of `kv_heads` heads are kept
     published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
+    dtype                 the dtype of its weights where it is published in one of 8 bits; None: any
     aliases               names that publishers and runs use, as on Hugging Face
+    variants              more such names, of models that differ in `max_length` alone, and what it is there
+    not_modelled          what of the model no figure counts, a sentence each
     source                where the figures come from
     """
 
@@ -90,7 +98,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     experts: Experts | None = None
     latent: Latent | None = None
     published_parameters: int = 0
+    dtype: Literal["fp8", "int8"] | None = None
     aliases: tuple[str, ...] = ()
+    variants: dict[str, int] = {}
+    not_modelled: tuple[str, ...] = ()
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -164,6 +175,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return embeddings + self.layer_parameters + self._routed(of_token=False) + self._norm() + head
 
     @property
+    def routed_parameters(self) -> int:
+        """Parameters of all routed experts."""
+        return self._routed(of_token=False)
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that one token goes through, and both embeddings: all, but for the experts that it is not routed to."""
         return self.parameters - self._routed(of_token=False) + self._routed(of_token=True)
@@ -187,7 +203,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def _attention(self) -> int:
         """Parameters of one layer's attention."""
         if (latent := self.latent) is not None:
-            queries = self.hidden * latent.query_rank + latent.query_rank * self.heads * self.key_dim
+            wide = self.heads * self.key_dim
+            queries = (self.hidden + wide) * latent.query_rank if latent.query_rank else self.hidden * wide
             kept = self.hidden * (latent.kv_rank + latent.rope_dim)
             norms = latent.query_rank + latent.kv_rank
             return queries + kept + norms + self.expand_parameters + self.heads * self.value_dim * self.hidden

@@ -228,7 +228,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
     def _experts(self) -> tuple[float, float]:
         """Of one routed expert, over all layers, on one device: operations a token, bytes of weights."""
         parameters = self.model.expert_parameters * self.model.moe_layers / (self.tensor_parallel * self.data_parallel)
-        return 2 * parameters, parameters * DTYPES[self.dtype]
+        return 2 * parameters, parameters * self.expert_parameter_bytes
 
     @cached_property
     def _head(self) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ import torch
 
 from paged import BudgetTooSmall
 from paged.hardware import ModelShape
+from paged.hardware.budget import as_bytes
 from paged.model.errors import UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, check_dtype, usable_device
@@ -74,7 +75,7 @@ def _check_memory(shape: ModelShape, size: int) -> None:
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise BudgetTooSmall(
-            f"{shape.name} with {size} bytes a parameter takes {needed:,} bytes; this machine has {there:,}.",
+            f"{shape.name} with {size} bytes a parameter takes {as_bytes(needed)}; this machine has {as_bytes(there)}.",
             wanted=needed,
             given=there,
         )

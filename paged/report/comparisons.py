@@ -153,7 +153,7 @@ def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure |
         results = [named.outcome.result for named in same]
         known = [value for result in results if (value := latency(result)) is not None and value > 0]
         if known:
-            loads.append(same[0].load or f"rate × {same[0].outcome.scenario.load.rate:g}")
+            loads.append(same[0].load or same[0].outcome.load.pace(same[0].outcome.scenario.load.rate))
             rates.append([result.throughput for result in results])
             seconds.append(known)
     if not loads:

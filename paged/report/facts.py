@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paged import __version__
-from paged.hardware import DTYPES
 from paged.simulator import Outcome
 
 
@@ -34,6 +33,8 @@ def facts(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
         ("Applied to it", lambda outcome: "; ".join(outcome.applied) or "nothing"),
         ("Load", _load),
         ("Model and device", _device),
+        ("Good to know", lambda outcome: "; ".join(outcome.scenario.device.notes())),
+        ("Not modelled", lambda outcome: "; ".join(outcome.scenario.device.not_modelled())),
         ("KV memory", _memory),
         ("A step", _step),
         ("Price", _price),
@@ -55,7 +56,7 @@ def _trace(outcome: Outcome) -> str:
 
 def _load(outcome: Outcome) -> str:
     load = outcome.scenario.load
-    arrivals = f"arrivals at {load.rate:g} × the trace's rate"
+    arrivals = f"arrivals at {outcome.load.pace(load.rate)}"
     if load.clients is not None:
         arrivals = f"a closed loop of {load.clients:,} clients; the trace's arrival times are left out"
     declared = "max_tokens is the exact output"
@@ -77,8 +78,9 @@ def _device(outcome: Outcome) -> str:
         return f"none: a step's time by formula ({terms})"
     split = "" if roof.tensor_parallel == 1 else f"{roof.tensor_parallel} × "
     return (
-        f"{roof.model.name} in {roof.dtype} on {split}{roof.device.name}, by roofline: {roof.compute_efficiency:.0%} of the published FLOP/s and "
-        f"{roof.memory_efficiency:.0%} of the published bandwidth assumed, {1000 * roof.host_overhead_s:g} ms of host overhead a step"
+        f"{roof.model.name} in {roof.dtype} on {split}{roof.device.name}; steps are timed by {device.timed_by()}; the roofline below assumes "
+        f"{roof.compute_efficiency:.0%} of the published FLOP/s and {roof.memory_efficiency:.0%} of the published bandwidth, "
+        f"{1000 * roof.host_overhead_s:g} ms of host overhead a step"
     )
 
 
@@ -86,7 +88,7 @@ def _memory(outcome: Outcome) -> str:
     result, roof = outcome.result, outcome.scenario.device.roofline()
     text = f"{result.num_blocks:,} blocks of {result.block_size} tokens"
     if roof is not None:
-        total = result.num_blocks * result.block_size * roof.model.kv_elements * DTYPES[roof.dtype]
+        total = result.num_blocks * result.block_size * roof.kv_bytes_per_token
         text += f" ({total / 1e9:,.1f} GB)"
     if result.host_blocks:
         text += f", {result.host_blocks:,} on the host"

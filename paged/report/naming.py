@@ -50,7 +50,12 @@ class Named(msgspec.Struct, frozen=True, eq=False):
 
 def named(outcomes: Sequence[Outcome]) -> list[Named]:
     """Each outcome with its names, in order."""
-    facts = [_varying(outcome) for outcome in outcomes]
+    # Of several seeds the first one's: requests a second differ a little.
+    paces: dict[tuple[str, float], str] = {}
+    for outcome in outcomes:
+        load = outcome.scenario.load
+        paces.setdefault((load.trace, load.rate), outcome.load.pace(load.rate))
+    facts = [_varying(outcome, paces) for outcome in outcomes]
     policies = [outcome.result.policy for outcome in outcomes]
     told = [key for key in facts[0] if _tells_apart(key, facts, policies)] if facts else []
     looks = {policy: _look(number) for number, policy in enumerate(_ours_first(policies))}
@@ -85,15 +90,15 @@ def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
     return groups
 
 
-def _varying(outcome: Outcome) -> dict[str, str]:
-    """All that a study may vary beside the policy, as text."""
+def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[str, str]:
+    """All that a study may vary beside the policy, as text; `paces` by trace and rate."""
     scenario, load, device = outcome.scenario, outcome.scenario.load, outcome.scenario.device
     budget = outcome.result.max_tokens_per_step
     return {
         "trace": outcome.result.trace,
         "half": f"{load.half} half" if load.half else "all",
         "limit": "no limit" if load.limit is None else f"{load.limit:,} requests",
-        "rate": f"rate × {load.rate:g}",
+        "rate": paces[load.trace, load.rate],
         "clients": "open loop" if load.clients is None else f"{load.clients:,} clients",
         "prompts": f"prompts × {load.prompts:g}",
         "outputs": f"outputs × {load.outputs:g}",
@@ -104,6 +109,7 @@ def _varying(outcome: Outcome) -> dict[str, str]:
         "device": device.device or "formula",
         "profile": device.profile or "no profile",
         "dtype": device.dtype,
+        "kv_dtype": f"KV in {device.kv_dtype}" if device.kv_dtype else "KV as usual",
         "tensor_parallel": f"tensor parallel {device.tensor_parallel}",
         "memory_share": f"memory share {device.memory_share:g}",
         "faster": ", ".join(f"{name} × {getattr(device.faster, name):g}" for name in device.faster.__struct_fields__),

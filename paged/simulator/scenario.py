@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
-from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, model_named, suiting_budget
+from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, is_path, model_named, suiting_budget
 from paged.hardware.link import link_of
 from paged.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
@@ -93,7 +93,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes, and how many blocks there are: a model on a device, or without one a formula; or steps that were timed.
 
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
-    dtype            of weights and KV
+    dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
     tensor_parallel  devices over which the model is split
     link_gbps, link_us
                      what the link between them reaches: 10⁹ bytes/s one way, and µs a message; None: as `usual_link` has it
@@ -107,6 +107,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     device: str | None = None
     dtype: str = "bf16"
+    kv_dtype: str | None = None
     tensor_parallel: int = 1
     link_gbps: float | None = None
     link_us: float | None = None
@@ -151,7 +152,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _ships(self) -> bool:
         """Whether model and device are names of the catalogue, and no files that may be others the next time."""
-        return not any(name is None or name.endswith(".json") for name in (self.model, self.device))
+        return not any(name is None or is_path(name) for name in (self.model, self.device))
 
     def timed_by(self) -> str:
         """What a step's seconds come from, in words. Raises what `cost_model` raises."""
@@ -161,9 +162,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return f"the profile {self.profile}: {step.about}" if isinstance(step, Profile) else "a formula of four numbers"
 
     def notes(self) -> tuple[str, ...]:
-        """What of a step's seconds stands on no measurement although the rest does, a sentence each."""
-        step = self.cost_model()
-        return step.layers.notes if isinstance(step, MeasuredStep) else ()
+        """What a reader of any figure should know: of dtypes, and what of a step's seconds stands on no measurement although the rest does."""
+        step, roofline = self.cost_model(), self.roofline()
+        said = () if roofline is None else roofline.notes
+        return said + (step.layers.notes if isinstance(step, MeasuredStep) else ())
+
+    def not_modelled(self) -> tuple[str, ...]:
+        """What of the model no figure counts, a sentence each."""
+        return () if self.model is None else model_named(self.model).not_modelled
 
     def timed(self) -> Profile | None:
         """The profile where one is named. Raises BadHardwareFile or OSError."""
@@ -183,6 +189,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             device=device,
             link=link_of(device, self.link_gbps, self.link_us),
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             tensor_parallel=self.tensor_parallel,
             faster=self.faster,
         )

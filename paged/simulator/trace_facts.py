@@ -1,12 +1,13 @@
 """What a reader should know of a trace before its figures: how many requests, how fast, how long, and what is not in it.
 
-Knows columns of a trace. Does not know what served it, nor how it is shown.
+Knows columns of a trace. Does not know what served it.
 """
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.hardware.budget import short
 from paged.simulator.result import Percentiles
 from paged.traces import Trace
 
@@ -44,6 +45,10 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Lengths
     note: str
 
+    def pace(self, rate: float) -> str:
+        """How fast its requests come, in words; where they have no rate of their own, `rate` times as fast as the trace's."""
+        return f"{rate:g} × the trace's rate" if self.per_s is None else f"{per_second(self.per_s)} requests/s"
+
     @classmethod
     def of(cls, trace: Trace, *, is_open: bool = True) -> "TraceFacts":
         """`is_open`: requests come when the trace says, and not when a client of a closed loop sends the next."""
@@ -61,3 +66,10 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
             outputs=Lengths.of(trace.output_tokens),
             note=trace.note,
         )
+
+
+def per_second(rate: float) -> str:
+    """A rate in three figures, also below 1; of a whole number no more than that."""
+    shown = short(rate) if rate >= 1 else f"{rate:.3g}"
+    whole, _, rest = shown.partition(".")
+    return shown if rest.strip("0") else whole

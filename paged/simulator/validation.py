@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import BlockManager, InvalidConfig, Scheduler
-from paged.hardware import Roofline, device_named, device_names, model_named
+from paged.hardware import DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
 from paged.hardware.link import link_of
 from paged.hardware.measured import step_of, timed_by
 from paged.hardware.measured_step import MeasuredStep
@@ -82,6 +82,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     device: str | None = None
     dtype: str | None = None
+    kv_dtype: str | None = None
     engine: str | None = None
     blocks: int | None = None
     tensor_parallel: int | None = None
@@ -124,22 +125,27 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     if model is None or device is None:
         what = "model" if model is None else "device"
         raise InvalidConfig(f"the run does not say its {what}; --{what} does")
-    dtype = asked.dtype or _dtype_of(setup.dtype, assumed)
+    shape, placed = model_named(model), device_named(device)
+    # A checkpoint of 8 bits stays one, whatever dtype its activations have.
+    is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
+    dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
+    kv_dtype = asked.kv_dtype or _kv_dtype_of(setup.kv_dtype)
     degree = asked.tensor_parallel or setup.tensor_parallel
     ranks = asked.data_parallel or setup.data_parallel
     budget = setup.max_tokens_per_step or engine.max_tokens_per_step
     sequences = setup.max_sequences or engine.max_sequences
     block_size = setup.block_size or engine.block_size
-    placed = device_named(device)
     roofline = Roofline(
-        model=model_named(model),
+        model=shape,
         device=placed,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         tensor_parallel=degree,
         data_parallel=ranks,
         link=link_of(placed, asked.link_gbps, asked.link_us),
         host_overhead_s=engine.launching.host_s,
     )
+    assumed += [*roofline.notes, *(f"not modelled: {each}" for each in shape.not_modelled)]
     step = step_of(roofline, launching=engine.launching, published=asked.published)
     if isinstance(step, MeasuredStep):
         assumed += step.layers.notes
@@ -360,6 +366,16 @@ def _by_length(names: list[str]) -> Iterator[str]:
 
 def _squeezed(name: str | None) -> str:
     return re.sub(r"[^a-z0-9]", "", (name or "").lower())
+
+
+def _kv_dtype_of(dtype: str | None) -> str | None:
+    """Of a run that names one. Raises InvalidConfig for one that is not known."""
+    if dtype is None or dtype == "auto":
+        return None
+    known = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+    if known.get(dtype, dtype) not in DTYPES:
+        raise InvalidConfig(f"the run keeps K and V in {dtype}, which is not modelled; --kv-dtype says what to count")
+    return known.get(dtype, dtype)
 
 
 def _dtype_of(dtype: str | None, assumed: list[str]) -> str:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -136,7 +137,7 @@ def test_hundreds_of_lpus_hold_a_70b_model_with_contexts_split():
     [
         ("llama-2-70b", "a100-80g", {}),
         ("opt-13b", "h100", {}),
-        ("llama-2-70b", "groq-lpu", {"dtype": "fp16", "tensor_parallel": 1024}),
+        ("llama-2-70b", "groq-lpu", {"dtype": "fp16", "tensor_parallel": 1024, "split_context": True}),
     ],
 )
 def test_decode_turns_compute_bound_at_the_number_that_is_named(model, device, options):
@@ -173,3 +174,102 @@ def test_a_number_below_one_is_refused_with_its_name(name):
     place = Roofline(model=model_named("llama-2-7b"), device=device_named("h100"))
     with pytest.raises(InvalidConfig, match=f"{name} is 0"):
         capacity_of(place, **{"batch": 1, "length": 8, name: 0})
+
+
+def figures_of(paged, *arguments):
+    status, out, err = paged("capacity", *arguments, "--json")
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def test_gpt_oss_120b_fits_one_device_of_80_gb_as_it_is_published(paged):
+    status, out, err = paged("capacity", "gpt-oss-120b")
+    assert (status, err) == (0, "")
+    assert "weights: 65.2 GB in bf16: " in out
+    assert "note: routed experts have 4.25 bits a parameter, as published, all else bf16" in out
+    assert "not modelled: a window of 128 tokens in 18 of 36 layers" in out
+    figures = figures_of(paged, "gpt-oss-120b", "--device", "h100")
+    assert (figures["fits"], figures["fewest_devices"]) == (True, 1)
+    assert figures["not_modelled"][0].startswith("a window of 128 tokens")
+
+
+def test_a_step_reads_the_experts_as_they_are_published(paged):
+    as_published = found("gpt-oss-120b", "h100")[0]
+    in_dtype = model_named("gpt-oss-120b")
+    in_dtype = msgspec.structs.replace(in_dtype, experts=msgspec.structs.replace(in_dtype.experts, bits=None))
+    plain = Roofline(model=in_dtype, device=device_named("h100"))
+    work = StepWork(computed_tokens=4096, sampled_rows=1)
+    saved = plain.bytes_read(work) - as_published.bytes_read(work)
+    assert saved == pytest.approx(in_dtype.routed_parameters * (2 - 4.25 / 8), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "kv_dtype", "size"),
+    [
+        ([], "bf16", 2),
+        (["--kv-dtype", "fp8"], "fp8", 1),
+        (["--dtype", "fp8"], "bf16", 2),
+        (["--dtype", "fp8", "--kv-dtype", "fp8"], "fp8", 1),
+        (["--dtype", "fp16"], "fp16", 2),
+    ],
+)
+def test_k_and_v_have_a_dtype_of_their_own(paged, options, kv_dtype, size):
+    figures = figures_of(paged, "llama-3-8b", "--device", "h100", *options)
+    assert (figures["kv_dtype"], figures["kv_bytes_per_token"]) == (kv_dtype, size * 2 * 32 * 8 * 128)
+    assert any(f"K and V are kept in {kv_dtype}" in note for note in figures["notes"]) == (
+        len(options) > 0 and "fp16" not in options
+    )
+
+
+def test_a_kv_dtype_that_is_not_known_is_refused(paged):
+    status, out, err = paged("capacity", "llama-3-8b", "--kv-dtype", "fp4")
+    assert (status, out) == (2, "")
+    assert 'kv_dtype is "fp4"; known are fp32, bf16, fp16, fp8, int8' in err
+
+
+def test_a_model_published_in_fp8_is_counted_in_it_where_the_device_has_a_rate(paged):
+    assert figures_of(paged, "Qwen/Qwen3-8B-FP8", "--device", "h100")["dtype"] == "fp8"
+    without = figures_of(paged, "Qwen/Qwen3-8B-FP8", "--device", "a100-80g")
+    assert without["dtype"] == "bf16"
+    assert "qwen3-8b is published in fp8; its weights are counted in bf16" in without["notes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "would_do"),
+    [
+        ("llama-3-8b", 3, "1, 2, 4, 8, 16, 32"),
+        ("llama-3-8b", 64, "1, 2, 4, 8, 16, 32"),
+        ("qwen2.5-7b", 8, "1, 2, 4"),
+        ("llama-2-13b", 5, "1, 2, 4, 8"),
+    ],
+)
+def test_devices_that_heads_cannot_be_split_over_are_refused_with_what_would_do(paged, model, degree, would_do):
+    status, out, err = paged("capacity", model, "--tensor-parallel", degree)
+    assert (status, out) == (2, "")
+    assert f"{model} cannot be split over {degree} devices" in err
+    assert err.endswith(f"tensor_parallel can be {would_do}\n")
+    for command in (["simulate", "azure"], ["plan", "azure", "--find", "devices", "--ttft", 1]):
+        status, _, err = paged(*command, "--model", model, "--device", "h100", "--tensor-parallel", degree)
+        assert status == 2
+        assert f"tensor_parallel can be {would_do}" in err
+
+
+def test_beyond_its_kv_heads_a_model_keeps_copies_and_says_so(paged):
+    eight, sixteen = (
+        figures_of(paged, "llama-3-8b", "--device", "h100", "--tensor-parallel", degree) for degree in (8, 16)
+    )
+    assert eight["kv_bytes_per_token_of_device"] == sixteen["kv_bytes_per_token_of_device"] == 2 * 32 * 128 * 2
+    assert "each of the 8 KV heads is kept 2 times: there are 16 devices" in sixteen["notes"]
+
+
+def test_what_does_not_fit_on_as_many_devices_as_there_can_be_says_how_many_these_are(paged):
+    status, out, _ = paged("capacity", "qwen2.5-7b", "--device", "a100-80g", "--batch", 4000, "--length", 8192)
+    assert status == 0
+    assert "does not fit on as many devices as its heads can be split over, 4" in out
+
+
+def test_weights_too_large_are_told_in_gigabytes(paged):
+    status, _, err = paged("simulate", "azure", "--model", "llama-2-70b", "--device", "a100-40g")
+    assert status == 2
+    assert "needs 138 GB a device" in err
+    assert "is 38.7 GB." in err

@@ -158,7 +158,12 @@ def test_several_policies_and_rates_are_a_table_and_a_list(paged):
     assert head.split()[:2] == ["policy", "rate"]
     # Rates differ, so that of the trace is not said.
     assert trace.startswith("azure_conversation.csv: 12 requests, prompts ")
-    assert [line.split()[:2] for line in lines] == [["paged", "1"], ["paged", "4"], ["vllm", "1"], ["vllm", "4"]]
+    assert [line.split()[:2] for line in lines] == [
+        ["paged", "1.27"],
+        ["paged", "5.09"],
+        ["vllm", "1.27"],
+        ["vllm", "5.09"],
+    ]
     results = json.loads(paged(*sweep, "--json")[1])
     assert [(result["policy"], result["rate_scale"]) for result in results] == [
         ("paged", 1), ("paged", 4), ("vllm", 1), ("vllm", 4),

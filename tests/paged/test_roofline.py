@@ -23,7 +23,7 @@ ROOFLINES = [
     roofline("deepseek-v2", "h200", tensor_parallel=8),
     roofline("deepseek-v2", "h200", tensor_parallel=8, split_context=True),
     roofline("opt-13b", "cpu"),
-    roofline("llama-2-70b", "groq-lpu", dtype="fp16", tensor_parallel=1024),
+    roofline("llama-2-70b", "groq-lpu", dtype="fp16", tensor_parallel=1024, split_context=True),
 ]
 
 
@@ -183,7 +183,7 @@ def test_kv_of_a_token_is_what_its_heads_keep():
 
 
 @pytest.mark.parametrize(
-    ("degree", "split", "of_device"), [(1, False, 8), (3, False, 3), (8, False, 1), (32, False, 1), (32, True, 1 / 4)]
+    ("degree", "split", "of_device"), [(1, False, 8), (2, False, 4), (8, False, 1), (32, False, 1), (32, True, 1 / 4)]
 )
 def test_beyond_its_kv_heads_a_model_keeps_copies_unless_contexts_are_split(degree, split, of_device):
     place = roofline("llama-2-70b", "h100", tensor_parallel=degree, split_context=split)
@@ -216,9 +216,7 @@ def test_blocks_are_what_is_left_after_weights_and_activations():
 
 
 def test_weights_that_do_not_fit_say_how_much_is_missing():
-    with pytest.raises(
-        BudgetTooSmall, match="llama-2-70b in bf16 needs .* 1 × a100-40g; 90% of .* is 38,654,705,664"
-    ) as e:
+    with pytest.raises(BudgetTooSmall, match="llama-2-70b in bf16 needs .* 1 × a100-40g; 90% of .* is 38.7 GB") as e:
         roofline("llama-2-70b").num_blocks(16)
     assert e.value.given == int(40 * GIB * 0.9)
     assert e.value.wanted > 68_976_648_192 * 2

@@ -331,3 +331,42 @@ def test_an_engine_that_runs_ahead_sees_requests_a_step_later(tmp_path):
     # The second request came while the first step ran; the second step was decided on before.
     assert first.batch.ids.tolist() == second.batch.ids.tolist() == ["0"]
     assert set(third.batch.ids.tolist()) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "dtype", "kept"),
+    [
+        ({}, {}, "bf16", "bf16"),
+        ({"kv_cache_dtype": "auto"}, {}, "bf16", "bf16"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, {}, "bf16", "fp8"),
+        ({"kv_cache_dtype": "fp8"}, {"kv_dtype": "bf16"}, "bf16", "bf16"),
+        ({}, {"dtype": "fp8"}, "fp8", "bf16"),
+    ],
+)
+def test_a_run_s_k_and_v_have_a_dtype_of_their_own(tmp_path, changed, asked, dtype, kept):
+    meta = {**META, "engine_kwargs": {**META["engine_kwargs"], **changed}}
+    write_run(tmp_path / "run", meta=meta)
+    step = prepared(read_run(tmp_path / "run"), Asked(device="h100", published=True, **asked)).step
+    assert (step.dtype, step.kept_dtype) == (dtype, kept)
+
+
+def test_a_run_whose_k_and_v_are_in_a_dtype_that_is_not_known_is_refused(tmp_path):
+    write_run(tmp_path / "run")
+    meta = {**META, "engine_kwargs": {**META["engine_kwargs"], "kv_cache_dtype": "turboquant"}}
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(InvalidConfig, match="keeps K and V in turboquant.*--kv-dtype"):
+        prepared(read_run(tmp_path / "run"), Asked())
+
+
+def test_a_run_of_a_model_with_a_longer_name_knows_its_shape_and_its_dtype(tmp_path):
+    meta = {**META, "model": "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8"}
+    write_run(tmp_path / "run", meta={**meta, "kv_cache": {**META["kv_cache"], "num_gpu_blocks": 4000}})
+    found = prepared(read_run(tmp_path / "run"), Asked(device="h100", published=True))
+    assert (found.step.model.name, found.step.dtype, found.step.kept_dtype) == ("qwen3-30b-a3b", "fp8", "bf16")
+    assert "K and V are kept in bf16 (--kv-dtype)" in found.assumed
+
+
+def test_a_run_says_what_of_its_model_is_not_modelled(tmp_path):
+    write_run(tmp_path / "run", meta={**META, "model": "mistralai/Mistral-7B-v0.1"})
+    found = prepared(read_run(tmp_path / "run"), Asked())
+    assert any(note.startswith("not modelled: a window of 4,096 tokens") for note in found.assumed)
