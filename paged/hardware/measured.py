@@ -91,10 +91,12 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     if roofline.split_context or roofline.model.latent:
         return None
     name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
-    is_kept_so = roofline.kept_dtype == roofline.dtype
-    of_device = [t for t in _timings() if is_kept_so and t.tables.device == name and t.tables.dtype == dtype]
+    kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
+    of_device = [
+        timing for timing in _timings() if timing.tables.device == name and timing.tables.dtype == dtype == kept
+    ]
     own = [timing for timing in of_device if timing.tables.is_of(roofline.model)]
-    if own and not roofline.is_linked and roofline.dtype == own[0].tables.dtype:
+    if own and not roofline.is_linked and roofline.dtype == roofline.kept_dtype == own[0].tables.dtype:
         return TableLayers.of(own[0].tables)
     alike = [timing for timing in of_device if timing.model.head_dim == roofline.model.head_dim and timing not in own]
     if own or alike:

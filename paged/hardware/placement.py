@@ -26,10 +26,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
     `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
-    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Data-parallel ranks have
-    layers and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where one is named.
-    Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together, and
-    heads or an MLP that so many devices cannot share evenly.
+    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Data-parallel ranks have layers
+    and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
+    reaches. Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
+    and heads or an MLP that so many devices cannot share evenly.
     """
 
     model: ModelShape
@@ -67,11 +67,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"tensor_parallel can be {', '.join(f'{each:,}' for each in few)}"
             )
 
-    def degrees(self) -> Iterator[int]:
-        """Over how many devices the model can be split, rising."""
-        most = MOST_DEVICES if self.split_context else self.model.heads
-        return (each for each in range(1, most + 1) if _is_shared_evenly(self.model, each, self.split_context))
-
     @property
     def is_lockstep(self) -> bool:
         """Whether data-parallel ranks share their experts, and so step together."""
@@ -81,6 +76,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_linked(self) -> bool:
         """Whether devices send each other anything in a step."""
         return self.tensor_parallel > 1 or self.is_lockstep
+
+    def degrees(self) -> Iterator[int]:
+        """Over how many devices the model can be split, rising."""
+        most = MOST_DEVICES if self.split_context else self.model.heads
+        return (each for each in range(1, most + 1) if _is_shared_evenly(self.model, each, self.split_context))
 
     @property
     def kept_dtype(self) -> str:
@@ -120,11 +120,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def weight_bytes_of_device(self) -> int:
-        """Weights on one device: routed experts are split over all ranks, each rank has all else."""
+        """Weights on one device: its part of what each rank has, and of the routed experts that all ranks share."""
         routed = int(self.model.routed_parameters * self.expert_parameter_bytes)
-        return -(
-            -((self.weight_bytes - routed) * self.data_parallel + routed) // (self.tensor_parallel * self.data_parallel)
-        )
+        rest = (self.weight_bytes - routed) * self.data_parallel
+        return -(-(rest + routed) // (self.tensor_parallel * self.data_parallel))
 
     @property
     def kv_bytes_per_token(self) -> int:
