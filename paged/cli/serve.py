@@ -20,16 +20,18 @@ from typer import Option
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.show import figures, is_terminal, printed, say
+from paged.errors import PagedError
 from paged.extras import import_with_extra
 from paged.hardware.budget import as_bytes
 from paged.integrations.vllm_flags import translated
 from paged.serving.errors import InvalidSettings
+from paged.serving.request_log import to_stderr
 from paged.serving.settings import EngineSettings, Settings, read_settings
 
 if TYPE_CHECKING:
     from paged.serving.front import Front
 
-ENDED_AT_ONCE = 1
+ENDED_AT_ONCE, CANNOT_BEGIN = 1, 2
 _KEYS = "PAGED_API_KEY"
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
@@ -203,11 +205,20 @@ def serve(
     if os.environ.get(_KEYS) == "":
         raise InvalidSettings(f"{_KEYS} is empty, and everybody could ask; unset it, or let it have a key.")
     settings = read_settings(config, _said(context.params))
+    # Whoever collects a log reads a line as JSON; at a terminal a person reads it.
+    says_json = settings.log == "json" and not sys.stderr.isatty()
     with signals.at_once():
         server = import_with_extra("paged.serving.server", "serve")
-    say(f"loading {settings.engine.model or 'the model that ships'}")
-    with _handled_by_the_server():
-        has_drained = server.serve(settings, on_ready=_announce)
+    loading = f"loading {settings.engine.model or 'the model that ships'}"
+    to_stderr("info", loading) if says_json else say(loading)
+    try:
+        with _handled_by_the_server():
+            has_drained = server.serve(settings, on_ready=_announce)
+    except PagedError as error:
+        if not says_json:
+            raise
+        to_stderr("error", str(error))
+        raise typer.Exit(CANNOT_BEGIN) from None
     if not has_drained:
         raise typer.Exit(ENDED_AT_ONCE)
 

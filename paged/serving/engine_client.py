@@ -9,6 +9,7 @@ are given to the next one, once. Knows messages, processes and calls. Does not k
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -134,8 +135,9 @@ class _Held:
 class EngineClient:
     """The engine of a server. Belongs to one event loop.
 
-    on_ready, on_stepped, on_death, on_gap
-                called with Ready, with each Stepped, when an engine died, and with the seconds between two steps' tokens of an answer
+    on_ready, on_stepped, on_death, on_gap, on_said
+                called with Ready, with each Stepped, when an engine died, with the seconds between two steps' tokens of an answer, and with
+                each line that it says on standard error (None: that is the server's own)
     """
 
     def __init__(self, settings: Settings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -168,6 +170,7 @@ class EngineClient:
         self.on_stepped: Callable[[Stepped], None] | None = None
         self.on_death: Callable[[], None] | None = None
         self.on_gap: Callable[[float], None] | None = None
+        self.on_said: Callable[[bytes], None] | None = None
 
     def start(self) -> None:
         """Begin to keep an engine."""
@@ -264,6 +267,9 @@ class EngineClient:
                 self._die(failure)
                 return
             self.figures = None
+            logging.error(
+                "the engine process died (status %s).", None if self._process is None else self._process.returncode
+            )
             if self.on_death is not None:
                 self.on_death()
             self._deaths.append(now)
@@ -292,29 +298,33 @@ class EngineClient:
             socket.set_hwm(0)
             socket.bind(endpoint)
         weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
+        says_json = self.on_said is not None
         beginning = Beginning(
-            self._settings.engine, self._name, to_engine, from_engine, weights, self._settings.kv_events
+            self._settings.engine, self._name, to_engine, from_engine, weights, self._settings.kv_events, says_json
         )
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "paged.serving.engine_process",
             stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if says_json else None,
             start_new_session=True,
         )
         assert process.stdin is not None, "it was asked for"
         process.stdin.write(msgspec.json.encode(beginning) + b"\n")
         self._out = out
         reader = asyncio.get_running_loop().create_task(self._read(incoming))
+        listener = asyncio.get_running_loop().create_task(self._listen(process.stderr))
         try:
             status = await process.wait()
             # What it sent before it died has come already, or will at once.
-            await asyncio.wait([reader], timeout=0.2)
+            await asyncio.wait([reader, listener], timeout=0.2)
         finally:
             if process.returncode is None:
                 process.kill()
             reader.cancel()
-            found = (await asyncio.gather(reader, return_exceptions=True))[0]
+            listener.cancel()
+            found = (await asyncio.gather(reader, listener, return_exceptions=True))[0]
             self._out = None
             out.close(linger=0)
             incoming.close(linger=0)
@@ -344,6 +354,16 @@ class EngineClient:
                 self._begun_with(message)
             else:
                 return message.error
+
+    async def _listen(self, said: asyncio.StreamReader | None) -> None:
+        """Pass the lines on that the engine says on standard error."""
+        rest = b""
+        while said is not None and self.on_said is not None and (data := await said.read(2**16)):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self.on_said(line)
+        if self.on_said is not None and rest:
+            self.on_said(rest)
 
     def _begun_with(self, ready: Ready) -> None:
         self._takes_s = max(1.0, self._clock() - self._began_at)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import os
 import signal
 import struct
 import sys
 import time
-import traceback
 from contextlib import suppress
 from queue import Queue, SimpleQueue
 from threading import Thread, stack_size
@@ -35,6 +35,7 @@ from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch, UnknownRequest
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
+from paged.serving.request_log import divert, to_stderr
 from paged.serving.watching import Watcher
 from paged.serving.wire import (
     Abort,
@@ -117,7 +118,7 @@ class EngineServer:
                 self._step()
                 num_failed = 0
             except Exception as error:
-                traceback.print_exc()
+                logging.exception("a step failed")
                 num_failed += 1
                 if isinstance(error, EngineFailed) or num_failed >= MOST_FAILED:
                     os._exit(UNRECOVERABLE)
@@ -363,6 +364,8 @@ def main() -> None:
         # The front is told to end, and ends this process when its requests have.
         signal.signal(number, signal.SIG_IGN)
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
+    if beginning.says_json:
+        divert(to_stderr)
     Thread(target=_end_with_the_front, daemon=True).start()
     context = zmq.Context()
     incoming, outgoing = context.socket(zmq.PULL), context.socket(zmq.PUSH)

@@ -98,6 +98,7 @@ class Front:
         )
         self.engine.on_ready, self.engine.on_stepped = self.metrics.ready, self.metrics.stepped
         self.engine.on_death, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
+        self.engine.on_said = None if self.log is None else self.log.pass_on
         self.is_draining = False
         self._open: set[Answering] = set()
         self._named: OrderedDict[str, str] = OrderedDict()

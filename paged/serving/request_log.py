@@ -1,21 +1,26 @@
-"""A line of JSON for each request that ended, written by a thread of its own.
+"""A line of JSON for each request that ended, and for whatever else is said, written by a thread of its own.
 
     write ──> at most 8,192 lines, 16 MiB ──> thread ──> the stream's file descriptor
 
 A full disk, a closed pipe or a reader that sleeps costs lines, which are counted, and never holds a request up: `write` neither waits nor
-fails. Knows records and lines; docs/metrics.md explains them. Does not know HTTP.
+fails. `divert` makes lines of what libraries log, of warnings and of tracebacks. Knows records and lines; docs/metrics.md explains them. Does
+not know HTTP.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Condition, Thread
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,6 +31,7 @@ MOST_LINES = 8192
 MOST_BYTES = 16 * 2**20
 """That wait to be written; lines beyond are lost."""
 
+_BEGINNING = b'{"time":"'
 _NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
 """Codes of a request that came before the engine had begun, or after the server was told to end: neither is the server's failure."""
 
@@ -64,13 +70,13 @@ class Line(msgspec.Struct, frozen=True):
     answer: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class LinesLost(msgspec.Struct, frozen=True):
-    """What is said once the log can be written again."""
+class Said(msgspec.Struct, frozen=True):
+    """What is said of no request. `lost` are lines of this log, once it can be written again."""
 
     time: str
     level: str
     message: str
-    lost: int
+    lost: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class RequestLog:
@@ -85,7 +91,6 @@ class RequestLog:
         self._file = stream.fileno()
         self._with_prompts = with_prompts
         self._clock = clock
-        self._encode = msgspec.json.Encoder().encode
         self._changed = Condition()
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
@@ -103,7 +108,20 @@ class RequestLog:
 
     def write(self, record: RequestRecord) -> None:
         """A request has ended."""
-        line = self._encoded(self._line(record))
+        self._enqueue(_encoded(self._line(record)))
+
+    def say(self, level: str, message: str) -> None:
+        """Something has happened that is about no request."""
+        self._enqueue(_encoded(Said(_moment(self._clock()), level, message)))
+
+    def pass_on(self, line: bytes) -> None:
+        """The engine's process has said a line on its standard error: one of ours, or a library's text."""
+        if line.startswith(_BEGINNING):
+            self._enqueue(line + b"\n")
+        elif line.strip():
+            self.say("warning", line.decode("utf-8", "replace"))
+
+    def _enqueue(self, line: bytes) -> None:
         with self._changed:
             if self._is_closed or len(self._lines) >= MOST_LINES or self._num_bytes + len(line) > MOST_BYTES:
                 self._lost += 1
@@ -141,8 +159,8 @@ class RequestLog:
                 if lost == told or self._lines:
                     continue
             # All has been written that waited: it works again.
-            said = LinesLost(self._now(), "warning", f"{lost - told} lines of this log were lost.", lost - told)
-            if self._put(self._encoded(said)):
+            said = Said(_moment(self._clock()), "warning", f"{lost - told} lines of this log were lost.", lost - told)
+            if self._put(_encoded(said)):
                 told = lost
 
     def _put(self, line: bytes) -> bool:
@@ -165,25 +183,10 @@ class RequestLog:
         self._is_torn = False
         return True
 
-    def _encoded(self, line: Line | LinesLost) -> bytes:
-        try:
-            return self._encode(line) + b"\n"
-        except UnicodeEncodeError:
-            # Half a surrogate pair, which JSON can carry into a prompt, and UTF-8 cannot carry out.
-            fields = msgspec.structs.asdict(line)
-            for name, value in fields.items():
-                if isinstance(value, str):
-                    fields[name] = value.encode("utf-8", "replace").decode()
-            return self._encode(type(line)(**fields)) + b"\n"
-
-    def _now(self) -> str:
-        now = datetime.fromtimestamp(self._clock(), UTC)
-        return now.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
-
     def _line(self, record: RequestRecord) -> Line:
         took = durations(record)
         return Line(
-            time=self._now(),
+            time=_moment(self._clock()),
             level=_level_of(record),
             id=record.id,
             endpoint=record.endpoint,
@@ -206,6 +209,51 @@ class RequestLog:
             prompt=record.prompt if self._with_prompts else msgspec.UNSET,
             answer=record.answer if self._with_prompts else msgspec.UNSET,
         )
+
+
+def to_stderr(level: str, message: str) -> None:
+    """Say something in a line on standard error, at once. Where that takes nothing, the work goes on without."""
+    with suppress(OSError):
+        os.write(2, _encoded(Said(_moment(time.time()), level, message)))
+
+
+def divert(say: Callable[[str, str], None]) -> None:
+    """From now on what this process logs and warns of, and each exception that nobody catches, is said so: a level, and a message with the
+    traceback in it."""
+    logging.basicConfig(handlers=[_Handler(say)], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+
+    def uncaught(kind: type[BaseException], error: BaseException | None, trace: Any) -> None:
+        logging.critical("uncaught %s", kind.__name__, exc_info=(kind, error or kind(), trace))
+
+    sys.excepthook = uncaught
+    threading.excepthook = lambda its: uncaught(its.exc_type, its.exc_value, its.exc_traceback)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.levelname.lower(), self.format(record))
+
+
+def _encoded(line: Line | Said) -> bytes:
+    try:
+        return msgspec.json.encode(line) + b"\n"
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which JSON can carry into a prompt, and UTF-8 cannot carry out.
+        fields = msgspec.structs.asdict(line)
+        for name, value in fields.items():
+            if isinstance(value, str):
+                fields[name] = value.encode("utf-8", "replace").decode()
+        return msgspec.json.encode(type(line)(**fields)) + b"\n"
+
+
+def _moment(now: float) -> str:
+    found = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    return found.removesuffix("+00:00") + "Z"
 
 
 def _level_of(record: RequestRecord) -> str:

@@ -24,6 +24,7 @@ from paged.serving.engine_client import EngineAway
 from paged.serving.errors import InvalidSettings, ServerFailed
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
+from paged.serving.request_log import divert, to_stderr
 from paged.serving.settings import Settings
 
 _BACKLOG = 4096
@@ -69,12 +70,16 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     Raises InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
     settings.check()
+    if settings.log == "json":
+        divert(to_stderr)
     for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca):
         _must_read(path)
     listening = _bound(settings.host, settings.port)
     _raise_file_limit(settings.max_connections + _OTHER_FILES)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     front = Front(settings)
+    if front.log is not None:
+        divert(front.log.say)
     config = uvicorn.Config(
         build_app(front),
         host=settings.host,

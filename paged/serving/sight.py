@@ -118,6 +118,16 @@ class StepSight(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class PointSight(msgspec.Struct, frozen=True, array_like=True):
+    """The device's blocks at a moment, Unix time, and totals until then."""
+
+    at: float
+    used: int
+    cached: int
+    preemptions: int
+    output_tokens: int
+
+
 class EventSight(msgspec.Struct, frozen=True):
     """What happened: its number from 1 on, Unix time, kind (one of KINDS), request and a detail."""
 
@@ -145,6 +155,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     block_size           tokens a block
     requests             those that run, then those that were suspended, then those that wait, each in order; 200 at most
     steps                the newest last, 120 at most
+    history              of the last three minutes, the newest last and of this moment, 180 at most; between two points of which blocks and
+                         totals are the same nothing happened
     happened             the newest last, 50 at most
     prefixes             the most used first, 12 at most
     """
@@ -164,6 +176,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: list[RequestSight]
     totals: TotalSight
     steps: list[StepSight]
+    history: list[PointSight]
     happened: list[EventSight]
     prefixes: list[PrefixSight]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from paged.scheduler import Batch, UnknownRequest
@@ -25,6 +26,7 @@ from paged.serving.sight import (
     EventSight,
     HostSight,
     Moment,
+    PointSight,
     PrefixSight,
     QueueSight,
     RequestSight,
@@ -43,6 +45,8 @@ MAX_CELLS = 16_384
 MAX_REQUESTS = 200
 MAX_REASONS = 30
 MAX_STEPS = 120
+MAX_POINTS, POINT_S, HISTORY_S = 180, 2.0, 180.0
+"""Of the blocks over time: how many points are kept, how far they are from each other while steps are made, and for how long."""
 MAX_EVENTS = 50
 MAX_PREFIXES = 12
 MAX_ENDED = 1000
@@ -142,6 +146,9 @@ class Watcher:
         self._awaited: dict[str, None] = {}
         self._head: str | None = None
         self._steps: deque[StepSight] = deque(maxlen=MAX_STEPS)
+        self._stepped_at = self._began
+        # Of the engine's clock.
+        self._points = deque([self._point(self._began)], maxlen=MAX_POINTS - 2)
         self._events: deque[tuple[float, int, str, str, str]] = deque(maxlen=MAX_EVENTS)
         # By hash: requests, hit tokens, prompt tokens; the latest used last.
         self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
@@ -150,6 +157,7 @@ class Watcher:
     def came(self, request_id: str, tenant: str, num_prompt_tokens: int, prefix: str | None, now: float) -> None:
         """The engine took a request at `now`. `prefix` are 8 hexadecimal digits of its first block's content, None where it has no whole block
         or shares nothing."""
+        self._keep_points(now)
         self._ended.pop(request_id, None)
         self._num_came += 1
         life = self._alive[request_id] = _Life(self._num_came, tenant, num_prompt_tokens, prefix, now)
@@ -175,6 +183,8 @@ class Watcher:
             if self._fresh:
                 self._ask_reasons(now)
             self._watch_the_head(now)
+        self._stepped_at = now
+        self._keep_points(now)
         awaited = self._awaited
         for output in outputs:
             if output.finished:
@@ -232,6 +242,11 @@ class Watcher:
             requests=self._requests(now),
             totals=TotalSight(**{name: getattr(stats, name) for name in TotalSight.__struct_fields__}),
             steps=list(self._steps),
+            history=[
+                msgspec.structs.replace(point, at=round(point.at + offset, 3))
+                for point in (*self._points, *self._newest_points(now))
+                if point.at > now - HISTORY_S or point is self._points[-1]
+            ],
             happened=[EventSight(number, round(at + offset, 3), *rest) for at, number, *rest in self._events],
             prefixes=self._most_used(),
         )
@@ -273,6 +288,20 @@ class Watcher:
             # A row that decodes computes its newest token, and the drafts behind it.
             decodes = int(batch.num_tokens[batch.num_tokens - batch.num_drafts == 1].sum())
         self._steps.append(StepSight(self._num_steps, rows, decodes, tokens - decodes, round(seconds, 6)))
+
+    def _point(self, at: float) -> PointSight:
+        manager, stats = self._engine.manager, self._scheduler.stats()
+        preemptions = stats.preemptions_recompute + stats.preemptions_swap
+        return PointSight(at, manager.num_used, manager.num_cached, preemptions, stats.output_tokens)
+
+    def _newest_points(self, now: float) -> list[PointSight]:
+        """What is to be kept beside the points that are: after a rest, the end of the last step, too, since which all is as it is now."""
+        ends = [self._stepped_at] if self._points[-1].at < self._stepped_at < now else []
+        return [self._point(at) for at in (*ends, now)]
+
+    def _keep_points(self, now: float) -> None:
+        if now >= self._points[-1].at + POINT_S:
+            self._points.extend(self._newest_points(now))
 
     def _preempted(self, request_id: str, how: str, now: float) -> None:
         life = self._life_of(request_id)

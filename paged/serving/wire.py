@@ -19,7 +19,8 @@ from paged.serving.settings import EngineSettings
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's."""
+    """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's. `says_json`: what it
+    says on standard error are lines of JSON."""
 
     engine: EngineSettings
     name: str
@@ -27,6 +28,7 @@ class Beginning(msgspec.Struct, frozen=True):
     from_engine: str
     tenant_weights: dict[str, float]
     kv_events: KvEventsConfig | None = None
+    says_json: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -275,10 +275,10 @@ def ended(*arguments):
     ran = subprocess.run(
         [sys.executable, "-m", "paged", "serve", *arguments], capture_output=True, text=True, timeout=600, check=False
     )
-    loading, said = ran.stderr.splitlines()
-    assert loading.startswith("paged: loading ")
-    assert ran.stdout == ""
-    return ran.returncode, said
+    loading, said = map(json.loads, ran.stderr.splitlines())
+    assert loading["message"].startswith("loading ")
+    assert (ran.stdout, said["level"]) == ("", "error")
+    return ran.returncode, said["message"]
 
 
 def test_a_port_that_is_taken_is_told_in_a_line():
@@ -286,31 +286,31 @@ def test_a_port_that_is_taken_is_told_in_a_line():
         port = taken.getsockname()[1]
         assert ended("--port", str(port)) == (
             2,
-            f"paged: 127.0.0.1:{port} cannot be listened on: Address already in use.",
+            f"127.0.0.1:{port} cannot be listened on: Address already in use.",
         )
 
 
 def test_a_folder_that_is_not_there_is_told_in_a_line(tmp_path):
     status, said = ended("--port", "0", str(tmp_path / "none"))
     assert status == 2
-    assert said.startswith(f"paged: {tmp_path}/none: no such folder.")
+    assert said.startswith(f"{tmp_path}/none: no such folder.")
 
 
 def test_what_the_engine_refuses_is_told_in_a_line():
-    assert ended("--port", "0", "--block-size", "0") == (2, "paged: block_size has to be at least 1; got 0.")
+    assert ended("--port", "0", "--block-size", "0") == (2, "block_size has to be at least 1; got 0.")
 
 
 def test_a_certificate_that_cannot_be_read_is_told_in_a_line(tmp_path):
     missing = str(tmp_path / "c.pem")
     assert ended("--port", "0", "--tls-certificate", missing, "--tls-key", missing) == (
         2,
-        f"paged: {missing}: No such file or directory.",
+        f"{missing}: No such file or directory.",
     )
     broken = tmp_path / "b.pem"
     broken.write_text("nothing")
     status, said = ended("--port", "0", "--tls-certificate", str(broken), "--tls-key", str(broken))
     assert status == 2
-    assert said.startswith("paged: the certificate or its key cannot be read: ")
+    assert said.startswith("the certificate or its key cannot be read: ")
 
 
 def test_a_server_answers_under_its_names_and_ends_with_nothing_wrong():
@@ -361,7 +361,7 @@ def test_a_signal_while_it_loads_ends_it():
         text=True,
     )
     with process:
-        assert process.stderr.readline() == "paged: loading the model that ships\n"
+        assert json.loads(process.stderr.readline())["message"] == "loading the model that ships"
         process.terminate()
         said, errors = process.communicate(timeout=END_S)
     assert process.returncode in (0, 128 + signal.SIGTERM)

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 from paged.serving.feed import NoFeed, snapshots
 
 from .http_client import ask, get  # noqa: TID252
-from .serving_process import END_S, START_S  # noqa: TID252
+from .serving_process import END_S, START_S, started  # noqa: TID252
 
 PATH, BODY = "/v1/completions", {"prompt": "The with statement", "max_tokens": 4}
 # Python imports it before anything else. An engine waits in it until the test lets it begin.
@@ -175,3 +175,41 @@ def test_a_first_start_and_a_death_are_told_as_they_are(tmp_path):
         assert 'paged:engine_restarts_total{engine="0",model_name="paged"} 2.0' in shown
         server.process.terminate()
         assert server.process.wait(END_S) == 0
+
+
+# What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
+ODD = """
+import os, sys, threading, time, warnings
+def odd():
+    import logging
+    while not logging.root.handlers:
+        time.sleep(0.01)
+    warnings.warn("a warning of " + who)
+    os.write(2, b"[W123] text of a library\\n") if who == "an engine" else None
+    raise RuntimeError("an error of " + who)
+name = " ".join(sys.orig_argv)
+who = "an engine" if "engine_process" in name else "a front" if "serve" in name else None
+if who:
+    threading.Thread(target=odd, daemon=True).start()
+"""
+
+
+def test_each_line_of_the_log_is_json_whoever_says_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ODD)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    wanted = {f"a{kind} of {who}" for kind in (" warning", "n error") for who in ("an engine", "a front")} | {
+        "[W123] text"
+    }
+    with started(env={"PYTHONPATH": path}) as server:
+        assert asyncio.run(ask(server.port, PATH, BODY)).status == 200
+        os.kill(int(subprocess.check_output(["pgrep", "-P", str(server.process.pid)]).split()[0]), signal.SIGKILL)
+        wanted |= {"the engine process died (status -9).", '"status":200'}
+        until = time.monotonic() + START_S
+        while [each for each in wanted if each not in server.said]:
+            assert time.monotonic() < until, server.said
+            time.sleep(0.02)
+        server.process.terminate()
+        server.process.wait(END_S)
+        found = [json.loads(line) for line in server.said.splitlines()]
+    (error,) = [line for line in found if "an error of a front" in line.get("message", "")]
+    assert error["level"] == "critical" and "Traceback" in error["message"]

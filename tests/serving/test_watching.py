@@ -215,6 +215,39 @@ def test_a_step_says_what_it_computed_of_decodes_and_of_prompts(ticks):
     assert (after.sequences, after.decode_tokens, after.prompt_tokens) == (2, 1, tokens[second])
 
 
+def test_who_looks_for_the_first_time_sees_the_last_three_minutes():
+    now = [1000.0]
+    load = Load(seed=5, num_clients=6, clock=lambda: now[0], num_blocks=64, longest=40)
+    for _ in range(1000):
+        load.step()
+        now[0] += 0.25
+    seen = load.watcher.snapshot()
+    at = [point.at for point in seen.history]
+    assert at == sorted(at) and len(at) <= 180
+    assert at[-1] - at[0] == pytest.approx(180, abs=4)
+    assert max(after - before for before, after in itertools.pairwise(at)) <= 2.5
+    blocks = seen.blocks
+    newest = seen.history[-1]
+    assert (newest.used, newest.cached) == (blocks.own + blocks.shared + blocks.held, blocks.cached + blocks.retained)
+    assert newest.output_tokens == seen.totals.output_tokens > seen.history[0].output_tokens
+
+
+def test_a_rest_is_seen_as_one():
+    now = [1000.0]
+    load = Load(num_clients=0, clock=lambda: now[0], num_blocks=64)
+    load.add(max_tokens=3)
+    while load.engine.has_unfinished:
+        load.step()
+        now[0] += 0.1
+    now[0] += 60
+    rested = load.watcher.snapshot().history
+    assert (rested[-2].used, rested[-2].output_tokens) == (rested[-1].used, rested[-1].output_tokens) == (0, 3)
+    assert rested[-1].at - rested[-2].at == pytest.approx(60.1, abs=0.01)
+    load.add(max_tokens=3)
+    now[0] += 1000
+    assert [point.output_tokens for point in load.watcher.snapshot().history] == [3, 3]
+
+
 def test_what_crosses_to_the_browser_is_small_and_holds_no_token(ticks):
     load = Load(seed=2, clock=ticks, num_clients=60, num_blocks=4096, max_sequences=32)
     for _ in range(40):
