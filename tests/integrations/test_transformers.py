@@ -308,7 +308,9 @@ def test_no_transformers_is_said(monkeypatch):
         raise needed.PackageNotFoundError(package)
 
     monkeypatch.setattr(needed, "version", version)
-    with pytest.raises(UnsupportedTransformers, match=r"not installed here; .pip install '\.\[engine\]'. in a checkout"):
+    with pytest.raises(
+        UnsupportedTransformers, match=r"not installed here; .pip install '\.\[engine\]'. in a checkout"
+    ):
         needed.must_have_all()
 
 

@@ -215,8 +215,6 @@ def test_the_extra_is_named_where_it_is_not_installed(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     monkeypatch.delitem(sys.modules, "paged.sampling.grammars", raising=False)
     engine = Engine(model)
-    with pytest.raises(
-        MissingExtra, match=r"StructuredOutputsParams needs llguidance, .*pip install '\.\[grammar\]'"
-    ):
+    with pytest.raises(MissingExtra, match=r"StructuredOutputsParams needs llguidance, .*pip install '\.\[grammar\]'"):
         engine.add_request("def", SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
     assert not engine.has_unfinished
