@@ -147,7 +147,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if getattr(self, name) is not None:
                 _check_time(name, getattr(self, name))
         if not self.host:
-            raise InvalidSettings("host is empty; it has to be an address of this machine, and 0.0.0.0 for all of them.")
+            raise InvalidSettings(
+                "host is empty; it has to be an address of this machine, and 0.0.0.0 for all of them."
+            )
         if not 0 <= self.port <= 65535:
             raise InvalidSettings(f"port has to be from 0 to 65535; got {self.port}.")
         if self.log not in ("json", "off"):
