@@ -88,7 +88,7 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """The simulation under pressure, and what comparing it with one in ample memory gave."""
     out = console()
-    waits = "reading the model: a few seconds, and up to a minute the first time, when it is compiled"
+    waits = "reading the model: a few seconds; the first time up to a minute"
     with out.status(waits) if out.is_terminal and not is_silent else nullcontext():
         # Nobody could show it again for what ends at once.
         out.show_cursor()
