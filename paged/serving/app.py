@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -28,7 +29,8 @@ from paged.serving.front import Call, Front
 from paged.serving.settings import digest_of, is_one_of
 from paged.serving.strict import UNKNOWN, UNSUPPORTED, must_be_text
 
-_OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/dashboard", "/openapi.json", "/docs"}
+_PAGES = {"/": "index", "/dashboard": "page", "/docs": "docs"}
+_OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/openapi.json", *_PAGES}
 _ADMIN = ("/requests/", "/dashboard/", "/debug/")
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
 _KINDS = {"str", "int", "float", "bool", "TextPart"}
@@ -194,8 +196,14 @@ def build_app(front: Front) -> Any:
         yield
         await front.close()
 
+    # FastAPI's pages take their scripts from elsewhere.
     app = FastAPI(
-        title="paged", version=__version__, lifespan=lifespan, redoc_url=None, root_path=front.settings.root_path
+        title="paged",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        root_path=front.settings.root_path,
     )
     _say_errors(app)
     _add_inference(app, front)
@@ -369,15 +377,16 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         """Calls that are being answered."""
         return {"server_load": front.num_open}
 
-    @app.get("/dashboard", include_in_schema=False)
-    async def dashboard() -> Response:
-        """The page that shows the memory."""
+    def show(name: str) -> Response:
         headers = {
             "cache-control": "no-cache",
             "content-security-policy": _PAGE_POLICY,
             "x-content-type-options": "nosniff",
         }
-        return Response(page(), media_type="text/html; charset=utf-8", headers=headers)
+        return Response(page(name), media_type="text/html; charset=utf-8", headers=headers)
+
+    for path, name in _PAGES.items():
+        app.add_api_route(path, partial(show, name), methods=["GET"], include_in_schema=False)
 
     @app.get("/dashboard/feed", include_in_schema=False)
     async def feed() -> Response:

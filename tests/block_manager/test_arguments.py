@@ -35,7 +35,7 @@ def test_an_integer_above_it_is_none(over):
         ({"prompt": [1]}, "a dict."),
         ([{"role": "user"}], "a dict among them."),
         ({1, 2}, "a set."),
-        (iter([1, 2]), "a list_iterator."),
+        pytest.param(iter([1, 2]), "a list_iterator.", id="an iterator"),
         (np.array([1.5]), "an array of float64."),
         (np.array(["a"]), "an array of <U1."),
     ],

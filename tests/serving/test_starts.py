@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -123,9 +124,22 @@ def test_a_request_that_comes_before_the_engine_is_told_when_to_come_and_is_no_e
     assert starting.line_of("engine_starting")["level"] == "warning"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/version", "/load", "/dashboard", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/metrics", "/version", "/load", "/dashboard", "/openapi.json"])
 def test_what_needs_no_engine_is_there_before_it(starting, path):
     assert starting.got(path).status == 200
+
+
+def test_the_first_page_leads_to_what_there_is(starting):
+    links = re.findall(r'href="([a-z./1]+)"', starting.got("/").body)
+    assert {"dashboard", "docs", "openapi.json", "v1/models", "health", "ready", "metrics"} == set(links)
+    assert [link for link in links if starting.got(f"/{link}").status == 404] == []
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/dashboard"])
+def test_a_page_takes_nothing_from_elsewhere(starting, path):
+    heard = starting.got(path)
+    assert "default-src 'none'" in heard.headers["content-security-policy"]
+    assert re.findall(r"(?:src|href)=.?(?:https?:)?//[^ >]*", heard.body) == []
 
 
 def test_top_says_that_the_engine_is_starting(starting):

@@ -1,11 +1,11 @@
-"""The page that shows a running server, one file without anything from elsewhere.
+"""The server's pages, a file each without anything from elsewhere: page (the dashboard), index (links) and docs (the interface).
 
-Knows where the file lies. Does not know what it shows.
+Knows where the files lie. Does not know what they show.
 """
 
 from importlib.resources import files
 
 
-def page() -> bytes:
-    """The page, UTF-8."""
-    return (files(__name__) / "page.html").read_bytes()
+def page(name: str = "page") -> bytes:
+    """A page, UTF-8."""
+    return (files(__name__) / f"{name}.html").read_bytes()
