@@ -10,8 +10,8 @@ from paged import Batch, BlockManager, Request, Scheduler
 
 STOPS = tuple(range(0, 97, 16))
 requests = [Request(id=f"r{i}", prompt=[i, *range(3 + 4 * i)], max_tokens=20, stop_token_ids=STOPS) for i in range(8)]
-scheduler = Scheduler(BlockManager(20, 4), max_tokens_per_step=24, max_sequences=6)
-slots, tables, out = np.zeros(80, int), np.zeros((64, 20), int), list[Batch]()
+scheduler = Scheduler(BlockManager(20, 4, host_blocks=8, host_caching=True), max_tokens_per_step=24, max_sequences=6)
+device, host, tables, out = np.zeros((20, 4), int), np.zeros((8, 4), int), np.zeros((64, 20), int), list[Batch]()
 sampled, answers = dict[int, NDArray[np.int32]](), {request.id: list[int]() for request in requests}
 
 
@@ -20,13 +20,16 @@ def checksum(context: NDArray[np.int64]) -> int:
 
 
 def run(batch: Batch) -> NDArray[np.int32]:
-    """What the device does with a batch when its turn comes: changes of tables, unknown tokens, KV, attention."""
+    """What the device does with a batch when its turn comes: moves, changes of tables, unknown tokens, KV, attention."""
+    host[batch.moves.device_to_host[:, 1]] = device[batch.moves.device_to_host[:, 0]]
+    device[batch.moves.host_to_device[:, 1]] = host[batch.moves.host_to_device[:, 0]]
+    device[batch.moves.device_to_device[:, 1]] = device[batch.moves.device_to_device[:, 0]]
     tables[batch.table_rows, batch.table_columns] = batch.table_blocks
     tokens = batch.token_ids.copy()
     for t in (batch.source_batches >= 0).nonzero()[0]:
         tokens[t] = sampled[batch.source_batches[t]][batch.source_places[t]]
-    slots[batch.slot_mapping] = tokens
-    read = [slots.reshape(20, 4)[tables[row]].ravel()[:n] for row, n in zip(batch.rows, batch.seq_lens, strict=True)]
+    device.reshape(-1)[batch.slot_mapping] = tokens
+    read = [device[tables[row]].ravel()[:n] for row, n in zip(batch.rows, batch.seq_lens, strict=True)]
     sampled[batch.number] = np.array([checksum(context) for context in read], np.int32)
     return sampled[batch.number][batch.samples]
 

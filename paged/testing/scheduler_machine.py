@@ -187,6 +187,37 @@ class SchedulerMachine(RigMachine):
                 break
             self.rig.update(())
 
+    @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
+    @where(lambda self: self.forks and self.rig.world.num_blocks > 4 and len(self.rig.live) < MAX_LIVE - 3)
+    @rule(
+        wish=wishes(), num_before=st.sampled_from([0, 0, 3]), num_after=st.sampled_from([0, 3, 4]), leaves=st.booleans()
+    )
+    def come_back_in_vain(self, wish: Wish, num_before: int, num_after: int, leaves: bool) -> None:
+        """What others drove to the host comes back for a batch that fails before it has copied anything. Before that and after it somebody
+        who waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
+        length = self.rig.world.block_size + 1
+        first = Wish(wish.prompt[:1] * length, output=0.01)
+        for salt in (None, "b", "c"):
+            self.add(
+                replace(first, prompt=wish.prompt[:1] * (99 if salt else length), share=0.5, salt=salt), again=False
+            )
+            self.go_on(12, ())
+        self.add(replace(first, output=1.0, salt="a"), again=False)
+        id = self.rig.live[-1] if self.rig.live else ""
+        self.rig.step((0,), is_patient=False)
+        self.add(first, again=False)
+        if not self.rig.flights and len(self.rig.schedule().moves) and self.rig.flights:
+            self._fork_often(id, num_before)
+            self.rig.cancel(False)
+            self._fork_often(id, num_after)
+            if leaves and id in self.rig.live:
+                self.rig.abort(id)
+            self.go_on(3, ())
+
+    def _fork_often(self, id: str, num_forks: int) -> None:
+        for _ in range(num_forks if id in self.rig.live else 0):
+            self.rig.fork(id)
+
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.host_blocks)
     @rule(steps=st.integers(1, 12), more=st.integers(1, 3), moved=st.booleans(), has_run=st.booleans())
     def take_back_several(self, steps: int, more: int, moved: bool, has_run: bool) -> None:

@@ -158,9 +158,13 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
     )
 
 
-def _world(*, known_outputs: int | None, **sizes: Any) -> World:
-    """`resumes_known` goes with another switch that has nothing to do with it: a draw of its own would be one more of many."""
-    return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, **sizes)
+def _world(*, known_outputs: int | None, host_blocks: int, **sizes: Any) -> World:
+    """`resumes_known` goes with another switch that has nothing to do with it: a draw of its own would be one more of many. A host of one
+    block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
+    if host_blocks == 1:
+        sizes |= {"host_caching": True, "prefix_caching": True, "async_moves": False, "max_sequences": 8}
+        sizes["block_size"] = max(2, sizes["block_size"])
+    return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, host_blocks=host_blocks, **sizes)
 
 
 def scheduler_worlds() -> st.SearchStrategy[World]:
