@@ -443,3 +443,17 @@ def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it
     assert process.stderr == (
         f"paged: paged.cli needs {library}, which is not installed; pip install 'paged[cli]' brings it.\n"
     )
+
+
+def test_a_rate_is_shown_as_it_was_asked_for(paged):
+    status, out, err = paged("simulate", "azure", *TINY, "--rate", "20,40", "--jobs", 1)
+    assert (status, err) == (0, "")
+    assert [line[:22].split() for line in out.splitlines()[1:3]] == [
+        ["paged", "20", "requests/s"],
+        ["paged", "40", "requests/s"],
+    ]
+    status, out, err = paged(
+        "plan", "azure", *TINY, "--rate", "20,40", "--find", "memory", "--ttft", 30, "--no-explain"
+    )
+    assert (status, err) == (0, "")
+    assert [" ".join(line.split()[1:3]) for line in out.splitlines()[1:3]] == ["20 requests/s", "40 requests/s"]
