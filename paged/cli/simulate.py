@@ -44,7 +44,7 @@ def simulate(
 
     Example, three policies on a 13B model with 40 GB:
 
-    `paged simulate azure --model llama-2-13b --device a100-40g --policy paged,vllm,fastgen --rate-scale 0.5`
+    `paged simulate azure --model llama-2-13b --device a100-40g --policy paged,vllm,fastgen --rate 0.7`
     """
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
     scenarios = [seeded for scenario in priced for seeded in grid(scenario, seeds=seeds)]

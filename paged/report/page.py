@@ -86,7 +86,7 @@ def _key(look: Look) -> str:
 
 def _summary(settings: dict[str, list[Named]], first: str) -> str:
     tables = "".join(_table(group, is_hidden=setting != first) for setting, group in settings.items())
-    return f'<section id="summary"><h2>Summary</h2><div class="scroll">{tables}</div></section>'
+    return f'<section id="summary"><h2>Summary</h2><div class="scroll" tabindex="0">{tables}</div></section>'
 
 
 def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
@@ -100,9 +100,8 @@ def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
                 f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in line.cells(outcomes)
             )
             rows.append(f'<tr><th scope="row">{line.name}{unit}</th>{cells}</tr>')
-    # As many equally wide columns as there are, no wider than a figure needs.
-    style = f'style="max-width: {280 + 140 * len(outcomes)}px; min-width: {280 + 80 * len(outcomes)}px"'
-    opening = f"<table {style}{' hidden' if is_hidden else ''}>"
+    # As many equally wide columns as there are, no wider than a figure needs (page.css).
+    opening = f'<table class="policies" style="--columns: {len(outcomes)}"{" hidden" if is_hidden else ""}>'
     return f"{opening}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

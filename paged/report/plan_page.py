@@ -141,7 +141,7 @@ def _section(page: PlanPage) -> str:
     return (
         f"<section><h2>{html.escape(what)}</h2><p><strong>{html.escape(page.answer)}</strong></p>{lines}"
         f'<div class="plot" role="img" aria-label="p99 of each target against the value"></div>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 

@@ -110,7 +110,7 @@ def _table(found: Validation) -> str:
         f'<tr><th scope="row">{html.escape(name)}</th>{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>'
         for name, *cells in validation_rows(found)
     )
-    return f'<div class="scroll"><table style="max-width: 700px"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table style="max-width: 700px"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def validation_rows(found: Validation) -> Sequence[tuple[str, str, str, str]]:

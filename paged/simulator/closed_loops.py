@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from paged.hardware.measured_step import MeasuredStep
 from paged.simulator.recorded_run import BadRun, RecordedRun, RunSetup
 from paged.simulator.validation import Asked, Prepared, prepared, simulation_of
 from paged.traces import Trace
@@ -126,6 +127,9 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
         asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
     )
     setup_of_run = prepared(run, own)
+    step = setup_of_run.step
+    roofline = step.roofline if isinstance(step, MeasuredStep) else step
+    assumed += [*roofline.notes, *(f"not modelled: {each}" for each in roofline.model.not_modelled)]
     if setup_of_run.engine.reserved_rows:
         # Who measures a concurrency sets the engine up for it.
         rows = max(1, clients - setup_of_run.engine.reserved_rows)

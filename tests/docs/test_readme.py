@@ -1,6 +1,7 @@
 """The README runs: its Python as it stands, its commands as far as they exist, its links to files that are there."""
 
 import importlib.util
+import json
 import re
 import sysconfig
 from collections.abc import Callable
@@ -94,3 +95,29 @@ def test_the_glossary_has_every_word_once(repository: Path) -> None:
     words = [word for word, _ in rows]
     assert len(words) == len(set(words)) > 40
     assert [word for word, cells in rows if len(cells.split(" | ")) != 5] == []
+
+
+def test_the_simulation_of_the_readme_gives_its_table_and_policies_differ_in_it(
+    readme: str, tmp_path: Path, run_python: RunPython
+) -> None:
+    pytest.importorskip("typer")
+    pytest.importorskip("plotly")
+    (line,) = re.findall(r"^paged (simulate azure .*)$", readme, flags=re.MULTILINE)
+    page = tmp_path / "report.html"
+    result = run_python("-m", "paged", *line.replace("report.html", str(page)).split(), "--jobs", "1", "--json")
+    assert result.returncode == 0, result.stderr
+    found = {each["policy"]: each for each in json.loads(result.stdout) if round(each["load"]["per_s"], 2) == 0.7}
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) s \| ([\d.]+ m?s) \| (\d+) \|$", readme, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == list(found)
+    for policy, first, gap, preemptions in rows:
+        figures = found[policy]
+        assert float(first) == pytest.approx(figures["ttft_s"]["p99"], rel=0.01)
+        number, unit = gap.split()
+        assert float(number) / {"s": 1, "ms": 1000}[unit] == pytest.approx(figures["longest_gap_s"]["p99"], rel=0.01)
+        assert int(preemptions) == sum(figures["preemptions"].values())
+    # Ours carries this load: nobody stalls, nobody waits for minutes.
+    assert found["paged"]["longest_gap_s"]["p99"] * 4 < min(
+        figures["longest_gap_s"]["p99"] for policy, figures in found.items() if policy != "paged"
+    )
+    assert found["paged"]["ttft_s"]["p99"] < 10
+    assert "0.7 requests/s" in page.read_text()

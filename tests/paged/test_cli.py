@@ -499,3 +499,17 @@ def test_no_figure_of_a_table_is_broken_however_narrow_the_terminal_is(paged, mo
     # Headers in the table, names in the blocks.
     assert all(re.search(rf"\b{word}\b", drawn) for word in ("tokens/s", "p99 first", "preempted", "finished", "vllm"))
     assert len(re.findall(r"\d s\b|\d ms\b", drawn)) == 4
+
+
+def test_a_rate_is_shown_as_it_was_asked_for(paged):
+    status, out, err = paged("simulate", "azure", *TINY, "--rate", "20,40", "--jobs", 1)
+    assert (status, err) == (0, "")
+    assert [line[:22].split() for line in out.splitlines()[1:3]] == [
+        ["paged", "20", "requests/s"],
+        ["paged", "40", "requests/s"],
+    ]
+    status, out, err = paged(
+        "plan", "azure", *TINY, "--rate", "20,40", "--find", "memory", "--ttft", 30, "--no-explain"
+    )
+    assert (status, err) == (0, "")
+    assert [" ".join(line.split()[1:3]) for line in out.splitlines()[1:3]] == ["20 requests/s", "40 requests/s"]

@@ -343,3 +343,18 @@ def test_colours_come_from_the_page_so_that_the_dark_has_its_own(page):
     light, dark = css.split("@media (prefers-color-scheme: dark)")
     for name in set(re.findall(r"[\"'(](--[a-z]+)[\"')]", script)):
         assert f"{name}:" in light and f"{name}:" in dark.split("}")[0], name
+
+
+def test_four_policies_fit_in_420_pixels_and_more_are_reached_by_scrolling(page):
+    styles = (files("paged.report") / "page.css").read_text()
+    narrow = styles[styles.index("@media (max-width: 640px)") :]
+    first, each = map(
+        int, re.search(r"table\.policies { min-width: calc\((\d+)px \+ (\d+)px \* var\(--columns\)\)", narrow).groups()
+    )
+    padding = int(re.search(r"body { padding: \d+px (\d+)px", narrow).group(1))
+    assert first + 4 * each <= 420 - 2 * padding
+    assert re.search(r"\.scroll { overflow-x: auto;", styles)
+    assert ".scroll th:first-child:not(.heading) { position: sticky; left: 0;" in styles
+    assert any(tag == "table" and each.get("style") == "--columns: 3" for tag, each in page.tags)
+    # Who has no pointer scrolls by the keyboard.
+    assert ("div", {"class": "scroll", "tabindex": "0"}) in page.tags

@@ -275,7 +275,7 @@ def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
     assert (cell.dtype, cell.tensor_parallel, cell.clients) == ("fp8", 4, 4)
     assert 0.01 < cell.simulated_ttft_s < 0.5
     assert 0.005 < cell.simulated_tpot_s < 0.03
-    assert cell.assumed == ("version is not stated: as vllm-0.24",)
+    assert cell.assumed == ("version is not stated: as vllm-0.24", "K and V are kept in bf16 (--kv-dtype)")
     (unstated,) = closed_loops(table(tmp_path, precision="", backend="trtllm", version="1.0"))
     assert unstated.assumed[0] == "precision is not stated: bf16"
     assert "keeps one for itself" in unstated.assumed[1]
