@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import msgspec
+
 from paged import InvalidConfig
 from paged.cli import options
 from paged.hardware import device_named, model_named, usual_dtype
@@ -41,6 +43,7 @@ def scenarios(
     keep: options.Keep = 1.0,
     rate_scale: options.RateScale = None,
     rate: options.Rate = None,
+    least_span: options.LeastSpan = None,
     length_scale: options.LengthScale = 1.0,
     prompt_scale: options.PromptScale = 1.0,
     output_scale: options.OutputScale = 1.0,
@@ -71,6 +74,7 @@ def scenarios(
         over_long=over_long,
         declared=declared,
         clients=clients,
+        least_span_s=least_span,
     )
     base = Scenario(
         load=load,
@@ -102,7 +106,8 @@ def scenarios(
     )
     for scenario in found:
         scenario.scheduler()
-    return found
+    # A trace as somebody recorded it is simulated as it is, and what is too short of it is said; one that is made faster ends sooner, too.
+    return [scenario.settled() if scenario.load.rate > 1 else scenario for scenario in found]
 
 
 def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
@@ -130,7 +135,7 @@ def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[f
             f"--rate {rate} and --rate-scale {rate_scale} both say how fast requests arrive; leave one out"
         )
     rates = options.listed(rate, "--rate", float)
-    per_s = TraceFacts.of(load.build(), is_open=load.clients is None).per_s
+    per_s = TraceFacts.of(msgspec.structs.replace(load, least_span_s=None).build(), is_open=load.clients is None).per_s
     if per_s is None:
         why = "all arrive at once" if load.clients is None else f"each of {load.clients} clients waits for its answer"
         raise InvalidConfig(f"--rate {rate}: these requests have no rate, since {why}; leave it out")

@@ -25,7 +25,7 @@ from paged.cli.plan_words import (
     under_way,
 )
 from paged.cli.show import counted, print_json, progress_bar, say
-from paged.cli.trace_words import described, over_budget
+from paged.cli.trace_words import described, over_budget, unsettled
 from paged.extras import import_with_extra
 from paged.report import PlanPage, write_plan_csv, write_plan_html
 from paged.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
@@ -63,6 +63,8 @@ def plan(
     if find == "devices" and tolerance is not None:
         raise InvalidConfig("--tolerance is of a rate or a memory; devices are found exactly")
     if find == "rate":
+        # Higher rates are tried than the one that it begins with.
+        asked = [scenario.settled() for scenario in asked]
         _one("--rate-scale or --rate", {scenario.load.rate for scenario in asked})
     elif find == "memory":
         _one("--blocks", {scenario.blocks for scenario in asked})
@@ -119,7 +121,11 @@ def _as_page(plan: Plan, binding: Binding | None) -> PlanPage:
     said = nothing_meets(plan) if plan.answer is None else answer(plan)
     more = [] if plan.answer is None else remarks(plan)
     device = plan.scenario.device
-    limits = [*device.notes(), *(f"Not modelled: {each}" for each in device.not_modelled())]
+    limits = [
+        *filter(None, [unsettled(plan.load)]),
+        *device.notes(),
+        *(f"Not modelled: {each}" for each in device.not_modelled()),
+    ]
     return PlanPage(plan, said, (*why(plan, binding), *more, described(plan.load), *limits))
 
 

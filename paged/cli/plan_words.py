@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from paged.cli.show import as_time, counted, printed, table
-from paged.cli.trace_words import described, print_limits
+from paged.cli.trace_words import described, print_limits, unsettled
 from paged.hardware.budget import as_bytes
 from paged.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
 from paged.simulator.trace_facts import per_second
@@ -36,7 +36,7 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
         "tensor_parallel": scenario.device.tensor_parallel,
         "kv_dtype": scenario.device.kv_dtype,
         "timed_by": scenario.device.timed_by(),
-        "notes": scenario.device.notes(),
+        "notes": [*filter(None, [unsettled(plan.load)]), *scenario.device.notes()],
         "not_modelled": scenario.device.not_modelled(),
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
@@ -85,7 +85,7 @@ def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
         f"Steps are timed by {plan.scenario.device.timed_by()}.",
     ]:
         printed(line)
-    print_limits([plan.scenario])
+    print_limits([plan.scenario], [plan.load])
 
 
 def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
@@ -104,7 +104,7 @@ def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
     table(_title(plans[0]), columns, rows, right=range(1, len(columns)))
     is_paced = len({plan.scenario.load.rate for plan in plans}) == 1
     printed(f"{described(plans[0].load, with_pace=is_paced)}.")
-    print_limits([plan.scenario for plan in plans])
+    print_limits([plan.scenario for plan in plans], [plan.load for plan in plans])
 
 
 def answer(plan: Plan) -> str:

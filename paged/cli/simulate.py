@@ -15,7 +15,7 @@ from paged.cli.asked import asks_for_scenarios
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, progress_bar, say
 from paged.cli.summary import print_comparison, print_outcome
-from paged.cli.trace_words import over_budget
+from paged.cli.trace_words import over_budget, unsettled
 from paged.extras import import_with_extra
 from paged.report import TraceEvents, write_csv, write_html, write_trace_events
 from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
@@ -98,7 +98,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "model": scenario.device.model,
         "device": scenario.device.device,
         "timed_by": scenario.device.timed_by(),
-        "notes": scenario.device.notes(),
+        "notes": [*filter(None, [unsettled(outcome.load)]), *scenario.device.notes()],
         "not_modelled": scenario.device.not_modelled(),
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from paged.cli.show import as_time, figures, printed, table
-from paged.cli.trace_words import described, print_limits
+from paged.cli.trace_words import described, print_limits, unsettled
 from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
@@ -18,6 +18,8 @@ def print_outcome(outcome: Outcome) -> None:
     is_chosen = scenario.max_tokens_per_step == "auto" and scenario.policy_rules().chunked
     lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
     notes = [("note", note) for note in scenario.device.notes()]
+    if said := unsettled(outcome.load):
+        notes.insert(0, ("note", said))
     notes += [("not modelled", each) for each in scenario.device.not_modelled()]
     figures(
         _title(result),
@@ -47,7 +49,7 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
     table(title, columns, rows, right=range(1, len(columns)))
     is_paced = len({outcome.scenario.load.rate for outcome in outcomes}) == 1
     printed(f"{described(outcomes[0].load, with_pace=is_paced)}.")
-    print_limits([outcome.scenario for outcome in outcomes])
+    print_limits([outcome.scenario for outcome in outcomes], [outcome.load for outcome in outcomes])
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:

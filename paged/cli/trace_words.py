@@ -1,5 +1,6 @@
 """What a trace is, in a sentence: how fast, how long, what is not in it. Knows rounding. Does not know what became of it."""
 
+import math
 from collections.abc import Sequence
 
 from paged.cli.show import printed
@@ -14,11 +15,32 @@ def described(load: TraceFacts, *, with_pace: bool = True) -> str:
         pace = f" over {load.span_s:,.0f} s, {per_second(load.per_s)} requests/s"
     lengths = f"prompts {_lengths(load.prompts)}, outputs {_lengths(load.outputs)}"
     said = f"{load.name}: {load.requests:,} requests{pace}, {lengths}"
-    return "; ".join(filter(None, (said, left_out(load), load.note)))
+    return "; ".join(filter(None, (said, drawn(load), left_out(load), load.note)))
 
 
-def print_limits(scenarios: Sequence[Scenario]) -> None:
-    """What a reader of several scenarios' figures should know of their devices, each sentence once."""
+def drawn(load: TraceFacts) -> str:
+    """That requests were drawn again because the trace is too short; nothing where none were."""
+    if load.drawn_from is None:
+        return ""
+    return f"drawn from its {load.drawn_from:,} requests, which end before this load has settled (--least-span 0: as it is)"
+
+
+def unsettled(load: TraceFacts) -> str:
+    """That a trace is too short for its load, and what would do; nothing where it is not."""
+    if not load.is_too_short:
+        return ""
+    return (
+        f"the trace lasts {load.span_s:,.3g} s, and a service under such a load has settled after about {load.settles_in_s:,.3g} s: the figures "
+        f"are of one that fills up; --least-span {load.settles_in_s:g} draws the trace longer from itself"
+    )
+
+
+def print_limits(scenarios: Sequence[Scenario], loads: Sequence[TraceFacts]) -> None:
+    """What a reader of several scenarios' figures should know of their traces and devices, each sentence once; of traces that are too
+    short the shortest."""
+    shortest = min(loads, key=lambda load: load.span_s / load.settles_in_s if load.settles_in_s else math.inf)
+    if note := unsettled(shortest):
+        printed(f"Note: {note}.")
     for note in dict.fromkeys(note for scenario in scenarios for note in scenario.device.notes()):
         printed(f"Note: {note}.")
     for each in dict.fromkeys(each for scenario in scenarios for each in scenario.device.not_modelled()):

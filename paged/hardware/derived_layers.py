@@ -84,6 +84,10 @@ class DerivedLayers:
                 "routed experts were not timed: each takes a large product's seconds for its weights and rows",
                 "experts are drawn evenly: how unevenly a real router draws them is not known",
             ]
+            if roofline.model.experts.bits is not None:
+                said.append(
+                    f"experts of {roofline.model.experts.bits:g} bits are timed as if in {self.timings[0].tables.dtype}"
+                )
         return tuple(said)
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:

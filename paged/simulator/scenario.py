@@ -3,6 +3,7 @@
 Knows names and numbers, and builds from them. Does not know which scenarios are compared, nor how results are shown.
 """
 
+import math
 from functools import lru_cache
 from typing import Literal
 
@@ -17,6 +18,7 @@ from paged.hardware.measured import holds_kernels, layers_in, step_from, step_of
 from paged.hardware.measured_step import MeasuredStep
 from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.result import SimulationResult
+from paged.simulator.settling import settling_s
 from paged.simulator.simulation import Simulation
 from paged.simulator.step_time import StepTime
 from paged.simulator.trace_facts import TraceFacts
@@ -25,6 +27,8 @@ from paged.traces import Trace, is_synthetic, open_trace
 Budget = int | Literal["auto", "knee", "own"]
 USUAL_BUDGET = 2048
 """Where no model is named, and so nothing to choose by."""
+MOST_DRAWN = 100_000
+"""Requests that are drawn where a trace is too short: more take minutes to simulate, and such a rate is far beyond one device."""
 MOST_AT_ONCE = 8192
 """Tokens of a step for whose activations memory is kept."""
 
@@ -44,6 +48,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
     clients      a closed loop of so many; None: the trace's arrivals
     resampled    the requests are drawn from the file's by the seed, in blocks (`Trace.resampled`)
+    least_span_s where they come in less at this rate, more are drawn in the same way, at the same rate; None: as they are
     """
 
     trace: str
@@ -59,18 +64,27 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     declared: int | None = None
     clients: int | None = None
     resampled: bool = False
+    least_span_s: float | None = None
 
     def build(self) -> Trace:
         """The trace. Raises TraceError, OSError or InvalidConfig."""
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
         if self.half is not None:
             trace = trace.halves()[0 if self.half == "first" else 1]
-        if self.resampled:
+        rate, span = self.rate, float(trace.arrival_s[-1])
+        times = max(1.0, (self.least_span_s or 0.0) * rate / span) if span else 1.0
+        if times > 1:
+            count = len(trace)
+            wanted = min(math.ceil(count * times), max(count, MOST_DRAWN))
+            trace = trace.resampled(seed=self.seed, requests=wanted)
+            # What was drawn came a little faster or slower.
+            rate *= float(trace.arrival_s[-1]) / span * count / wanted
+        elif self.resampled:
             trace = trace.resampled(seed=self.seed)
         if self.keep != 1.0:
             trace = trace.thinned(self.keep, seed=self.seed)
-        if (self.rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
-            trace = trace.scaled(rate=self.rate, prompts=self.prompts, outputs=self.outputs)
+        if (rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
+            trace = trace.scaled(rate=rate, prompts=self.prompts, outputs=self.outputs)
         if self.context is not None:
             trace = trace.fitted(self.context, how=self.over_long)
         if self.declared is not None:
@@ -269,6 +283,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             max_sequences=self.max_sequences,
         )
 
+    def settles_in_s(self, trace: Trace) -> float:
+        """Seconds that the load's trace has to last (`settling_s`); 0 of a closed loop."""
+        if self.load.clients is not None:
+            return 0.0
+        slots = self.num_blocks() * self.block_size
+        return settling_s(trace, self.device.cost_model(), slots=slots, max_sequences=self.max_sequences)
+
+    def settled(self) -> "Scenario":
+        """The same with a trace that is drawn longer where it is too short at its rate, unless the load says how long it is to last."""
+        needed = 0.0 if self.load.least_span_s is not None else self.settles_in_s(self.load.build())
+        return (
+            msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, least_span_s=needed))
+            if needed
+            else self
+        )
+
     def scheduler(self) -> Scheduler:
         """A scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
         costs = self.device.cost_model().costs(self.block_size)
@@ -309,6 +339,12 @@ def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
     return int((trace.prompt_tokens > scenario.budget()).sum())
 
 
+def facts_of(scenario: Scenario, trace: Trace) -> TraceFacts:
+    """What a reader should know of the scenario's trace."""
+    is_open = scenario.load.clients is None
+    return TraceFacts.of(trace, is_open=is_open, settles_in_s=scenario.settles_in_s(trace))
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """A scenario and what became of it.
 
@@ -343,7 +379,7 @@ def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
         latencies.longest_gap_of_each(),
         latencies.e2e_of_each(),
         tuple(map(str, simulation.trace.applied)),
-        TraceFacts.of(simulation.trace, is_open=scenario.load.clients is None),
+        facts_of(scenario, simulation.trace),
         prompts_over_budget(scenario, simulation.trace),
     )
 

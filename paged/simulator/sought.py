@@ -12,10 +12,9 @@ from paged import InvalidConfig
 from paged.simulator.driver import Search
 from paged.simulator.plan import Find, Plan, Progress, Watching, scenario_at
 from paged.simulator.probe import Probe, Round
-from paged.simulator.scenario import Scenario, prompts_over_budget
+from paged.simulator.scenario import Scenario, facts_of, prompts_over_budget
 from paged.simulator.search import Axis, Counts, Rates, Value, search
 from paged.simulator.targets import Targets
-from paged.simulator.trace_facts import TraceFacts
 from paged.simulator.trial import Tally, Trial, trace_of
 from paged.traces import Trace
 
@@ -134,7 +133,7 @@ class Sought:
             answer=answer,
             missed=missed,
             probes=tuple(probes),
-            load=TraceFacts.of(trace, is_open=self.scenario.load.clients is None),
+            load=facts_of(self.scenario, trace),
             requests=len(trace) + trace.num_left_out,
             left_out=trace.num_left_out,
             prompts_over_budget=prompts_over_budget(self.scenario, trace),

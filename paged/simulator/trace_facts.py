@@ -31,6 +31,9 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     clipped    of those that came, cut to fit the context
     span_s     from the first arrival to the last
     per_s      requests ÷ that; None where all come at once, or a client waits for an answer
+    drawn_from requests of the trace itself, where more were drawn from them because they came in too short a time; None: it is as it was
+    settles_in_s
+               what it would have to last until its load has settled (`settling_s`); 0: it has no rate
     note       what a file is an excerpt of, and by what it was filtered; "" where nothing is known
     """
 
@@ -44,13 +47,20 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Lengths
     outputs: Lengths
     note: str
+    drawn_from: int | None = None
+    settles_in_s: float = 0.0
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether it ends before its load has settled; a fifth does not matter, since what is drawn differs a little."""
+        return self.span_s < 0.8 * self.settles_in_s
 
     def pace(self, rate: float) -> str:
         """How fast its requests come, in words; where they have no rate of their own, `rate` times as fast as the trace's."""
         return f"{rate:g} × the trace's rate" if self.per_s is None else f"{per_second(self.per_s)} requests/s"
 
     @classmethod
-    def of(cls, trace: Trace, *, is_open: bool = True) -> "TraceFacts":
+    def of(cls, trace: Trace, *, is_open: bool = True, settles_in_s: float = 0.0) -> "TraceFacts":
         """`is_open`: requests come when the trace says, and not when a client of a closed loop sends the next."""
         span = float(trace.arrival_s[-1])
         fitted = [applied for applied in trace.applied if applied.name == "fitted"]
@@ -65,6 +75,15 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
             prompts=Lengths.of(trace.prompt_tokens),
             outputs=Lengths.of(trace.output_tokens),
             note=trace.note,
+            settles_in_s=settles_in_s,
+            drawn_from=next(
+                (
+                    each.requests_before
+                    for each in trace.applied
+                    if each.name == "resampled" and each.requests_after > each.requests_before
+                ),
+                None,
+            ),
         )
 
 

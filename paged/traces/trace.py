@@ -175,18 +175,19 @@ class Trace:
             raise InvalidConfig(f"none of {len(self):,} requests is left with a share of {share:g}")
         return self._picked(kept, "thinned", {"share": share, "seed": seed})
 
-    def resampled(self, *, seed: int, blocks: int = RESAMPLED_BLOCKS) -> "Trace":
-        """As many requests, drawn with replacement in blocks of neighbours (a circular block bootstrap): another hour of the same service.
+    def resampled(self, *, seed: int, blocks: int = RESAMPLED_BLOCKS, requests: int | None = None) -> "Trace":
+        """As many requests (or `requests`), drawn with replacement in blocks of neighbours (a circular block bootstrap): another hour of the same service.
 
         Each of `blocks` equal blocks begins at a random request and keeps the gaps between arrivals, so that bursts and most conversations
         stay as they were; behind the last request comes the first, one mean gap later. What is drawn again shares its contents with what
-        is drawn as often, so that no request finds itself in a cache. Raises InvalidConfig below one block, and for more shared contents
-        than there are ids.
+        is drawn as often, so that no request finds itself in a cache. Raises InvalidConfig below one block or request, and for more shared
+        contents than there are ids.
         """
         count = len(self)
         length = -(-count // min(at_least("the number of blocks", blocks, 1), count))
-        starts = generators(seed, 1)[0].integers(0, count, -(-count // length))
-        drawn = ((starts[:, None] + np.arange(length)) % count).ravel()[:count]
+        wanted = count if requests is None else at_least("the number of requests wanted", requests, 1)
+        starts = generators(seed, 1)[0].integers(0, count, -(-wanted // length))
+        drawn = ((starts[:, None] + np.arange(length)) % count).ravel()[:wanted]
         mean_gap = float(self.arrival_s[-1]) / max(count - 1, 1)
         arrival_s = np.cumsum(np.diff(self.arrival_s, prepend=-mean_gap)[drawn])
         rest = self._picked(drawn, "resampled", {"seed": seed, "block": length}, arrival_s=arrival_s)

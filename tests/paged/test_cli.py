@@ -201,12 +201,26 @@ def test_several_policies_and_rates_are_a_table_and_a_list(paged):
         assert result["finished"] + result["rejected"] == result["requests"] == 12
 
 
+def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(paged):
+    tiny = ["simulate", "azure", *TINY, "--jobs", 1, "--json"]
+    (plain,) = json.loads(paged(*tiny)[1])
+    assert plain["load"]["drawn_from"] is None
+    (fast,) = json.loads(paged(*tiny, "--rate-scale", 1000)[1])
+    assert fast["load"]["drawn_from"] == plain["requests"]
+    assert fast["load"]["per_s"] == pytest.approx(1000 * plain["load"]["per_s"], rel=0.1)
+    assert fast["load"]["span_s"] > 0.8 * fast["load"]["settles_in_s"]
+    (short,) = json.loads(paged(*tiny, "--rate-scale", 1000, "--least-span", 0)[1])
+    assert short["requests"] == plain["requests"]
+    assert "has settled after about" in short["notes"][0]
+
+
 def test_seeds_give_a_mean_and_an_interval(paged):
     trace = "synthetic:poisson,rate=8,requests=30,lengths=alpaca"
     options = ["--blocks", 64, "--max-tokens-per-step", 64, "--jobs", 1]
     out = paged("simulate", trace, *options, "--policy", "paged,vllm", "--seeds", 3)[1]
-    _, *lines, _ = out.splitlines()
+    _, *lines, _, note = out.splitlines()
     assert len(lines) == 2
+    assert note.startswith("Note: the trace lasts ")
     assert all("±" in line for line in lines)
     results = json.loads(paged("simulate", trace, *options, "--seeds", 3, "--json")[1])
     assert [result["seed"] for result in results] == [0, 1, 2]
@@ -341,7 +355,7 @@ def test_scales_change_what_arrives(paged):
     plain, short = of(), of("--prompt-scale", 0.5, "--output-scale", 0.25)
     assert short["prompt_tokens"] == pytest.approx(plain["prompt_tokens"] / 2, rel=0.01)
     assert short["output_tokens"] == pytest.approx(plain["output_tokens"] / 4, rel=0.05)
-    assert of("--rate-scale", 100)["makespan_s"] < plain["makespan_s"]
+    assert of("--rate-scale", 100, "--least-span", 0)["makespan_s"] < plain["makespan_s"]
 
 
 def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeypatch):

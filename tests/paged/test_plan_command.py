@@ -135,6 +135,33 @@ def test_the_search_begins_at_a_rate_in_requests_a_second(paged):
     assert "both say how fast" in paged("plan", TRACE, *find, "--rate", 40, "--rate-scale", 2)[2]
 
 
+def test_a_trace_that_is_too_short_at_its_rate_is_drawn_longer_and_the_answer_says_so(paged):
+    find = [*POOL, "--find", "devices", "--ttft", 0.3, "--no-explain", "--rate", 200]
+    (plan,) = json.loads(paged("plan", TRACE, *find, "--json")[1])
+    load = plan["load"]
+    assert load["drawn_from"] == 40
+    assert load["per_s"] == pytest.approx(200, rel=0.01)
+    assert load["span_s"] > 0.8 * load["settles_in_s"] > 5 * 40 / 200
+    assert not any("settled" in note for note in plan["notes"])
+    assert "; drawn from its 40 requests, which end before this load has settled" in paged("plan", TRACE, *find)[1]
+    (short,) = json.loads(paged("plan", TRACE, *find, "--least-span", 0, "--json")[1])
+    assert short["load"]["drawn_from"] is None
+    assert short["load"]["span_s"] < 0.3
+    assert short["answer"] < plan["answer"]
+    assert "the trace lasts 0." in short["notes"][0]
+    out = " ".join(paged("plan", TRACE, *find, "--least-span", 0)[1].split())
+    assert f"--least-span {short['load']['settles_in_s']:g} draws the trace longer from itself" in out
+
+
+def test_rates_that_are_tried_have_traces_that_settle(paged):
+    find = [*POOL, "--find", "rate", "--ttft", 0.2, "--no-explain", "--json"]
+    (plan,), (short,) = (
+        json.loads(paged("plan", TRACE, "--limit", 10, *find, *more)[1]) for more in ([], ["--least-span", 0])
+    )
+    assert plan["answer"] < short["answer"]
+    assert plan["load"]["drawn_from"] == 10
+
+
 def test_a_price_gives_the_cost_of_the_answer(paged):
     find = [*POOL, "--ttft", 0.3, "--price-per-hour", 3, "--no-explain", "--json"]
     (devices,) = json.loads(paged("plan", TRACE, *find, "--find", "devices", "--rate", 40)[1])

@@ -154,6 +154,7 @@ def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them()
 
 
 def test_resamples_of_one_seed_are_the_same_and_of_another_are_not(trace):
+    assert len(trace.resampled(seed=3, requests=250)) == 250
     same = [trace.resampled(seed=3).prompt_tokens.tolist() for _ in range(2)]
     assert same[0] == same[1]
     assert len({tuple(trace.resampled(seed=seed).prompt_tokens.tolist()) for seed in range(9)}) > 4
