@@ -99,6 +99,17 @@ class UnknownPin(PagedError, LookupError):
         self.pin = pin
 
 
+class MemoryClaimed(PagedError, RuntimeError):
+    """`call`, on memory that a scheduler has claimed, would change it behind the scheduler's back."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"{call}: a scheduler has this memory and alone changes its rows; call the scheduler (add, abort, finish, append, fork), or make"
+            " another BlockManager."
+        )
+        self.call = call
+
+
 class CannotCopy(PagedError, TypeError):
     """A copy or a pickle of an object that counts one KV memory: `kind`, its class's name."""
 

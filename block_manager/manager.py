@@ -23,13 +23,13 @@ from paged.block_manager.copying import Uncopyable
 from paged.block_manager.errors import (
     InvalidConfig,
     InvalidTokens,
+    MemoryClaimed,
     NothingInFlight,
     OutOfBlocks,
     RowInFlight,
 )
 from paged.block_manager.flights import Flight
 from paged.block_manager.moves import NO_MOVES, Moves, joined
-from paged.block_manager.sharing import truncate_table
 from paged.block_manager.stats import MemoryStats
 from paged.block_manager.tables import Rows
 
@@ -86,10 +86,16 @@ class BlockManager(ContentCalls, Uncopyable):
         self._is_claimed = False
 
     def claim(self) -> None:
-        """A scheduler has this memory for itself from now on. Raises InvalidConfig when another one has, or rows are open."""
+        """Give this memory to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
+        MemoryClaimed. Reading, events, `pin`, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
+        rows are open."""
         if self._is_claimed or len(self.live_rows):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
+
+    def _must_be_unclaimed(self, call: str) -> None:
+        if self._is_claimed:
+            raise MemoryClaimed(call)
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
@@ -121,6 +127,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def next_batch(self) -> int:
         """What is allocated from now on is another batch, which runs after those before it. Returns its number."""
+        self._must_be_unclaimed("next_batch")
         self._begin_batch(self._batch + 1)
         return self._batch
 
@@ -131,14 +138,14 @@ class BlockManager(ContentCalls, Uncopyable):
         Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
         Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
         """
+        self._must_be_unclaimed("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
         return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens. Raises UnknownRow or InvalidTokens."""
-        row = self._tables.one(row, allow_swapped=True)
-        self._tables.extend(row, token_array(tokens))
-        self._longest = max(self._longest, int(self._tables.num_tokens[row]))
+        self._must_be_unclaimed("append")
+        self.append_row(self._tables.one(row, allow_swapped=True), token_array(tokens))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
         """Put `counts[i]` more tokens of `rows[i]` in flight in the batch that is being composed: draw the blocks they need, copy a
@@ -149,6 +156,7 @@ class BlockManager(ContentCalls, Uncopyable):
         RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than the row knows and `unknown`)
         or OutOfBlocks, changing nothing.
         """
+        self._must_be_unclaimed("allocate")
         tables = self._tables
         array = tables.checked(rows)
         wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
@@ -179,6 +187,7 @@ class BlockManager(ContentCalls, Uncopyable):
         Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight, or InvalidTokens for
         a row whose tokens in this batch are still unknown: `append` tells them first.
         """
+        self._must_be_unclaimed("confirm")
         flight = self._ending(0)
         known = self._tables.num_tokens
         for row, _, end in flight.shares(self._tables):
@@ -195,6 +204,7 @@ class BlockManager(ContentCalls, Uncopyable):
         A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
         that had been counted. Raises NothingInFlight, changing nothing.
         """
+        self._must_be_unclaimed("cancel")
         return self.take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
@@ -211,6 +221,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
         """
+        self._must_be_unclaimed("reserve")
         array = self._tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
@@ -231,18 +242,16 @@ class BlockManager(ContentCalls, Uncopyable):
         What batches that are out compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's end),
         changing nothing.
         """
+        self._must_be_unclaimed("truncate")
         row = self._tables.one(row, allow_swapped=True)
         have = int(self._tables.num_blocks[row])
         if not is_integer(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
-        num_blocks = int(num_blocks)
-        if self._sharing is not None:
-            self._sharing.truncate(row, num_blocks)
-        else:
-            truncate_table(self._tables, self._flights, self._growth, self._tiers, row, num_blocks)
+        self.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
         """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
+        self._must_be_unclaimed("free")
         for row in self._tables.checked(rows, allow_swapped=True).tolist():
             self.close(row)
 
@@ -252,6 +261,7 @@ class BlockManager(ContentCalls, Uncopyable):
         Who writes the shared partial block first copies it. Of batches that are out it has the same shares, as far as their tokens
         are known. Raises UnknownRow or RowSwapped, changing nothing.
         """
+        self._must_be_unclaimed("fork")
         return self.fork_of(self._tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
@@ -259,6 +269,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
         Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing.
         """
+        self._must_be_unclaimed("swap_out")
         array = self._tables.checked(rows, allow_swapped=True)
         least = int(self._tables.num_blocks[array].min()) if len(array) else 0
         if not is_integer(keep) or not 0 <= keep <= least:
@@ -268,8 +279,17 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
+        self._must_be_unclaimed("swap_in")
         array = self._tables.checked(rows, allow_swapped=True)
         return self._with_content(self.take_from_host(array))
+
+    def take_moves(self) -> Moves:
+        """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
+
+        Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
+        """
+        self._must_be_unclaimed("take_moves")
+        return self._take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""

@@ -21,7 +21,7 @@ from paged.block_manager.offload import Offload
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
 from paged.block_manager.retention import Retentions
-from paged.block_manager.sharing import Sharing
+from paged.block_manager.sharing import Sharing, truncate_table
 from paged.block_manager.stats import WINDOW
 from paged.block_manager.tables import Rows, Tables
 from paged.block_manager.tiers import Tiers
@@ -159,11 +159,7 @@ class TrustedCalls(Views):
         """Blocks that can be drawn beyond those that are promised."""
         return self._device.num_available - self._growth.num_promised
 
-    def take_moves(self) -> Moves:
-        """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
-
-        Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
-        """
+    def _take_moves(self) -> Moves:
         return NO_MOVES if self._offload is None else self._offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -343,7 +339,7 @@ class TrustedCalls(Views):
         """
         self._growth.draw_promised()
         self.retentions.now = max(self.retentions.now, now)
-        number, tables, moves = self._batch, self._tables, self.take_moves()
+        number, tables, moves = self._batch, self._tables, self._take_moves()
         flight, changes = None, NO_CHANGES
         if has_more or len(moves) or self._flights.composed.is_used:
             # No engine runs an empty batch, so that one leaves the changes to the next.
@@ -548,6 +544,26 @@ class TrustedCalls(Views):
         if first:
             self._growth.release(row, 0, min(first, num_blocks))
         tables.close(row)
+
+    def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
+        """`append` of tokens that the caller vouches for."""
+        self._tables.extend(row, tokens)
+        self._longest = max(self._longest, int(self._tables.num_tokens[row]))
+
+    def reserve_row(self, row: int, num_blocks: int) -> None:
+        """`reserve` of one row that the caller vouches for. Raises OutOfBlocks, changing nothing."""
+        have = int(self._tables.num_blocks[row])
+        if num_blocks > have:
+            self._growth.draw(np.array([row]), np.array([have]), np.array([num_blocks]))
+        self._tables.reserved[row] = max(int(self._tables.reserved[row]), num_blocks)
+        self._any_reserved = True
+
+    def truncate_row(self, row: int, num_blocks: int) -> None:
+        """`truncate` to blocks that the caller vouches for."""
+        if self._sharing is not None:
+            self._sharing.truncate(row, num_blocks)
+        else:
+            truncate_table(self._tables, self._flights, self._growth, self._tiers, row, num_blocks)
 
     def shrink(self, row: int, reserved: int) -> None:
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""

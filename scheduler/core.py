@@ -2,7 +2,7 @@
 
 `schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. Knows requests,
 limits and time as an argument. Does not know tensors, clocks or randomness: the same calls give the same decisions, byte for
-byte. Calls are serialised by the caller.
+byte. Calls are serialised by the caller; one that begins while another runs is refused.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from paged.scheduler.request import (
 from paged.scheduler.state import Limits, State, Step
 from paged.scheduler.status import ABORT, LENGTH, STOP, Status
 from paged.scheduler.strategies import strategies_of
+from paged.scheduler.turns import Running, alone
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -175,6 +176,7 @@ class Scheduler(Uncopyable):
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
+        self._running: dict[str, Running] = {}
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
         manager.take_changes()
@@ -208,6 +210,7 @@ class Scheduler(Uncopyable):
         state = self._state
         return bool(state.requests or state.pending_outputs or state.carried or state.outstanding)
 
+    @alone
     def add(self, request: Request, now: float = 0.0) -> None:
         """Take a request that arrived at `now` (seconds, any origin).
 
@@ -250,6 +253,7 @@ class Scheduler(Uncopyable):
         if state.foresight is not None or state.waiting.head() is new:
             state.admission_blocked = False
 
+    @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
         """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
 
@@ -304,6 +308,7 @@ class Scheduler(Uncopyable):
             self._raise_violations()
         return batch
 
+    @alone
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
         """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
         [n], 0 for a row that does not sample; None: one for each row that does); of a row with drafts the ones that were right and the
@@ -329,6 +334,7 @@ class Scheduler(Uncopyable):
             self._raise_violations()
         return outputs
 
+    @alone
     def cancel(self, batch: Batch, moved: bool = False) -> None:
         """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
 
@@ -355,6 +361,7 @@ class Scheduler(Uncopyable):
         if self._checks:
             self._raise_violations()
 
+    @alone
     def abort(self, request_id: str) -> Output | None:
         """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
 
@@ -370,6 +377,7 @@ class Scheduler(Uncopyable):
             raise UnknownRequest(request_id)
         return ending.end_request(state, request, ABORT, "was aborted.")[-1]
 
+    @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
         """End one sequence in whatever state it is, because the engine says so: "stop" (a string was found, say) or "length". Returns its
         last output, with the usage if no other sequence of the request goes on; None if the sequence has ended already.
@@ -390,6 +398,7 @@ class Scheduler(Uncopyable):
             return None
         return ending.finish(state, request, int(sequence), code)
 
+    @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
         """One more sequence of a request that runs: it knows all that `sequence` does, shares its blocks, and goes on by itself. Returns its
         number, by which outputs, `append`, `finish` and drafts name it; a fork that is gone leaves its number to the next one.
@@ -401,6 +410,7 @@ class Scheduler(Uncopyable):
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
+    @alone
     def adopt(self, request_id: str, fork: int, sequence: int = 0) -> None:
         """`sequence` goes on as `fork`, another sequence of its request, with that one's tokens and blocks; `fork` is none any more, and has
         no last output. What `sequence` knew beyond their common beginning is forgotten.
@@ -411,6 +421,7 @@ class Scheduler(Uncopyable):
         request = self._living(request_id)
         forks.adopt(self._state, request, self._live_sequence(request, fork), self._live_sequence(request, sequence))
 
+    @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
         """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
 
@@ -437,7 +448,7 @@ class Scheduler(Uncopyable):
         total = have + len(array)
         # First of all: there may be no memory to keep them in.
         if known is None:
-            state.manager.append(row, array)
+            state.manager.append_row(row, array)
         else:
             request.tokens[sequence] = np.concatenate([known, array])
         state.steady = None
@@ -464,6 +475,7 @@ class Scheduler(Uncopyable):
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
+    @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
         """So many of the tokens listed in Batch.loads have arrived, first ones first; the rest will be computed.
 
@@ -492,6 +504,7 @@ class Scheduler(Uncopyable):
         manager.shrink(row, state.reservation.blocks_drawn(state, request, 0))
         state.start_running(request)
 
+    @alone
     def moved(self, batch: Batch) -> None:
         """The moves of the batch, which run in the background, have run; nothing for a batch without such moves.
 

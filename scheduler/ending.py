@@ -317,7 +317,7 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
     new = np.array(sampled[:count], np.int32)
     state.stats.output_tokens += count
     if row >= 0:
-        manager.append(row, new)
+        manager.append_row(row, new)
         state.steady = None
     else:
         assert known is not None, "a sequence without a row keeps its tokens"

@@ -10,6 +10,7 @@
     ├── UnknownPolicy      a policy name that is not in POLICIES
     ├── WrongTokens        counts or tokens in `update` that do not fit the batch
     ├── WrongDrafts        drafts for rows that do not run, or that are no token ids
+    ├── SchedulerInUse     another call of the same scheduler is running
     ├── TooManyOutstanding more batches out than the limit
     └── BatchError         a batch that cannot be ended
         ├── BatchEnded         it has ended already
@@ -29,6 +30,19 @@ from paged.block_manager import PagedError
 
 class InvalidRequest(PagedError, ValueError):
     """A request whose fields cannot be."""
+
+
+class SchedulerInUse(PagedError, RuntimeError):
+    """`call` cannot begin while `running` has not ended, in `thread` (a name); None: in this very thread."""
+
+    def __init__(self, call: str, running: str, thread: str | None = None) -> None:
+        where = "this thread, which made it" if thread is None else f"another thread, {thread}"
+        super().__init__(
+            f"{call}: {running} is running on the same scheduler in {where}. Hold a lock around calls of one scheduler; nothing has changed."
+        )
+        self.call = call
+        self.running = running
+        self.thread = thread
 
 
 class DuplicateRequest(PagedError, ValueError):

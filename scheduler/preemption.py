@@ -103,7 +103,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
         _swap_out(state, step, victim, keep)
     elif keep:
         if gives:
-            manager.truncate(rows[0], keep)
+            manager.truncate_row(rows[0], keep)
     else:
         drop_rows(state, victim)
     if not victim.live_rows:

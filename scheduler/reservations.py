@@ -111,7 +111,7 @@ class Drawn(Reservation):
         return 0
 
     def take(self, state: State, request: RequestState, sequence: int) -> None:
-        state.manager.reserve(request.rows[sequence], self.blocks_drawn(state, request, sequence))
+        state.manager.reserve_row(request.rows[sequence], self.blocks_drawn(state, request, sequence))
 
     def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
         return state.blocks_for(self.total_of(state, request, sequence))
