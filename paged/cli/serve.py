@@ -197,7 +197,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients over HTTP, with a model that runs in a process of its own.
 
-    SIGTERM or Ctrl-C lets running requests end first, a second one does not (status 1). vLLM's flags are taken where they mean the same
+    SIGTERM (status 0) or Ctrl-C (130) lets running requests end first, a second one does not (1, 130). vLLM's flags are taken where they mean the same
     (docs/serving.md).
 
     Example: `paged serve --port 8000`

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import ssl
 import sys
@@ -40,6 +41,8 @@ class _Draining(uvicorn.Server):
         self._front = front
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The signal that ends it.
+        self.signal: int | None = None
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen."""
@@ -48,6 +51,7 @@ class _Draining(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come: end what is there first."""
+        self.signal = sig
         if self._loop is None or self._ending is not None:
             self.should_exit = self.force_exit = True
             # Whatever is cut off now would complain.
@@ -67,7 +71,7 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken. Returns whether running requests
     were let end: a second signal ends them.
 
-    Raises InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
+    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
     settings.check()
     if settings.log == "json":
@@ -132,6 +136,8 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
         runner.run(run())
     if failure:
         raise ServerFailed(failure[0])
+    if server.signal == signal.SIGINT:
+        raise KeyboardInterrupt
     return not server.force_exit
 
 

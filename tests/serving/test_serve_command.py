@@ -321,24 +321,25 @@ def test_a_server_answers_under_its_names_and_ends_with_nothing_wrong():
         assert server.said == "paged: loading the model that ships\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_lets_running_requests_end_and_takes_no_more(number):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_a_signal_lets_running_requests_end_and_takes_no_more(number, status):
     with started("--log", "off") as server, streaming(server, LONG) as answer:
         server.process.send_signal(number)
         wait_until_it_drains(server)
         rest = answer.read()
         assert rest.endswith(b"data: [DONE]\n\n")
         assert rest.count(b'"finish_reason":"length"') == LONG["n"]
-        assert server.process.wait(END_S) == 0
+        assert server.process.wait(END_S) == status
         assert server.said == "paged: loading the model that ships\n"
 
 
-def test_a_second_signal_ends_it_at_once():
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once(number, status):
     with started("--log", "off") as server, streaming(server, LONG) as answer:
-        server.process.terminate()
+        server.process.send_signal(number)
         wait_until_it_drains(server)
-        server.process.terminate()
-        assert server.process.wait(END_S) == 1
+        server.process.send_signal(number)
+        assert server.process.wait(END_S) == status
         with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
             answer.read()
         assert "Traceback" not in server.said
