@@ -28,6 +28,7 @@ from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.drafts import Speculate, check_length, checked_drafts, draft_for
 from paged.model.dtypes import warn_if_slow
+from paged.model.errors import short_cause
 from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
@@ -355,7 +356,7 @@ class Engine:
     def read_form(self, form: StructuredOutputsParams) -> None:
         """Read a stranger's form, which takes up to seconds, so that `add_request` finds it read: first in a process of its own, which it may
         bring down. Another thread may do this while the engine makes steps. Raises MissingExtra, InvalidSampling for a form that cannot be
-        followed, and InvalidRequest for a model without a tokenizer, or without a token that ends an answer."""
+        followed, and InvalidRequest for a model without a tokenizer that forms can be made of, or without a token that ends an answer."""
         import_with_extra("paged.sampling.grammars", "StructuredOutputsParams").probe(form)
         self._open_form(form)
 
@@ -371,7 +372,12 @@ class Engine:
             raise InvalidRequest(f"{model.path}: no {lacks} there, so structured_outputs cannot be followed.")
         if self._grammars is None:
             home = import_with_extra("paged.sampling.grammars", "StructuredOutputsParams")
-            self._grammars = home.Grammars(model.tokenizer, model.vocabulary_size, model.eos_token_ids)
+            try:
+                self._grammars = home.Grammars(model.tokenizer, model.vocabulary_size, model.eos_token_ids)
+            except ValueError as error:
+                raise InvalidRequest(
+                    f"{model.path}: structured_outputs cannot be followed with its tokenizer: {short_cause(error)}"
+                ) from error
         found: Grammar = self._grammars.open(form)
         return found
 

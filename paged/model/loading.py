@@ -158,6 +158,13 @@ def _check_architecture(config: Any, folder: Path) -> None:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
     if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
         raise UnsupportedModel(f"{folder}: some of its layers attend within chunks, which no backend here does.")
+    for each in (config, config.get_text_config()):
+        quantised = getattr(each, "quantization_config", None)
+        if quantised is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
+            raise UnsupportedModel(
+                f"{folder}: its weights are quantised ({method}), which is not supported; a checkpoint in {', '.join(DTYPES)} is."
+            )
     # The lookup imports the architecture's module.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not getattr(architecture, "_supports_attention_backend", False):

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
+from paged import LLM, InvalidRequest, SamplingParams, StructuredOutputsParams
 from paged.model.capacity import blocks_within, bytes_per_block
 from paged.model.errors import BrokenCheckpoint, BudgetTooSmall, CheckpointNotFound, ModelError, UnsupportedModel
 from paged.model.loading import load_model
@@ -89,6 +90,21 @@ def test_no_tokenizer_is_no_fault(folder):
 def test_a_tokenizer_is_loaded_where_there_is_one(folder):
     write_tokenizer(folder)
     assert load_model(folder).tokenizer.encode("a free block") == [1, 4, 2]
+
+
+def test_a_token_that_the_tokenizer_does_not_have_has_no_text(folder):
+    write_tokenizer(folder)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logit_bias={96: 100.0})
+    [answer] = LLM(folder, num_blocks=9).generate(["a block"], params)
+    assert (answer.token_ids, answer.text) == ([96] * 6, "")
+
+
+def test_a_form_that_the_tokenizer_cannot_follow_is_refused(folder):
+    pytest.importorskip("llguidance")
+    write_tokenizer(folder)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["free"]))
+    with pytest.raises(InvalidRequest, match="structured_outputs cannot be followed with its tokenizer"):
+        LLM(folder, num_blocks=9).generate(["a block"], params)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -233,6 +249,16 @@ def test_an_encoder_is_refused(checkpoint):
 def test_attention_in_chunks_is_refused(checkpoint):
     with pytest.raises(UnsupportedModel, match="chunk"):
         load_model(checkpoint("llama4_text"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"quant_method": "mxfp4"}, {"quant_method": "fp8", "weight_block_size": [128, 128]}]
+)
+def test_quantised_weights_are_refused_by_their_method(folder, settings):
+    change_json(folder, "config.json", quantization_config=settings)
+    message = f"its weights are quantised ({settings['quant_method']})"
+    with pytest.raises(UnsupportedModel, match=re.escape(message)):
+        load_model(folder)
 
 
 def test_loading_leaves_how_much_transformers_says_as_it_was(folder):
