@@ -352,6 +352,17 @@ def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
     assert made[0].outputs[0].new_token_ids == [8] and made[0].outputs[0].finish_reason.name == "STOP"
 
 
+def test_drafts_that_nobody_judged_are_not_counted():
+    core = plug_in(log_stats=True, num_speculative_tokens=3, speculative_config=SimpleNamespace(method="ngram"))
+    core.add_request(request("a", [1, 2], sampling={"max_tokens": 9}))
+    step(core)
+    core.update_draft_token_ids(SimpleNamespace(req_ids=["a"], draft_token_ids=[[6, 7, 8]]))
+    output = core.schedule()
+    assert output.scheduled_spec_decode_tokens == {"a": [6, 7, 8]}
+    made = core.update_from_output(output, answer(output, {"a": []}))
+    assert made[0].scheduler_stats.spec_decoding_stats is None
+
+
 @pytest.mark.parametrize(
     ("sampled", "words"),
     [

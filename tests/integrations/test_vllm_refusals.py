@@ -19,6 +19,11 @@ ASKED = {
     "encoder connectors": {"ec_transfer_config": object()},
     "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
     "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
+    "an adaptive threshold for long prompts": {"long_prefill_token_threshold_adaptive": True},
+    "drafts by batch size": {
+        "speculative_config": SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
+    },
+    "sampling masks": {"return_sampling_mask": True},
     "pipeline parallelism": {"pipeline_parallel_size": 2},
     "context parallelism": {"decode_context_parallel_size": 2},
     "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},

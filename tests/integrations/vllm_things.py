@@ -40,6 +40,7 @@ def config(**given: Any) -> Any:
         "max_num_batched_tokens": 64,
         "max_num_scheduled_tokens": None,
         "long_prefill_token_threshold": 0,
+        "long_prefill_token_threshold_adaptive": False,
         "enable_chunked_prefill": True,
         "policy": "fcfs",
         "async_scheduling": False,
@@ -50,6 +51,7 @@ def config(**given: Any) -> Any:
         "is_encoder_decoder": False,
         "is_diffusion": False,
         "supports_multimodal_inputs": False,
+        "return_sampling_mask": False,
     }
     parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     parts = {"scheduler_config": scheduler, "model_config": model, "parallel_config": parallel}

@@ -197,14 +197,13 @@ def _end(live: Live, output: Any, reason: str) -> Live:
 
 
 def speculation_of(batch: Batch, counts: NDArray[np.int64], num_drafts: int) -> Any:
-    """How many drafts of a step were right; None where there were none."""
-    places = batch.num_drafts.nonzero()[0]
+    """How many drafts of a step were right; None where there were none, or nobody was answered."""
+    places = ((batch.num_drafts > 0) & (counts > 0)).nonzero()[0]
     if not len(places):
         return None
     stats = SpecDecodingStats.new(num_drafts)
     for drafted, given in zip(batch.num_drafts[places].tolist(), counts[places].tolist()):
-        if given:
-            stats.observe_draft(num_draft_tokens=drafted, num_accepted_tokens=given - 1)
+        stats.observe_draft(num_draft_tokens=drafted, num_accepted_tokens=given - 1)
     return stats
 
 

@@ -69,6 +69,17 @@ REFUSALS = (
         "they name blocks by vLLM's hashes; ours are chained SHA-256 of exact tokens (BlockManager.take_events)",
     ),
     Refusal("draft models", _drafts_elsewhere, "a drafter writes keys and values beyond what was scheduled; n-gram speculation is carried"),
+    Refusal(
+        "an adaptive threshold for long prompts",
+        lambda config, _: bool(getattr(config.scheduler_config, "long_prefill_token_threshold_adaptive", False)),
+        "long_prefill_token_threshold is one number for every step here; leave --long-prefill-token-threshold-adaptive away",
+    ),
+    Refusal(
+        "drafts by batch size",
+        lambda config, _: bool(getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)),
+        "every step may guess equally many; give num_speculative_tokens alone",
+    ),
+    Refusal("sampling masks", lambda config, _: bool(getattr(config.model_config, "return_sampling_mask", False)), "outputs carry none here; leave return_sampling_mask away"),
     Refusal("pipeline parallelism", lambda config, _: config.parallel_config.pipeline_parallel_size > 1, "several batches are out at a time, and stages are told tokens by the scheduler"),
     Refusal(
         "context parallelism",
