@@ -99,7 +99,7 @@ def _compare(config: Any, name: Path) -> None:
     small, theirs, ours, rows, expected, of_layers = _expected(config, name)
     model = as_loaded(ours, name, None, torch.device("cpu"))
     layers = _Layers(model.module, len(small.layers))
-    with torch.inference_mode(), _quiet(), refusing(model.module, name):
+    with torch.inference_mode(), refusing(model.module, name):
         found, places = _paged(model, rows)
     worst = max(map(_difference, found, expected))
     if worst <= BOUND:
@@ -227,7 +227,8 @@ def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tens
         going = counts.nonzero()[0]
         if not len(going):
             break
-        logits.append(_step(runner, rows, tables, done, counts, going, lengths[going]))
+        with _quiet():
+            logits.append(_step(runner, rows, tables, done, counts, going, lengths[going]))
         number = sum(map(len, logits[:-1]))
         for row in going:
             places[row] += range(number, number + counts[row])

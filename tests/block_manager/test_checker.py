@@ -460,7 +460,7 @@ def swap_a_running_request(state):
 
 
 def open_a_row_for_nobody(state):
-    state.manager.add([1, 2])
+    state.manager.add_counted(np.array([1, 2], np.int32), b"")
 
 
 def mix_up_the_running_rows(state):

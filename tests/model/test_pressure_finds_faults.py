@@ -172,8 +172,8 @@ def decodes_one_position_early(run):
 def samples_after_the_token_before(run):
     logits = run.runner.forward
 
-    def forward(step, token_ids, is_sampled):
-        return logits(step, token_ids, np.roll(is_sampled, -1))
+    def forward(step, token_ids, is_sampled, lengths):
+        return logits(step, token_ids, np.roll(is_sampled, -1), lengths)
 
     run.runner.forward = forward
 

@@ -259,7 +259,7 @@ def test_a_byte_budget_says_how_much_would_do(model):
         Engine(model, kv_cache_bytes=100)
     engine = Engine(model, kv_cache_bytes=caught.value.wanted)
     assert engine.pool.num_blocks == 1
-    with pytest.raises(BudgetTooSmall, match="hold 480 tokens; one sequence of 1,024 takes 2,097,152") as caught:
+    with pytest.raises(BudgetTooSmall, match="hold 480 tokens; one sequence of 1,024 takes 2.10 MB") as caught:
         Engine(model, kv_cache_bytes=10**6, max_model_len=1024)
     assert Engine(model, kv_cache_bytes=caught.value.wanted, max_model_len=1024).pool.num_blocks == 64
     assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30

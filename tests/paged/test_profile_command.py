@@ -114,8 +114,8 @@ def test_a_profile_of_another_model_than_the_one_simulated_is_refused(saved):
 
 
 def test_a_profile_is_not_split_over_devices(saved):
-    device = Device(profile=saved(), model="smollm-135m", device="a100-80g", tensor_parallel=2)
-    with pytest.raises(InvalidConfig, match="tensor_parallel is 2"):
+    device = Device(profile=saved(), model="smollm-135m", device="a100-80g", tensor_parallel=3)
+    with pytest.raises(InvalidConfig, match="tensor_parallel is 3"):
         device.cost_model()
 
 

@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import closing, contextmanager
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -268,7 +269,7 @@ def test_bytes_that_are_no_zeromq_leave_the_publisher_as_it_is():
 
 
 def test_a_long_answer_comes_whole_to_a_reader_that_takes_it_late():
-    engine = TinyEngine(num_blocks=600, block_size=64, host_blocks=0)
+    engine = SimpleNamespace(manager=BlockManager(600, 64))
     num_batches = 3_000
     with publisher_of(engine) as publisher, dealer(publisher, rcvhwm=1) as slow, dealer(publisher) as one:
         row = engine.manager.add([2**30])

@@ -1,0 +1,112 @@
+"""A scheduler alone changes its memory, and one call at a time changes a scheduler."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, MemoryClaimed, Request, Scheduler, SchedulerInUse
+
+CHANGES = {
+    "add": ([1, 2],),
+    "append": (0, [1]),
+    "allocate": ([0], [1]),
+    "reserve": ([0], [3]),
+    "truncate": (0, 0),
+    "free": (0,),
+    "fork": (0,),
+    "swap_out": ([0],),
+    "swap_in": ([0],),
+    "next_batch": (),
+    "confirm": (),
+    "cancel": (),
+    "take_moves": (),
+}
+
+
+@pytest.fixture
+def scheduler():
+    """With a request "a" of 6 tokens that has run one step."""
+    scheduler = Scheduler(BlockManager(8, 4, host_blocks=4))
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5, 6], max_tokens=9))
+    scheduler.update(scheduler.schedule(), [7])
+    return scheduler
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_who_changes_a_scheduler_s_memory_is_told_whose_it_is(scheduler, name):
+    before = scheduler.manager.snapshot()
+    with pytest.raises(MemoryClaimed, match=f"^{name}: a scheduler has this memory") as caught:
+        getattr(scheduler.manager, name)(*CHANGES[name])
+    assert caught.value.call == name
+    assert scheduler.manager.snapshot() == before
+    assert scheduler.check() == []
+
+
+def test_reading_a_scheduler_s_memory_and_keeping_content_in_it_stays_open_to_all(scheduler):
+    manager = scheduler.manager
+    assert manager.lookup([1, 2, 3, 4, 9]).num_tokens == 4
+    manager.unpin(manager.pin([1, 2, 3, 4]))
+    assert manager.retain([1, 2, 3, 4]) == 1
+    assert len(manager.take_events()) == 1
+    assert manager.reset_cache() is False
+    assert manager.stats().used == 2
+
+
+CALLS = {
+    "add": (Request(id="b", prompt=[1]),),
+    "schedule": (),
+    "update": (None, []),
+    "cancel": (None,),
+    "abort": ("a",),
+    "finish": ("a",),
+    "fork": ("a",),
+    "append": ("a", [1]),
+    "loaded": ("a", 1),
+}
+
+
+class Asks:
+    """Tokens that call somebody while the scheduler reads them."""
+
+    def __init__(self, ask):
+        self._ask = ask
+
+    def __len__(self):
+        return 1
+
+    def __array__(self, dtype=None, copy=None):
+        self._ask()
+        return np.array([8], dtype)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_another_thread_is_refused_and_the_first_goes_on(scheduler, name):
+    refused = []
+
+    def ask():
+        def call():
+            try:
+                getattr(scheduler, name)(*CALLS[name])
+            except SchedulerInUse as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    (output,) = scheduler.update(scheduler.schedule(), Asks(ask))
+    assert [(error.call, error.running, error.thread) for error in refused] == [(name, "update", "MainThread")]
+    assert output.token_ids == [8]
+    assert scheduler.check() == []
+    scheduler.update(scheduler.schedule(), [9])
+    assert scheduler.tokens_of("a").tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_call_from_within_a_call_is_refused(scheduler):
+    def ask():
+        with pytest.raises(SchedulerInUse, match="schedule: update is running on the same scheduler in this thread"):
+            scheduler.schedule()
+
+    scheduler.update(scheduler.schedule(), Asks(ask))
+    assert scheduler.check() == []
