@@ -47,7 +47,7 @@ def test_reading_a_scheduler_s_memory_and_keeping_content_in_it_stays_open_to_al
     manager = scheduler.manager
     assert manager.lookup([1, 2, 3, 4, 9]).num_tokens == 4
     manager.unpin(manager.pin([1, 2, 3, 4]))
-    assert manager.retain([1, 2, 3, 4]) == 1
+    assert manager.retain([1, 2, 3, 4]) == 4
     assert len(manager.take_events()) == 1
     assert manager.reset_cache() is False
     assert manager.stats().used == 2
