@@ -4,8 +4,11 @@ A few lines can make llguidance overflow its stack or compute for minutes, withi
 and writes what is wrong with it, within limits on processor time and memory. It imports nothing but llguidance: it takes 0.1 s.
 """
 
+from __future__ import annotations
+
 import sys
 from threading import Thread, stack_size
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -17,7 +20,16 @@ CPU_S, MEMORY_BYTES = 4, 4 * 2**30
 NUM_TRIED = 8
 
 
-def fault_of(matcher: LLMatcher) -> str | None:
+def read(tokenizer: Any, text: str) -> tuple[LLMatcher | None, str | None]:
+    """A grammar's beginning, and what is wrong with it."""
+    try:
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+    except ValueError as error:
+        return None, str(error)
+    return matcher, _fault_of(matcher)
+
+
+def _fault_of(matcher: LLMatcher) -> str | None:
     """Why an answer cannot begin, by trying its first tokens. What is computed of the first one is kept by the matcher."""
     tried = matcher
     for _ in range(NUM_TRIED):
@@ -40,12 +52,11 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     text = sys.stdin.buffer.read().decode()
 
-    def read() -> None:
-        matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=LIMITS)
-        sys.stdout.buffer.write((fault_of(matcher) or "").encode())
+    def say() -> None:
+        sys.stdout.buffer.write((read(LLTokenizer("byte"), text)[1] or "").encode())
 
     stack_size(STACK_BYTES)
-    reader = Thread(target=read)
+    reader = Thread(target=say)
     reader.start()
     reader.join()
 

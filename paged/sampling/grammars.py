@@ -26,7 +26,6 @@ from paged.sampling import form_probe
 from paged.sampling.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams
 
-_LIMITS = form_probe.LIMITS
 _PROBE_S = 60.0
 
 # Grammars that are kept, so that a form that comes again is not read again.
@@ -73,10 +72,9 @@ class Grammars:
         with self._lock:
             matcher = self._known.get(text)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-            wrong = form_probe.fault_of(matcher)
-            if wrong is not None:
-                raise _cannot_follow(form, wrong)
+            matcher, wrong = form_probe.read(self._tokenizer, text)
+            if matcher is None or wrong is not None:
+                raise _cannot_follow(form, str(wrong))
         with self._lock:
             self._known[text] = matcher
             self._known.move_to_end(text)
@@ -135,7 +133,7 @@ def _name_of(form: StructuredOutputsParams) -> str:
 
 
 def _grammar_of(form: StructuredOutputsParams) -> str:
-    """As llguidance takes it."""
+    """As llguidance takes it. Raises InvalidSampling for a schema that nests too deeply for it."""
     if form.regex is not None:
         return str(LLMatcher.grammar_from_regex(form.regex))
     if form.choice is not None:
@@ -144,4 +142,7 @@ def _grammar_of(form: StructuredOutputsParams) -> str:
         return str(LLMatcher.grammar_from_lark(form.grammar))
     assert form.schema is not None, "one of them is there"
     options: Any = {"whitespace_flexible": False} if form.disable_any_whitespace else None
-    return str(LLMatcher.grammar_from_json_schema(form.schema, overrides=options))
+    try:
+        return str(LLMatcher.grammar_from_json_schema(form.schema, overrides=options))
+    except ValueError as error:
+        raise _cannot_follow(form, str(error)) from None

@@ -159,11 +159,12 @@ class EngineServer:
     def _add(self, asked: Add) -> None:
         try:
             params = received(asked.params)
+            form = params.structured_outputs
+            is_read = form is None or self._engine.has_read(form)
         except PagedError as error:
             self._refuse(asked, error)
             return
-        form = params.structured_outputs
-        if form is None or self._engine.has_read(form):
+        if is_read:
             self._take(asked, params)
         else:
             self._reading[asked.id] = asked

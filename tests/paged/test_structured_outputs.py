@@ -145,9 +145,9 @@ def test_a_form_is_read_once_for_all_who_ask_for_it(model):
 def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatch):
     import llguidance
 
-    from paged.sampling import grammars
+    from paged.sampling import form_probe
 
-    monkeypatch.setattr(grammars, "_LIMITS", llguidance.LLParserLimits(max_items_in_row=12))
+    monkeypatch.setattr(form_probe, "LIMITS", llguidance.LLParserLimits(max_items_in_row=12))
     form = StructuredOutputsParams(grammar='start: s\ns: s s | s s s | "a" | ""')
     engine = Engine(model)
     wishes = (SamplingParams(structured_outputs=form, max_tokens=40), SamplingParams(max_tokens=8))
@@ -188,6 +188,9 @@ def test_a_form_that_makes_no_sense_is_refused(fields, message):
         ({"json": {"type": "objec"}}, "structured_outputs: json cannot be followed: Invalid type: objec"),
         ({"regex": "a(b"}, "structured_outputs: regex cannot be followed: .*unclosed group"),
         ({"grammar": "start: foo"}, 'structured_outputs: grammar cannot be followed: .*unknown name: "foo"'),
+        ({"json": {"$ref": "#"}}, "structured_outputs: json cannot be followed: no answer has this form"),
+        ({"json": '{"a":' * 500 + "1" + "}" * 500}, "structured_outputs: json cannot be followed: recursion limit"),
+        ({"regex": "a" * 262_145}, "regex has 262,145 characters; the most is 262,144"),
     ],
 )
 def test_a_form_that_cannot_be_read_is_refused_before_the_request_is_queued(model, form, message):

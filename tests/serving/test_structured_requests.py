@@ -80,6 +80,7 @@ WRONG = {
         },
     },
     "more text than may be": {"enum": ["x" * 300_000]},
+    "objects 500 deep": json.loads('{"a":' * 500 + "1" + "}" * 500),
     "no number": {"type": "integer", "maximum": float("nan")},
 }
 
