@@ -2,7 +2,7 @@
 
     python examples/transformers_batching.py      # needs the extra engine
 
-Forty requests, half of which share a long beginning, run with all the memory that they could want, with a third of it, and with so little
+Sixteen requests, half of which share a long beginning, run with all the memory that they could want, with a third of it, and with so little
 that tails of requests are given up and computed again. No token of any answer changes.
 """
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 from paged.checkpoint import checkpoint_path
 from paged.integrations.transformers import Installed, install
 
-NUM_TOKENS, PAGE_SIZE = 48, 16
+NUM_TOKENS, PAGE_SIZE = 24, 16
 
 
 def prompts() -> list[list[int]]:
@@ -23,7 +23,7 @@ def prompts() -> list[list[int]]:
         "The with statement is used to wrap the execution of a block with methods defined by a context manager. " * 3
     )
     return [
-        tokenizer.encode((beginning if i % 2 else "") + f"In case {i}, return a new list of {i * 7}") for i in range(40)
+        tokenizer.encode((beginning if i % 2 else "") + f"In case {i}, return a new list of {i * 7}") for i in range(16)
     ]
 
 
@@ -54,7 +54,7 @@ def main() -> dict[str, int]:
     asked, different = prompts(), {}
     expected = [alone(model, prompt) for prompt in asked]
     wanted = sum(-(-(len(prompt) + NUM_TOKENS) // PAGE_SIZE) for prompt in asked)
-    for name, num_blocks in (("ample", wanted), ("a third", wanted * 35 // 100), ("starved", wanted // 12)):
+    for name, num_blocks in (("ample", wanted), ("a third", wanted * 35 // 100), ("starved", wanted // 8)):
         answers, installed = answered(model, asked, num_blocks)
         different[name] = sum(answer != right for answer, right in zip(answers, expected, strict=True))
         stats = installed.decisions.stats()

@@ -73,6 +73,24 @@ def fault_in(patch: Path) -> Fault:
     return Fault(patch.stem, sentence, tuple(changes), patch)
 
 
+def apply(fault: Fault, folder: Path, *, reverse: bool = False) -> None:
+    """Put the fault into a copy of the packages, or take it out again. Raises PatchFailed."""
+    assert fault.patch is not None, "it has a patch"
+    before = {path: (folder / path).read_bytes() for path in fault.changes if (folder / path).exists()}
+    # One line of context has to match on either side, wherever in the file it stands now.
+    done = subprocess.run(
+        ["git", "apply", "-C1", *(["-R"] if reverse else []), str(fault.patch.resolve())],
+        cwd=folder,
+        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
+        capture_output=True,
+        text=True,
+    )
+    untouched = [path for path in fault.changes if before.get(path) == (folder / path).read_bytes()]
+    if done.returncode or untouched:
+        why = done.stderr.strip().replace("\n", "; ") or f"{untouched} did not change"
+        raise PatchFailed(f"{fault.patch.name}: does not apply to the current source: {why}.")
+
+
 @contextmanager
 def planted(fault: Fault) -> Iterator[Path]:
     """A folder with a copy of the packages that has the fault, for as long as it is looked at. Raises PatchFailed."""
@@ -87,23 +105,7 @@ def planted(fault: Fault) -> Iterator[Path]:
                 ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
             )
         if fault.patch is not None:
-            before = {path: (folder / path).read_bytes() for path in fault.changes if (folder / path).exists()}
-            # One line of context has to match on either side, wherever in the file it stands now.
-            done = subprocess.run(
-                ["git", "apply", "-C1", str(fault.patch.resolve())],
-                cwd=folder,
-                env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
-                capture_output=True,
-                text=True,
-            )
-            untouched = (
-                [path for path in fault.changes if before.get(path) == (folder / path).read_bytes()]
-                if not done.returncode
-                else []
-            )
-            if done.returncode or untouched:
-                why = done.stderr.strip().replace("\n", "; ") or f"{untouched} did not change"
-                raise PatchFailed(f"{fault.patch.name}: does not apply to the current source: {why}.")
+            apply(fault, folder)
         yield folder
 
 
@@ -253,9 +255,10 @@ def main(
     try:
         faults = [fault_in(known[name]) for name in names or known]
         if apply_only:
-            for fault in faults:
-                with planted(fault):
-                    pass
+            with planted(Fault(CONTROL, "Nothing is wrong.")) as folder:
+                for fault in faults:
+                    apply(fault, folder)
+                    apply(fault, folder, reverse=True)
             console.print(f"{len(faults)} patches apply.")
             return
     except PatchFailed as error:
