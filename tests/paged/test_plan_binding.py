@@ -10,8 +10,8 @@ from paged.simulator import Device, Load, Scenario, StepTime, Targets, plans, wh
 
 REPLACE = msgspec.structs.replace
 ON_A100 = Device(model="llama-3-8b", device="a100-80g")
-AZURE = Load(trace="azure", limit=150, rate=2.58, context=8192)
-TARGETS = Targets(ttft_s=2.0, gap_s=0.05)
+AZURE = Load(trace="azure", limit=60, rate=40, context=8192)
+TARGETS = Targets(ttft_s=1.0, gap_s=0.05)
 
 
 def planned(find, scenario, targets=TARGETS, **options):
@@ -100,7 +100,7 @@ def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_find
     ("knob", "trace"), [("bandwidth", "prompt=1,output=400"), ("arithmetic", "prompt=4000,output=2")]
 )
 def test_rates_of_the_device_bind_where_nothing_else_is_scarce(knob, trace):
-    load = Load(trace=f"synthetic:poisson,rate=2,requests=100,{trace}")
+    load = Load(trace=f"synthetic:poisson,rate=2,requests=30,{trace}")
     targets = Targets(itl_s=0.012) if knob == "bandwidth" else Targets(ttft_s=1.0)
     plan = planned("rate", Scenario(load=load, device=ON_A100, max_tokens_per_step=512), targets)
     (binding,) = what_binds([plan])
