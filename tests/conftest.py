@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# As the command line has it: a thread of torch's that waits beside other work is not to spin. It counts before torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 # Two slow cores must not turn a deadline or the time to draw an example into a failure.
 settings.register_profile(
     "test", max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
