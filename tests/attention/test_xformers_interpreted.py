@@ -103,7 +103,7 @@ def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count)
     assert_as_reference(scene, LayerOptions(0.25, window=20))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     turns=st.lists(st.tuples(st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 3, 7, 16, 18])), min_size=1, max_size=5),
     block_size=st.sampled_from([16, 32, 64]),
