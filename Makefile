@@ -98,6 +98,7 @@ signals: $(STAMP) ## interrupt each command a hundred times at random moments, a
 
 vllm: $(VLLM)/.installed ## build an environment with vLLM's CPU build, and test our scheduler in it (ten minutes after the install)
 	@PYTHONPATH=. $(VLLM)/bin/python -m pytest -c conformance/vllm/pytest.ini --rootdir . tests/integrations conformance/vllm $(PYTEST)
+	@$(VLLM)/bin/python -m conformance.vllm.scheduler_tests
 
 # vLLM's CPU build asks for torch's own +cpu build and for packages that a text model has no use for: torch first, then what its wheel
 # lists without those, then the wheel alone.

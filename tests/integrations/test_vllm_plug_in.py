@@ -164,6 +164,7 @@ def test_an_id_that_lives_is_refused_and_its_first_request_goes_on():
         ({"resumable": True}, "streams in"),
         ({"mm_features": [object()]}, "multi-modal"),
         ({"prompt_embeds": object()}, "embeddings"),
+        ({"sampling_params": SimpleNamespace(prompt_logprob_token_ids=[[1]])}, "prompt_logprob_token_ids"),
     ],
 )
 def test_a_request_that_is_not_carried_ends_with_error_and_others_go_on(given, word, caplog):

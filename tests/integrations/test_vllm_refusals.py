@@ -26,6 +26,10 @@ ASKED = {
     "sampling masks": {"return_sampling_mask": True},
     "pipeline parallelism": {"pipeline_parallel_size": 2},
     "context parallelism": {"decode_context_parallel_size": 2},
+    "per-request speculation metrics": {
+        "observability_config": SimpleNamespace(per_request_spec_decode_metrics="summary")
+    },
+    "metrics of single blocks": {"observability_config": SimpleNamespace(kv_cache_metrics=True)},
     "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},
 }
 

@@ -86,6 +86,16 @@ REFUSALS = (
         lambda config, _: max(config.parallel_config.decode_context_parallel_size, config.parallel_config.prefill_context_parallel_size) > 1,
         "a block's tokens lie on several devices",
     ),
+    Refusal(
+        "per-request speculation metrics",
+        lambda config, _: getattr(getattr(config, "observability_config", None), "per_request_spec_decode_metrics", "none") != "none",
+        "drafts are counted over all requests; leave --per-request-spec-decode-metrics away",
+    ),
+    Refusal(
+        "metrics of single blocks",
+        lambda config, _: bool(getattr(getattr(config, "observability_config", None), "kv_cache_metrics", False)),
+        "how long a block lives and lies idle is not sampled; leave --kv-cache-metrics away",
+    ),
     Refusal("auxiliary outputs", lambda config, _: bool(getattr(getattr(config, "aux_output_config", None), "enabled", False)), "they come through a connector of vLLM's scheduler"),
 )  # fmt: skip
 """In the order of the page."""
@@ -147,6 +157,8 @@ def why_not(request: Any) -> str | None:
         return "multi-modal inputs are not carried"
     if request.pooling_params is not None:
         return "pooling is not carried"
+    if getattr(request.sampling_params, "prompt_logprob_token_ids", None) is not None:
+        return "prompt_logprob_token_ids is not carried: these are not put into outputs; prompt_logprobs is carried"
     if request.resumable:
         return "sessions whose input streams in are not carried"
     return None
