@@ -35,6 +35,8 @@ def instance_of(error):
         (paged.UnknownBackend, ("fast", ["reference", "torch_gather"]), {}),
         (paged.UnsupportedByBackend, ("xformers_splitk", "a soft cap", "the others can."), {}),
         (paged.BuildFailed, ("/usr/bin/cc failed: no",), {}),
+        (paged.MemoryClaimed, ("free",), {}),
+        (paged.SchedulerInUse, ("add", "update", "MainThread"), {}),
         (paged.EngineInUse, ("step", "generate", "MainThread"), {}),
         (paged.ProcessorFailed, (3, "ValueError: no"), {}),
         (paged.CannotAdjust, (3, "no"), {}),
