@@ -1,6 +1,6 @@
 """Drafts in an engine of one's own: guesses are computed in the same step as the token before them, and checked there.
 
-The stand-in's text soon repeats itself, so what came after the last two tokens before is a good guess: prompt lookup.
+Guesses come by prompt lookup. Without host blocks and forks no batch has moves; `one_step_ahead.py` makes them.
 """
 
 from collections.abc import Sequence

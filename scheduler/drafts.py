@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import InvalidTokens
-from paged.block_manager.arguments import token_array
+from paged.block_manager.arguments import is_integer, token_array
 from paged.block_manager.growing import rising_from
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.errors import WrongDrafts
@@ -135,6 +135,9 @@ def _integers(name: str, values: Any) -> Counts:
 
 def _tokens(values: Any) -> NDArray[np.int32]:
     try:
+        if isinstance(values, (list, tuple)) and UNKNOWN_DRAFT in values and all(map(is_integer, values)):
+            token_array([value for value in values if value != UNKNOWN_DRAFT])
+            return np.array(values, np.int32)
         if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
             array: NDArray[np.int32] = values
             is_known = array != UNKNOWN_DRAFT

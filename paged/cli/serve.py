@@ -60,7 +60,7 @@ def json_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises BadParameter."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise typer.BadParameter(f"a JSON object is needed: {error}") from None
 
 

@@ -21,7 +21,7 @@ def read_described(path: Path, kind: type[_Described]) -> _Described:
     except msgspec.ValidationError as error:
         problem = str(error)
         raise BadHardwareFile(path, _field(problem), problem) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadHardwareFile(path, None, f"no JSON: {error}") from None
 
 

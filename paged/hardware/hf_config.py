@@ -45,6 +45,8 @@ _STATES = (
 )
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+MOST = 1 << 24
+"""Of any number that is counted; a vocabulary of 262,144 is the largest that is known."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
 
@@ -147,6 +149,8 @@ class _Reader:
             self._fail(name, f"it is missing{', by its other names too: ' + ', '.join(others) if others else ''}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self._fail(name, f"it is {value!r}; it has to be a whole number of at least 1, the same for all layers")
+        if value > MOST:
+            self._fail(name, f"it is {str(value)[:20]}…; no model has more than {MOST:,}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -142,7 +142,7 @@ def _config(folder: Path) -> Any:
     try:
         if generation.exists():
             json.loads(generation.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{folder}: generation_config.json cannot be read: {short_cause(error)}") from error
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))

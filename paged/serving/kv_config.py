@@ -35,7 +35,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """What a JSON object says. Raises InvalidConfig."""
         try:
             return cls.of(msgspec.json.decode(text))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidConfig(f"KV events are described by a JSON object; got {text!r}: {error}.") from None
 
     @classmethod

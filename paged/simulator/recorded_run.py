@@ -108,7 +108,7 @@ def _of_folder(folder: Path) -> RecordedRun:
             continue
         try:
             found = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRun(path, number, f"no JSON: {error}") from None
         rows.append(_row(path, number, found, wanted))
     if not rows:
@@ -157,7 +157,7 @@ def _setup(path: Path) -> RunSetup:
         return RunSetup()
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRun(path, None, f"no JSON: {error}") from None
     own, cache, card, resolved = (
         found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware", "resolved_config")
@@ -222,7 +222,7 @@ def _series(path: Path) -> Series | None:
 def _of_bench_serve(path: Path) -> RecordedRun:
     try:
         found = json.loads(path.read_text(errors="replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRun(path, None, f"no JSON: {error}") from None
     columns = ("input_lens", "output_lens", "ttfts", "itls")
     missing = [name for name in columns if not isinstance(found, dict) or not found.get(name)]

@@ -137,7 +137,7 @@ def load(file: str | Path) -> SavedProgram:
     data = Path(file).read_bytes()
     try:
         document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidProgram(f"{file}: not JSON: {error}.") from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:

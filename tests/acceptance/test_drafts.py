@@ -158,7 +158,7 @@ def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_
         {"waits": [1]},
         {("a", 1): [1]},
         {"a": [2000]},
-        {"a": [-1]},
+        {"a": [-2]},
         {"a": [0.5]},
         {"a": None},
         [1, 2],
@@ -233,6 +233,14 @@ def test_a_draft_may_be_guessed_when_the_batch_runs_and_is_what_the_engine_says_
     (output,) = scheduler.update(batch, [71, 72, 9], [3])
     assert (output.token_ids, scheduler.manager.tokens[row, 5:9].tolist()) == ([71, 72, 9], [70, 71, 72, 9])
     assert (scheduler.stats().accepted_tokens, scheduler.check()) == (2, [])
+
+
+def test_a_mapping_may_have_drafts_that_the_engine_guesses(make_scheduler, request_of):
+    scheduler = started(make_scheduler(8, 4), request_of)
+    batch = scheduler.schedule(drafts={"a": [UNKNOWN_DRAFT, 72]})
+    assert batch.token_ids.tolist() == [70, UNKNOWN_DRAFT, 72]
+    scheduler.update(batch, [71, 72, 9], [3])
+    assert scheduler.tokens_of("a")[-4:].tolist() == [70, 71, 72, 9]
 
 
 @pytest.mark.parametrize("tokens", [[-2], [UNKNOWN_DRAFT, -3]])

@@ -198,7 +198,11 @@ def test_a_file_that_cannot_be_run_is_refused_with_the_reason(change, words, tmp
     assert words in err
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"", "not JSON"), (b"\xff", "not JSON"), (b"[1]", "of format None")])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"", "not JSON"), (b"\xff", "not JSON"), (b"[" * 100_000, "not JSON"), (b"[1]", "of format None")],
+    ids=["nothing", "bytes", "nested", "list"],
+)
 def test_what_is_no_program_at_all_is_refused(data, words, tmp_path, paged):
     file = tmp_path / "program.json"
     file.write_bytes(data)

@@ -42,7 +42,7 @@ def options_of(additional_config: Any) -> Options:
         return Options()
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RefusedByPaged(
             f'{VARIABLE} has to be a JSON object such as {{"policy": "paged"}}; got {text!r}: {error}.'
         ) from None
