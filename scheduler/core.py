@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager, InvalidConfig
-from paged.block_manager.arguments import checked_flag, is_integer, is_real, token_array
+from paged.block_manager.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.block_manager.copying import Uncopyable
 from paged.scheduler import ending, forks
 from paged.scheduler.accounting import SchedulerStats
@@ -558,8 +558,8 @@ class Scheduler(Uncopyable):
 
     def requests(self, limit: int) -> list[RequestView]:
         """Up to `limit` requests that are alive, with their figures: those that run first, then those that were suspended, then those that wait,
-        each in order."""
-        return listed(self._state, limit)
+        each in order. Raises InvalidConfig."""
+        return listed(self._state, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
         """The figures of a request that is alive. Raises UnknownRequest."""

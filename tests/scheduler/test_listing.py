@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from paged import POLICIES, BlockManager, Request, Scheduler, UnknownRequest
+from paged import POLICIES, BlockManager, InvalidConfig, Request, Scheduler, UnknownRequest
 
 
 def run(policy, seed):
@@ -50,6 +50,9 @@ def test_every_request_that_is_alive_is_listed_once_and_in_order(policy):
 def test_one_that_is_not_alive_is_unknown_but_has_a_reason():
     *_, scheduler = run("paged", 1)
     assert scheduler.requests(10) == []
+    for limit in (-1, 1.5, True, None, 10**40):
+        with pytest.raises(InvalidConfig, match="^limit has to be"):
+            scheduler.requests(limit)
     assert scheduler.reason("r0") == scheduler.explain("r0").reason
     for ask in (scheduler.request, scheduler.reason):
         with pytest.raises(UnknownRequest):
