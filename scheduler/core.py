@@ -280,7 +280,8 @@ class Scheduler(Uncopyable):
             manager.retentions.expire(now)
         if state.carried:
             ending.forget_stale_carried(state)
-        manager.copy_content(not state.carried)
+        if manager.host_caching:
+            manager.copy_content(not state.carried)
         if state.to_reject:
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)

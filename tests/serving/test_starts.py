@@ -72,7 +72,7 @@ class Held:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             for line in self.lines:
-                if line["error"] == error:
+                if line.get("error") == error:
                     return line
             time.sleep(0.02)
         raise AssertionError(self.stderr.read_text())
