@@ -58,10 +58,10 @@ class SchedulerMachine(RigMachine):
         self.rig.add(wish.request(taken[-1] if taken else f"r{number}", self.rig.world, self.capabilities))
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
-    @rule(wish=wishes(), more=tails())
-    def arrive_together(self, wish: Wish, more: list[int]) -> None:
-        """Two requests whose prompts begin alike for two blocks, at once and before all others: the second shares or follows."""
-        prompt = (wish.prompt * 2 * self.rig.world.block_size)[: 2 * self.rig.world.block_size]
+    @rule(wish=wishes(), more=tails(), num_alike=st.integers(1, 2))
+    def arrive_together(self, wish: Wish, more: list[int], num_alike: int) -> None:
+        """Two requests whose prompts begin alike for so many blocks, at once and before all others: the second shares or follows."""
+        prompt = (wish.prompt * 2 * self.rig.world.block_size)[: num_alike * self.rig.world.block_size]
         wish = replace(
             wish, share=0.8, reads_cache=True, writes_cache=True, priority=-2, num_sequences=1, num_computed=0
         )

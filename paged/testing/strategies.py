@@ -173,7 +173,7 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         _world,
         num_blocks=st.integers(3, 12),
         block_size=st.sampled_from([1, 2, 4]),
-        host_blocks=st.sampled_from([0, 1, 2, 4, 8, 8]),
+        host_blocks=st.sampled_from([0, 0, 1, 2, 4, 8, 8]),
         prefix_caching=st.sampled_from([True, True, True, True, True, True, False]),
         host_caching=st.sampled_from([True, True, False]),
         policy=st.sampled_from(DRAWN),

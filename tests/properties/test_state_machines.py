@@ -43,7 +43,7 @@ def manager_run():
 @pytest.fixture(scope="module")
 def scheduler_run():
     reached = Reached(SchedulerMachine)
-    run_machine(reached.machine, few=250)
+    run_machine(reached.machine, few=330)
     return reached
 
 
