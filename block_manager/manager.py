@@ -226,15 +226,11 @@ class BlockManager(ContentCalls, Uncopyable):
         wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
             raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
-        have = self._tables.num_blocks[array]
-        short = (wanted > have).nonzero()[0]
-        if len(short):
-            if (wanted > self.num_blocks).any():
-                # As Python integers: the sum of such numbers may not fit into 64 bits.
-                raise OutOfBlocks(sum((wanted - have)[short].tolist()), self.num_available)
-            self._growth.draw(array[short], have[short], wanted[short])
-        self._tables.reserved[array] = np.maximum(self._tables.reserved[array], wanted)
-        self._any_reserved = True
+        if (wanted > self.num_blocks).any():
+            # As Python integers: the sum of such numbers may not fit into 64 bits.
+            missing = np.maximum(wanted - self._tables.num_blocks[array], 0)
+            raise OutOfBlocks(sum(missing.tolist()), self.num_available)
+        self.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
         """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; its watermarks fall with them.

@@ -317,8 +317,8 @@ class TrustedCalls(Views):
             places = places[excess[places] > 0]
 
     def copy_content(self, may_copy: bool) -> None:
-        """Whether content is copied between the tiers until the batch is put out: not while copies of an earlier one are still to run.
-        Between two batches it is not, unless this says so."""
+        """Let content be copied between the tiers until the batch is put out, or do not: not while copies of an earlier one are still to run.
+        Between two batches nothing is, unless this says so."""
         if self._offload is not None:
             self._offload.is_open = may_copy
 
@@ -550,12 +550,13 @@ class TrustedCalls(Views):
         self._tables.extend(row, tokens)
         self._longest = max(self._longest, int(self._tables.num_tokens[row]))
 
-    def reserve_row(self, row: int, num_blocks: int) -> None:
-        """`reserve` of one row that the caller vouches for. Raises OutOfBlocks, changing nothing."""
-        have = int(self._tables.num_blocks[row])
-        if num_blocks > have:
-            self._growth.draw(np.array([row]), np.array([have]), np.array([num_blocks]))
-        self._tables.reserved[row] = max(int(self._tables.reserved[row]), num_blocks)
+    def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
+        """`reserve` of rows that the caller vouches for. Raises OutOfBlocks, changing nothing."""
+        have = self._tables.num_blocks[rows]
+        short = (num_blocks > have).nonzero()[0]
+        if len(short):
+            self._growth.draw(rows[short], have[short], num_blocks[short])
+        self._tables.reserved[rows] = np.maximum(self._tables.reserved[rows], num_blocks)
         self._any_reserved = True
 
     def truncate_row(self, row: int, num_blocks: int) -> None:

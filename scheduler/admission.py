@@ -297,7 +297,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
     if wanted <= have or state.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
         return False
-    manager.reserve_row(row, state.blocks_for(wanted))
+    manager.reserve_rows(np.array([row]), np.array([state.blocks_for(wanted)]))
     first = have // size
     for column, block in enumerate(manager.table(row)[first:].tolist(), first):
         if column * size < wanted:

@@ -111,7 +111,8 @@ class Drawn(Reservation):
         return 0
 
     def take(self, state: State, request: RequestState, sequence: int) -> None:
-        state.manager.reserve_row(request.rows[sequence], self.blocks_drawn(state, request, sequence))
+        drawn = self.blocks_drawn(state, request, sequence)
+        state.manager.reserve_rows(np.array([request.rows[sequence]]), np.array([drawn]))
 
     def blocks_drawn(self, state: State, request: RequestState, sequence: int) -> int:
         return state.blocks_for(self.total_of(state, request, sequence))

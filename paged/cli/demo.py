@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,9 +19,6 @@ from paged.cli.view import render
 from paged.cli.watch import Watch
 from paged.extras import has_extra, installed_by
 from paged.simulator import Load, Scenario, Simulation, SimulationResult
-
-if TYPE_CHECKING:
-    pass
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
