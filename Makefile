@@ -39,6 +39,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## watch a model answer a real service's requests on a memory far too small for them
 	@$(BIN)/paged demo
 
+# Tests start some hundred programs of ours: none of them is to compile the sources anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## run every test, on all cores
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
 

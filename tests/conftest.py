@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # As the command line has it: a thread of torch's that waits beside other work is not to spin. It counts before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # There is a worker a core. What depends on the number of threads sets it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Two slow cores must not turn a deadline or the time to draw an example into a failure.
 settings.register_profile(
@@ -28,6 +32,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("campaign" if "PAGED_EXAMPLES" in os.environ else "test")
+if "PAGED_EXAMPLES" not in os.environ:
+    # Hypothesis draws numbers that it finds in the sources that are loaded: any change of ours, and which tests run in the same process,
+    # would change every test's examples. There is no setting for it; campaigns keep it.
+    assert hasattr(providers, "_get_local_constants"), "Hypothesis has another name for it by now"
+    providers._get_local_constants = providers.Constants
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -61,6 +61,7 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
     commands = [line.split("#")[0].split() for block in blocks(readme, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
     assert ["paged", "simulate", "TRACE"] in commands
+    subcommands = set()
     for program, *arguments in commands:
         if program == "make":
             assert re.search(rf"^{arguments[0]}:", makefile, flags=re.MULTILINE), arguments
@@ -68,9 +69,10 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
             # Its own page says whether it takes them; conformance/vllm asks it.
             assert "paged.integrations.vllm.Scheduler" in arguments
         else:
-            subcommand = [*takewhile(lambda argument: argument.islower() and argument.isalpha(), arguments)]
-            result = run_python(str(script), *subcommand, "--help")
-            assert result.returncode == 0, result.stderr
+            subcommands.add((*takewhile(lambda argument: argument.islower() and argument.isalpha(), arguments),))
+    for subcommand in subcommands:
+        result = run_python(str(script), *subcommand, "--help")
+        assert result.returncode == 0, result.stderr
 
 
 def test_no_page_and_no_message_installs_by_a_name_that_no_index_has(repository: Path) -> None:

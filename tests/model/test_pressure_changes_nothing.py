@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
-from hypothesis import given, note, strategies as st
+from hypothesis import given, note, settings, strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,6 +29,8 @@ MODELS = {
     ),
     "gpt2, odd heads": ("gpt2", {"n_embd": 33, "n_head": 3, "n_inner": 77}),
 }
+# Each is some seconds; `make pressure` names its own number.
+FEW = settings() if "PAGED_EXAMPLES" in os.environ else settings(max_examples=20)
 
 
 def press(model, world):
@@ -37,6 +40,7 @@ def press(model, world):
     return answers, differences(answers, alone) + answers.violations + alone.violations
 
 
+@settings(FEW)
 @given(chance=st.randoms(use_true_random=False), name=st.sampled_from(["llama"] * 3 + list(MODELS)))
 def test_pressure_changes_no_bit_of_an_answer(loaded, draw_world, chance, name):
     architecture, changes = MODELS[name]

@@ -36,14 +36,14 @@ class Reached:
 @pytest.fixture(scope="module")
 def manager_run():
     reached = Reached(ManagerMachine)
-    run_machine(reached.machine, few=350)
+    run_machine(reached.machine, few=240)
     return reached
 
 
 @pytest.fixture(scope="module")
 def scheduler_run():
     reached = Reached(SchedulerMachine)
-    run_machine(reached.machine, few=330)
+    run_machine(reached.machine, few=230)
     return reached
 
 
@@ -123,7 +123,7 @@ def test_the_managers_machine_reaches(manager_run, event, share):
         ("append", 0.2),
         ("load", 0.1),
         ("moved", 0.002),
-        ("fork", 0.1),
+        ("fork", 0.05),
         ("adopt", 0.03),
     ],
 )

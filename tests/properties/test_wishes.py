@@ -262,7 +262,7 @@ class Wishes(RuleBasedStateMachine):
 
 def test_everybody_gets_what_he_gets_alone_whatever_he_wishes():
     Wishes.examples.clear()
-    few = int(os.environ.get("PAGED_EXAMPLES", "200"))
+    few = int(os.environ.get("PAGED_EXAMPLES", "120"))
     run_state_machine_as_test(
         Wishes,
         settings=settings(
