@@ -17,7 +17,7 @@ from hypothesis.internal.conjecture import providers
 # As the command line has it: a thread of torch's that waits beside other work is not to spin. It counts before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # There is a worker a core. What depends on the number of threads sets it.
+    # Every core has a worker. What depends on the number of threads sets it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Two slow cores must not turn a deadline or the time to draw an example into a failure.
@@ -39,6 +39,13 @@ if "PAGED_EXAMPLES" not in os.environ:
     providers._get_local_constants = providers.Constants
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for a program that they started."""
+    return (os.cpu_count() or 1) + 1
+
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 

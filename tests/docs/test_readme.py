@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import sysconfig
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import paged
+from paged.cli.app import run
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 
@@ -55,9 +55,8 @@ def test_the_embedding_is_about_eight_lines(readme: str) -> None:
     assert len(lines) <= 8
 
 
-def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_python: RunPython) -> None:
+def test_the_commands_of_the_readme_exist(readme: str, repository: Path) -> None:
     makefile = (repository / "Makefile").read_text()
-    script = Path(sysconfig.get_path("scripts")) / "paged"
     commands = [line.split("#")[0].split() for block in blocks(readme, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
     assert ["paged", "simulate", "TRACE"] in commands
@@ -71,8 +70,7 @@ def test_the_commands_of_the_readme_exist(readme: str, repository: Path, run_pyt
         else:
             subcommands.add((*takewhile(lambda argument: argument.islower() and argument.isalpha(), arguments),))
     for subcommand in subcommands:
-        result = run_python(str(script), *subcommand, "--help")
-        assert result.returncode == 0, result.stderr
+        assert run([*subcommand, "--help"]) == 0
 
 
 def test_no_page_and_no_message_installs_by_a_name_that_no_index_has(repository: Path) -> None:

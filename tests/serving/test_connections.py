@@ -49,7 +49,7 @@ def talk(server, data, *, shuts=False):
 
 def until_said(server, text, count=1):
     """Wait until the server's log has this so often."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while server.said.count(text) < count:
         assert time.monotonic() < until, server.said
         time.sleep(0.02)
@@ -96,13 +96,13 @@ def test_two_requests_before_a_sending_half_is_closed_are_both_answered(server):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_closes_both_halves_ends_its_request(streams):
-    with served(max_sequences=8) as server:
-        connection = socket.create_connection(("127.0.0.1", server.port))
-        connection.sendall(request(LONG | {"n": 8, "temperature": 1.0, "stream": streams}))
-        connection.close()
-        until_said(server, '"status":499')
-        assert '"error":"client_gone"' in server.said
+def test_a_client_that_closes_both_halves_ends_its_request(streams, server):
+    num_gone = server.said.count('"status":499')
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(request(LONG | {"n": 8, "temperature": 1.0, "stream": streams}))
+    connection.close()
+    until_said(server, '"status":499', num_gone + 1)
+    assert '"error":"client_gone"' in [line for line in server.said.splitlines() if '"status":499' in line][-1]
 
 
 def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
@@ -152,11 +152,10 @@ def test_a_browser_of_an_allowed_origin_may_ask_and_read_errors_and_no_other_may
         assert b"x-request-id" in heard.split(b"access-control-expose-headers: ")[1].split(b"\r\n")[0].lower()
 
 
-def test_without_allowed_origins_no_browser_of_another_origin_may_ask():
-    with served(log="off") as server:
-        heard = talk(server, preflight("https://a.example"))
-        assert heard.startswith(b"HTTP/1.1 405")
-        assert b"access-control" not in heard
+def test_without_allowed_origins_no_browser_of_another_origin_may_ask(usual_server):
+    heard = talk(usual_server, preflight("https://a.example"))
+    assert heard.startswith(b"HTTP/1.1 405")
+    assert b"access-control" not in heard
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")

@@ -12,7 +12,6 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 from paged.serving.bodies import ChatRequest, CompletionRequest
 
 from .http_client import ask  # noqa: TID252
-from .serving_process import served  # noqa: TID252
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES = {
@@ -23,10 +22,9 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(log="off") as found:
-        yield found
+@pytest.fixture
+def server(usual_server):
+    return usual_server
 
 
 def told(server, path, more):

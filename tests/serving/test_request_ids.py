@@ -25,10 +25,9 @@ def key(name):
     return {"authorization": f"Bearer {name}"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(max_sequences=8) as found:
-        yield found
+@pytest.fixture
+def server(usual_server):
+    return usual_server
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -18,7 +18,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from .serving_process import served  # noqa: TID252
 
-EXAMPLES = os.environ.get("PAGED_EXAMPLES", "10")
+EXAMPLES = os.environ.get("PAGED_EXAMPLES", "6")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
 

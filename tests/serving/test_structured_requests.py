@@ -28,10 +28,9 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(log="off") as found:
-        yield found
+@pytest.fixture
+def server(usual_server):
+    return usual_server
 
 
 def run(coroutine):
