@@ -59,12 +59,6 @@ def prepare(step: StepTokens, pool: KVPool) -> Plan:
     width = -(-int(step.seq_lens.max(initial=1)) // PIECE) * PIECE
     plan = Plan(np.zeros((places, width), np.int64), np.full((places, width), -1, np.int64), np.zeros(places, np.int64))
     plan.positions[:count] = step.positions
-    if step.ancestors is not None:
-        # A token of a branch sees its sequence's history and its ancestors, next to each other wherever their slots are.
-        for token, (slots, context_positions) in enumerate(step.contexts()):
-            plan.slots[token, : len(slots)] = slots
-            plan.context_positions[token, : len(slots)] = context_positions
-        return plan
     rising = np.arange(width)
     plan.context_positions[:count] = np.where(rising <= step.positions[:, None], rising, -1)
     by_sequence = step.slots_by_column(width)

@@ -37,7 +37,7 @@ class Backend:
         """It can do every shape."""
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
-        """What each token sees: its sequence's history, and of this step what comes before it, or what its ancestors are."""
+        """What each token sees: its sequence's history, and of this step what comes before it."""
         positions = step.positions.tolist()
         return Plan([(position, *seen) for position, seen in zip(positions, step.contexts(), strict=True)])
 

@@ -27,8 +27,6 @@ class StepTokens:
     seq_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
     block_tables  int [n, columns]; entries behind a sequence's blocks are never read
     block_size    tokens a block
-    ancestors     bool [T, T], or None: whether token i may attend to token j of the same sequence and step (drafts that branch).
-                  None: to those before it and itself
     num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
     """
 
@@ -38,7 +36,6 @@ class StepTokens:
     seq_lens: Ints
     block_tables: NDArray[np.int32]
     block_size: int
-    ancestors: NDArray[np.bool_] | None = None
     num_padded: int = 0
 
     @property
@@ -71,15 +68,12 @@ class StepTokens:
 
     def contexts(self) -> Iterator[tuple[Ints, Ints]]:
         """For each token, slots and positions of all that it sees, in order: its sequence's history, and of this step what comes before
-        it and itself, or what its ancestors are."""
+        it and itself."""
         for i in range(self.num_sequences):
             first, stop = int(self.query_start_loc[i]), int(self.query_start_loc[i + 1])
             history = self.history(i)
             for token in range(first, stop):
-                if self.ancestors is None:
-                    own = np.arange(first, token + 1)
-                else:
-                    own = first + self.ancestors[token, first:stop].nonzero()[0]
+                own = slice(first, token + 1)
                 slots = np.concatenate([history, self.slot_mapping[own]])
                 yield slots, np.concatenate([np.arange(len(history)), self.positions[own]])
 
@@ -88,8 +82,7 @@ class StepTokens:
         return torch.from_numpy(self.slot_mapping).to(device)
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
-        """Tokens `first` to `stop` - 1 alone, which come after those before them; there is no ancestor mask."""
-        assert self.ancestors is None, "branches are not cut"
+        """Tokens `first` to `stop` - 1 alone, which come after those before them."""
         begin = int(np.searchsorted(self.query_start_loc, first, "right")) - 1
         end = int(np.searchsorted(self.query_start_loc, stop, "left"))
         starts = np.clip(self.query_start_loc[begin : end + 1], first, stop) - first
@@ -103,6 +96,5 @@ class StepTokens:
             seq_lens,
             self.block_tables[begin:end],
             self.block_size,
-            None,
             num_padded,
         )

@@ -36,14 +36,12 @@ class Part:
     tokens      int64 [b * q], their places in the step
     slots       int64 [b, L], anything where there is padding, and context_positions int64 [b, L] of these, -1 there
     positions   int64 [b, q]
-    seen        bool [b, q, L] for branches, else None: what lies before
     """
 
     tokens: Tensor
     slots: NDArray[np.int64]
     context_positions: NDArray[np.int64]
     positions: NDArray[np.int64]
-    seen: NDArray[np.bool_] | None
     by_window: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
@@ -72,8 +70,6 @@ class Backend:
         if self.is_invariant:
             return pieces.prepare(step, pool)
         is_single = np.diff(step.query_start_loc) == 1
-        if step.ancestors is not None:
-            is_single[:] = False
         single = is_single.nonzero()[0]
         bytes_per_slot = 2 * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
         parts = [self._bucket(step, pool, bucket) for bucket in _buckets(single, step.seq_lens[single], bytes_per_slot)]
@@ -102,23 +98,17 @@ class Backend:
             slots,
             np.where(rising < lengths[:, None], rising, -1),
             step.positions[tokens][:, None],
-            None,
         )
 
     def _chunk(self, step: StepTokens, pool: KVPool, i: int) -> Part:
         first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
         history = step.history(i)
         context_positions = np.concatenate([np.arange(len(history)), step.positions[first:stop]])
-        seen = None
-        if step.ancestors is not None:
-            seen = np.ones((1, stop - first, len(context_positions)), np.bool_)
-            seen[0, :, len(history) :] = step.ancestors[first:stop, first:stop]
         return Part(
             torch.arange(first, stop, device=pool.device),
             np.concatenate([history, step.slot_mapping[first:stop]])[None],
             context_positions[None],
             step.positions[None, first:stop],
-            seen,
         )
 
     def _attend_part(
@@ -179,7 +169,7 @@ def _rows_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor
     does not see, bool [b, 1, 1, q, L]; made once a window."""
     if window not in part.by_window:
         context, positions = part.context_positions[:, None, :], part.positions[:, :, None]
-        seen = (context >= 0) & (context <= positions if part.seen is None else part.seen)
+        seen = (context >= 0) & (context <= positions)
         if window is not None:
             seen = seen & (context > positions - window)
         slots = np.where(seen.any(1), part.slots, pool.scratch_slot)

@@ -128,9 +128,7 @@ class Backend:
             raise _unsupported("attention sinks", _OTHERS)
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
-        """Cut the step into rows. Raises UnsupportedByBackend for an ancestor mask."""
-        if step.ancestors is not None:
-            raise _unsupported("drafts that branch", _OTHERS)
+        """Cut the step into rows."""
         counts = np.diff(step.query_start_loc)
         longest = len(_ROW_LENGTHS) - 1
         lengths = _ROW_LENGTHS[np.minimum(np.searchsorted(_ROW_LENGTHS, counts), longest)]

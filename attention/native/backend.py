@@ -88,7 +88,7 @@ class Backend:
             raise UnsupportedByBackend(_NAME, *refusal)
 
     def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
-        """Sequences as they are; tokens of branches as sequences of their own."""
+        """Sequences as they are."""
         return plan_of(step)
 
     def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
@@ -125,20 +125,13 @@ class Backend:
 
 
 def plan_of(step: StepTokens) -> Plan:
-    """See Plan. A token of a branch sees its history and its ancestors, next to each other: as a sequence in blocks of one token."""
-    if step.ancestors is None:
-        return Plan(
-            np.ascontiguousarray(step.block_tables, np.int32),
-            np.ascontiguousarray(step.query_start_loc, np.int64),
-            np.ascontiguousarray(step.seq_lens, np.int64),
-            step.block_size,
-        )
-    seen = [slots for slots, _ in step.contexts()]
-    lengths = np.array([len(each) for each in seen], np.int64)
-    tables = np.zeros((len(seen), int(lengths.max(initial=1))), np.int32)
-    for row, slots in enumerate(seen):
-        tables[row, : len(slots)] = slots
-    return Plan(tables, np.arange(len(seen) + 1, dtype=np.int64), lengths, 1)
+    """See Plan."""
+    return Plan(
+        np.ascontiguousarray(step.block_tables, np.int32),
+        np.ascontiguousarray(step.query_start_loc, np.int64),
+        np.ascontiguousarray(step.seq_lens, np.int64),
+        step.block_size,
+    )
 
 
 def _refusal(shape: LayerShape) -> tuple[str, str] | None:

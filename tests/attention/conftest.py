@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 # Every file that needs torch skips itself where there is none (pytest.importorskip); this one is loaded all the same.
 with suppress(ModuleNotFoundError):
@@ -44,10 +43,6 @@ class Sequence:
     queries: Tensor
     keys: Tensor
     values: Tensor
-
-    def tokens(self, chosen: NDArray[np.int64]) -> Sequence:
-        """A sequence of these tokens only."""
-        return Sequence(self.queries[chosen], self.keys[chosen], self.values[chosen])
 
 
 # Tokens `done` to `stop` - 1 of the sequence are in the step; those before them were computed earlier.
@@ -140,7 +135,6 @@ def _lay_out(
     *,
     block_size: int,
     seed: int = 0,
-    ancestors: list[NDArray[np.bool_]] | None = None,
     window: int | None = None,
 ) -> Scene:
     random = np.random.default_rng(seed)
@@ -172,30 +166,14 @@ def _lay_out(
         kept = slice(0 if window is None else max(0, done - window + 1), done)
         pool.write_kv(LAYER, slots[kept], sequence.keys[kept], sequence.values[kept])
         slot_mapping.append(slots[done:].numpy())
-        positions.append(at[done:] if ancestors is None else done + ancestors[i].sum(1) - 1)
+        positions.append(at[done:])
     starts = np.concatenate([[0], np.cumsum(counts)])
-    mask = None
-    if ancestors is not None:
-        # What the mask says about two sequences is nobody's business.
-        mask = random.random((starts[-1], starts[-1])) < 0.5
-        for i, own in enumerate(ancestors):
-            mask[starts[i] : starts[i + 1], starts[i] : starts[i + 1]] = own
-    step = StepTokens(
-        np.concatenate(positions), np.concatenate(slot_mapping), starts, seq_lens, tables, block_size, mask
-    )
+    step = StepTokens(np.concatenate(positions), np.concatenate(slot_mapping), starts, seq_lens, tables, block_size)
     queries, keys, values = (
         torch.cat([getattr(sequence, name)[done:stop] for sequence, done, stop in turns])
         for name in ("queries", "keys", "values")
     )
     return Scene(pool, step, queries, keys, values)
-
-
-def _branches(parents: list[int]) -> NDArray[np.bool_]:
-    mask = np.eye(len(parents), dtype=np.bool_)
-    for token, parent in enumerate(parents):
-        if parent >= 0:
-            mask[token] |= mask[parent]
-    return mask
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +195,6 @@ def draw_sequence() -> Callable[..., Sequence]:
 def lay_out() -> Callable[..., Scene]:
     """Puts turns, in their order, into a pool with blocks in an order drawn from a seed.
 
-    `ancestors` are masks, [count, count] a turn. With a `window`, what no token of the step can see is gone from the pool.
+    With a `window`, what no token of the step can see is gone from the pool.
     """
     return _lay_out
-
-
-@pytest.fixture(scope="session")
-def branches() -> Callable[[list[int]], NDArray[np.bool_]]:
-    """The ancestor mask of tokens whose parents are these: earlier tokens of the step, or -1 for the last one before it."""
-    return _branches

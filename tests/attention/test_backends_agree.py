@@ -39,10 +39,9 @@ OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-
 
 @dataclass(frozen=True)
 class Case:
-    """A step: for each sequence, tokens before it and parents of its own tokens (None: the token before, no branches)."""
+    """A step: for each sequence, tokens before it and tokens of its own."""
 
-    turns: list[tuple[int, list[int]]]
-    has_branches: bool
+    turns: list[tuple[int, int]]
     block_size: int
     num_kv_heads: int
     group: int
@@ -61,10 +60,7 @@ SOFT_CAPS = st.none() | st.sampled_from([0.5, 2.0, 30.0])
 
 @st.composite
 def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
-    turns = []
-    for done in draw(st.lists(LENGTHS, min_size=1, max_size=12)):
-        count = draw(st.sampled_from([1, 1, 1, 2, 3, 7]))
-        turns.append((done, [draw(st.integers(-1, token - 1)) for token in range(count)]))
+    turns = draw(st.lists(st.tuples(LENGTHS, st.sampled_from([1, 1, 1, 2, 3, 7])), min_size=1, max_size=12))
     head_dim = draw(st.sampled_from([1, 3, 7, 8, 16, 33, 64]))
     # Scores have a standard deviation of 1.7 at most: those of 16 bits could not tell much larger ones apart.
     scales = st.sampled_from([0.3, 1.0, 1.7]).map(lambda spread: spread / head_dim**0.5)
@@ -72,7 +68,6 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
     sinks = st.none() | st.integers(0, 99).map(lambda seed: drawn_sinks(num_kv_heads * group, seed))
     return Case(
         turns,
-        draw(st.booleans()),
         draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
         num_kv_heads,
         group,
@@ -90,46 +85,40 @@ def drawn_sinks(num_heads, seed):
 
 
 @pytest.fixture(scope="session")
-def build(draw_sequence, lay_out, branches):
-    """A case's sequences, own ancestor masks, and scene."""
+def build(draw_sequence, lay_out):
+    """A case's sequences, and scene."""
 
     def build(case):
         sizes = {name: getattr(case, name) for name in ("num_kv_heads", "group", "head_dim", "dtype")}
-        turns, masks = [], []
-        for i, (done, parents) in enumerate(case.turns):
-            if not case.has_branches:
-                parents = list(range(-1, len(parents) - 1))
-            stop = done + len(parents)
-            turns.append((draw_sequence(stop, seed=case.seed + i, **sizes), done, stop))
-            masks.append(branches(parents))
+        turns = [
+            (draw_sequence(done + count, seed=case.seed + i, **sizes), done, done + count)
+            for i, (done, count) in enumerate(case.turns)
+        ]
         windows = [options.window for options in case.options]
         scene = lay_out(
             turns,
             block_size=case.block_size,
             seed=case.seed,
-            ancestors=masks if case.has_branches else None,
             window=None if None in windows else max(windows),
         )
-        return turns, masks, scene
+        return turns, scene
 
     return build
 
 
-def dense(turn, own, options):
+def dense(turn, options):
     """Attention as it is defined, over contiguous K and V, in float64: [count, num_heads, head_dim]."""
     sequence, done, stop = turn
     queries, keys, values = (tensor[:stop].double() for tensor in (sequence.queries, sequence.keys, sequence.values))
     group = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    is_ancestor = torch.tensor(np.concatenate([np.ones((len(own), done), np.bool_), own], 1))
-    depths = torch.tensor(own.sum(1) - 1)
-    positions = torch.cat([torch.arange(done), done + depths])
+    positions = torch.arange(stop)
     scores = torch.einsum("thd,shd->hts", queries[done:], keys) * options.scale
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     distances = positions[done:, None] - positions
-    is_near = distances < (options.window or stop + 1)
-    scores = scores.masked_fill(~(is_ancestor & is_near), -torch.inf)
+    is_seen = (distances >= 0) & (distances < (options.window or stop + 1))
+    scores = scores.masked_fill(~is_seen, -torch.inf)
     weights = scores.exp()
     total = weights.sum(-1, keepdim=True)
     if options.sinks is not None:
@@ -145,9 +134,9 @@ def assert_close(found, expected, tolerances):
 @settings(max_examples=100, derandomize=True)
 @given(cases())
 def test_the_reference_is_dense_attention(build, case):
-    turns, masks, scene = build(case)
+    turns, scene = build(case)
     for options, found in zip(case.options, scene.attend(REFERENCE, *case.options), strict=True):
-        expected = torch.cat([dense(turn, own, options) for turn, own in zip(turns, masks, strict=True)])
+        expected = torch.cat([dense(turn, options) for turn in turns])
         assert_close(found, expected, OWN_TOLERANCES)
 
 
@@ -158,7 +147,7 @@ def test_the_reference_is_dense_attention(build, case):
 def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
     backend = get_backend(name, invariant=invariant)
     case = data.draw(cases(dtypes_of(name)))
-    _, _, scene = build(case)
+    _, scene = build(case)
     places = scene.step.num_tokens + case.num_padded
     expected = scene.attend(REFERENCE, *case.options)
     results = scene.attend(backend, *case.options, places=places)
@@ -204,14 +193,6 @@ def test_a_window_holds_so_many_tokens_the_token_itself_included(backend, count_
     scene = lay_out([(count_up(6, num_kv_heads=1, group=1), 2, 6)], block_size=4)
     assert attend(scene, backend, window=1).flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
     assert attend(scene, backend, window=2).flatten().tolist() == [1.5, 2.5, 3.5, 4.5]
-
-
-def test_a_branch_does_not_see_its_sister(backend, count_up, lay_out, branches):
-    # | 0 1 | 2 → 3   and a second child of 2, at the same position: its value is 4.
-    sequence = count_up(5, num_kv_heads=1, group=1)
-    scene = lay_out([(sequence, 2, 5)], block_size=4, ancestors=[branches([-1, 0, 0])])
-    assert scene.step.positions.tolist() == [2, 3, 3]
-    assert attend(scene, backend).flatten().tolist() == [1.0, 1.5, (0 + 1 + 2 + 4) / 4]
 
 
 def test_heads_of_a_group_read_one_head_of_k_and_v(backend, count_up, lay_out):

@@ -169,36 +169,6 @@ def test_a_prompt_gives_what_its_tokens_give_one_by_one(backend, turn, lay_out):
     assert torch.equal(single, whole)
 
 
-@each_backend
-@law
-@given(SIZES, OPTIONS, BLOCK_SIZES, SPANS, SPANS)
-def test_a_chain_of_drafts_is_a_chunk(backend, turn, lay_out, branches, sizes, options, block_size, one, other):
-    sizes, options = fitting(backend, sizes, options)
-    turns = [turn(one, 0, sizes), turn(other, 1, sizes)]
-    chains = [branches(list(range(-1, count - 1))) for _, count in (one, other)]
-    chunk = lay_out(turns, block_size=block_size).attend(backend, options, places=PLACES)
-    chain = lay_out(turns, block_size=block_size, ancestors=chains).attend(backend, options, places=PLACES)
-    assert torch.equal(chain[0], chunk[0])
-
-
-@each_backend
-@law
-@given(SIZES, OPTIONS, BLOCK_SIZES, DONE, st.data())
-def test_a_draft_gets_what_its_branch_alone_would_get(
-    backend, turn, lay_out, branches, sizes, options, block_size, done, data
-):
-    sizes, options = fitting(backend, sizes, options)
-    parents = [data.draw(st.integers(-1, token - 1)) for token in range(6)]
-    mask = branches(parents)
-    tree = turn((done, len(parents)), 0, sizes)
-    (found,) = results(lay_out([tree], block_size=block_size, ancestors=[mask]), backend, options)
-    for draft in range(len(parents)):
-        line = np.concatenate([np.arange(done), done + mask[draft].nonzero()[0]])
-        branch = tree[0].tokens(line), done, len(line)
-        (alone,) = results(lay_out([branch], block_size=block_size), backend, options)
-        assert torch.equal(alone[-1], found[draft])
-
-
 # The reference has no work that is worth sharing.
 @pytest.mark.parametrize("name", ["torch_gather", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

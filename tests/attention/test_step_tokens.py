@@ -77,12 +77,6 @@ def test_a_part_has_padding_of_its_own(step):
     assert (step.part(0, 2).num_padded, step.part(0, 2, 30).num_padded) == (0, 30)
 
 
-def test_branches_are_not_cut(step):
-    branching = StepTokens(*(getattr(step, name) for name in step.__slots__[:6]), np.eye(5, dtype=np.bool_))
-    with pytest.raises(AssertionError, match="branches are not cut"):
-        branching.part(0, 2)
-
-
 @st.composite
 def steps_and_cuts(draw):
     """A step of sequences with (tokens before, tokens in it), and the first and last token of a part that is not empty."""

@@ -135,8 +135,3 @@ def test_a_soft_cap_is_refused_before_anything_is_computed(build):
 def test_attention_sinks_are_refused_before_anything_is_computed(build):
     with pytest.raises(UnsupportedByBackend, match="attention sinks; the backends"):
         build((3, 2)).attend(XFORMERS, LayerOptions(0.25, sinks=torch.zeros(4)))
-
-
-def test_branching_drafts_are_refused(build, branches):
-    with pytest.raises(UnsupportedByBackend, match="drafts that branch; the backends"):
-        build((3, 2), ancestors=[branches([-1, -1])]).attend(XFORMERS, PLAIN)
