@@ -16,13 +16,11 @@ from paged.block_manager.errors import (
     RowInFlight,
     RowSwapped,
     UnknownContent,
-    UnknownPin,
     UnknownRow,
 )
 from paged.block_manager.events import Cleared, Event, Removed, Stored
 from paged.block_manager.manager import Admission, BlockManager
 from paged.block_manager.moves import Moves
-from paged.block_manager.retention import Pin
 from paged.block_manager.stats import MemoryStats
 from paged.errors import PagedError
 
@@ -43,12 +41,10 @@ __all__ = [
     "NothingInFlight",
     "OutOfBlocks",
     "PagedError",
-    "Pin",
     "Removed",
     "RowInFlight",
     "RowSwapped",
     "Stored",
     "UnknownContent",
-    "UnknownPin",
     "UnknownRow",
 ]

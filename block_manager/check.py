@@ -33,7 +33,7 @@ def violations_of(
 ) -> list[str]:
     """Every violation as a sentence that begins with the invariant's number.
 
-    `held` and `held_host` are references that transfers hold beyond what the tables say, by block.
+    `held` and `held_host` are references that loads and copies hold beyond what the tables say, by block.
     """
     found: list[str] = []
     found += _free_lists(device) + _free_lists(host)
@@ -281,7 +281,7 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
             for i, pinned in zip(range(on_device, count), pins, strict=False):
                 if run.host_block(offset + i) != pinned:
                     found.append(
-                        f"5: row {row} pins host block {pinned} at column {column + i}, which is not its node's."
+                        f"5: row {row} holds host block {pinned} at column {column + i}, which is not its node's."
                     )
             column += count
     return found

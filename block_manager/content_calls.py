@@ -18,7 +18,6 @@ from paged.block_manager.content_key import root_prefix
 from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent
 from paged.block_manager.events import Event, EventLog
 from paged.block_manager.free_list import Blocks
-from paged.block_manager.retention import Pin
 from paged.block_manager.runs import Segment, first_of
 from paged.block_manager.trusted_content import TrustedContentCalls
 
@@ -52,24 +51,13 @@ class ContentCalls(TrustedContentCalls):
         size = self.block_size
         return Hit(match.num_blocks * size, self._index.blocks_of(match).copy(), on_host * size)
 
-    def pin(self, tokens: Any, namespace: Any = None, *, until: float | None = None) -> Pin:
-        """The cached prefix of these tokens, in full blocks, stays where it is until `unpin`, or until the logical time `until` (see
-        `expire`). Its blocks count as used.
-
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (until), or UnknownContent where nothing of it is cached.
-        """
-        segments = self._cached_prefix(tokens, namespace)
-        return self.retentions.pin(segments, until)
-
-    def unpin(self, pin: Pin) -> None:
-        """The pin holds no more. Raises UnknownPin if it did not."""
-        self.retentions.unpin(pin)
-
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """The cached prefix of these tokens is evicted after all content of lower priority; what is not retained has 0, the highest is 3.
 
         It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
-        on both tiers. Returns the tokens of the prefix. Raises as `pin`, and InvalidConfig for the priority.
+        on both tiers. Returns the tokens of the prefix.
+
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent where nothing of it is cached.
         """
         level = checked_level(priority)
         segments = self._cached_prefix(tokens, namespace)
@@ -77,7 +65,7 @@ class ContentCalls(TrustedContentCalls):
         return sum(count for _, _, count in segments) * self.block_size
 
     def expire(self, now: float) -> None:
-        """Pins and retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+        """Retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
 
         Raises InvalidConfig for what is no number, and for NaN.
         """

@@ -11,7 +11,6 @@
     ├── InvalidTokens      no tokens, or tokens that are no token ids
     ├── InvalidNamespace   a namespace that cannot be told apart exactly
     ├── UnknownContent     no block of the prompt is in the cache
-    ├── UnknownPin         a pin that does not hold (any more)
     └── CannotCopy         a copy or pickle of what counts one memory
 
 Each is raised before anything changes and carries the numbers as attributes. Knows nothing of what raises it.
@@ -89,14 +88,6 @@ class UnknownContent(PagedError, LookupError):
             f"no full block of these {num_tokens:,} tokens is in the cache of this namespace. Compute them first, or look them up."
         )
         self.num_tokens = num_tokens
-
-
-class UnknownPin(PagedError, LookupError):
-    """A pin that was given back, has ended by its time, or never was: `pin`."""
-
-    def __init__(self, pin: object) -> None:
-        super().__init__(f"{pin!r} does not hold (any more).")
-        self.pin = pin
 
 
 class MemoryClaimed(PagedError, RuntimeError):

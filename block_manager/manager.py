@@ -7,6 +7,7 @@ Calls are serialised by the caller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -87,7 +88,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def claim(self) -> None:
         """Give this memory to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
-        MemoryClaimed. Reading, events, `pin`, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
+        MemoryClaimed. Reading, events, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
         rows are open."""
         if self._is_claimed or len(self.live_rows):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
@@ -331,7 +332,7 @@ class BlockManager(ContentCalls, Uncopyable):
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        held, held_host = self._device.kept.copy(), self._host.kept.copy()
+        held, held_host = self._device.kept.copy(), Counter[int]()
         held.update(self._growth.copied())
         if self._offload is not None:
             held_host.update(self._offload.held().tolist())

@@ -45,7 +45,7 @@ class Pool:
         self.free_list = FreeList(self.state)
         # Blocks evicted so far, and the sum of the steps that each had been unused for.
         self.num_evicted = self.idle_steps = 0
-        # References beyond the tables, by block: of transfers that have not ended, and of pins.
+        # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
         # Called with evicted blocks, oldest first, and with the same in parts, before they are handed out: their nodes lose this residence.
         self.forget: Callable[[Blocks, list[Taken]], None] | None = None

@@ -1,75 +1,41 @@
-"""Content that is to stay: pinned, or evicted later than the rest, for good or until a logical time.
+"""Content that is evicted later than the rest, for good or until a logical time.
 
-A pin is a reference to the block of each node of a prefix. A retention raises the level of a node and of all before it, so that a
-child is never kept longer than its parent; what is not retained is at level 0. Knows nodes, levels and a time that it is told.
-Does not know requests, clocks, or whose content it is.
+A retention raises the level of a node and of all before it, so that a child is never kept longer than its parent; what is not retained
+is at level 0.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.arguments import logical_time
-from paged.block_manager.errors import InvalidConfig, UnknownPin
+from paged.block_manager.errors import InvalidConfig
 from paged.block_manager.free_list import Blocks
 from paged.block_manager.pool import Pool
 from paged.block_manager.prefix_index import PrefixIndex
 from paged.block_manager.runs import Run, Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """`num_tokens` of a prompt that stay where they are until `unpin`, or until the logical time that was named."""
-
-    number: int
-    num_tokens: int
-
-
 class Retentions:
-    """Pins and levels of content, and when they end."""
+    """Levels of content, and when they end."""
 
-    def __init__(self, index: PrefixIndex | None, block_size: int, device: Pool, host: Pool) -> None:
+    def __init__(self, index: PrefixIndex | None, device: Pool, host: Pool) -> None:
         """Without an index there is no content, and nothing is ever kept."""
         self._index = index
         if index is not None:
             index.closed = self.apply_to
         self._device, self._host = device, host
-        self._block_size = block_size
         # The latest logical time that was told.
         self.now = -np.inf
         # The first logical time at which anything ends: before it, `expire` need not be called.
         self.next_end = np.inf
         self._next = 1
-        self._pins: dict[int, tuple[Blocks, Blocks]] = {}
-        # The runs of each retention that ends, by number, last one first; (when, number) in order, of pins, too.
+        # The runs of each retention that ends, by number, last one first; (when, number) in order.
         self._until: dict[int, list[Run]] = {}
         self._ends: list[tuple[float, int]] = []
-
-    def pin(self, segments: list[Segment], until: float | None) -> Pin:
-        """Hold each node of a prefix where it resides: on the device, and where it does not, on the host."""
-        assert self._index is not None, "there is content to keep"
-        number = self._numbered(until)
-        on_device: list[int] = []
-        on_host: list[int] = []
-        for run, offset, count in segments:
-            for at in range(offset, offset + count):
-                block = self._index.device_block(run, at)
-                (on_device if block >= 0 else on_host).append(block if block >= 0 else run.host_block(at))
-        held = np.array(on_device, np.int64), np.array(on_host, np.int64)
-        for pool, blocks in zip((self._device, self._host), held, strict=True):
-            pool.keep(blocks)
-        self._pins[number] = held
-        return Pin(number, (len(on_device) + len(on_host)) * self._block_size)
-
-    def unpin(self, pin: Pin) -> None:
-        """Raises UnknownPin for one that does not hold any more."""
-        if not isinstance(pin, Pin) or pin.number not in self._pins:
-            raise UnknownPin(pin)
-        self._release(pin.number)
 
     def retain(self, segments: list[Segment], level: int, until: float | None) -> None:
         """The nodes of a prefix are kept at `level` at least, until the logical time `until` (None: as long as they live)."""
@@ -91,9 +57,7 @@ class Retentions:
         self.now = max(self.now, now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
-            if number in self._pins:
-                self._release(number)
-            elif number in self._until:
+            if number in self._until:
                 for run in self._until.pop(number):
                     if run.retained is not None:
                         run.retained.pop(number, None)
@@ -101,7 +65,7 @@ class Retentions:
         self._note_next_end()
 
     def clear(self) -> None:
-        """All content is forgotten, and nothing is pinned."""
+        """All content is forgotten."""
         self._until.clear()
         self._ends.clear()
         self._note_next_end()
@@ -119,10 +83,6 @@ class Retentions:
 
     def _note_next_end(self) -> None:
         self.next_end = self._ends[0][0] if self._ends else np.inf
-
-    def _release(self, number: int) -> None:
-        for pool, blocks in zip((self._device, self._host), self._pins.pop(number), strict=True):
-            pool.let_go(blocks)
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until

@@ -75,7 +75,7 @@ class TrustedCalls(Views):
         self._events: EventLog | None = None
         self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
         self._growth = Growth(self._tables, self._device)
-        self.retentions = Retentions(self._index, self.block_size, self._device, self._host)
+        self.retentions = Retentions(self._index, self._device, self._host)
         self._sharing = (
             Sharing(self._tables, self._flights, self._device, self._index, self._growth, self._tiers, self._offload)
             if self._index

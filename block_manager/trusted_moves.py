@@ -1,4 +1,4 @@
-"""Rows that go to the host and come back, and blocks that transfers hold: calls that trust their caller, as those of a step do.
+"""Rows that go to the host and come back, and blocks that loads hold: calls that trust their caller, as those of a step do.
 
 Knows both tiers. Does not know why a row is swapped, nor what a copy costs.
 """
@@ -44,13 +44,8 @@ class MoveCalls(StretchCalls):
         return self._tiers.device_blocks_wanted(np.array(rows, np.int64))
 
     def num_host_tail(self, row: int) -> int:
-        """Host blocks that the row pins."""
+        """Host blocks that the row holds."""
         return len(self._tiers.tails.get(row, ()))
-
-    def host_tail(self, row: int) -> Blocks:
-        """The host blocks that hold the row's blocks from num_table_blocks[row] on, in order, int64 [n]."""
-        tail = self._tiers.tails.get(row)
-        return np.empty(0, np.int64) if tail is None else tail.copy()
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
@@ -59,17 +54,9 @@ class MoveCalls(StretchCalls):
             self._offload.is_worth_loading = is_worth_loading
 
     def hold(self, blocks: Blocks) -> None:
-        """One more reference to each of these used or cached device blocks: an end of a transfer that has not ended."""
+        """One more reference to each of these used or cached device blocks, into which something is still being loaded."""
         self._device.keep(blocks)
 
     def release_held(self, blocks: Blocks) -> None:
         """Give back what `hold` took."""
         self._device.let_go(blocks)
-
-    def hold_host(self, blocks: Blocks) -> None:
-        """One more reference to each of these host blocks, which are pinned or carry content."""
-        self._host.keep(blocks)
-
-    def release_held_host(self, blocks: Blocks) -> None:
-        """Give back what `hold_host` took."""
-        self._host.let_go(blocks)

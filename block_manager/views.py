@@ -94,7 +94,7 @@ class Views:
 
     @property
     def host_ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_host_blocks]: references (pins) to each host block; a copy."""
+        """int32 [num_host_blocks]: references to each host block; a copy."""
         return self._host.ref_count
 
     @property
@@ -129,7 +129,7 @@ class Views:
 
     @property
     def host_used(self) -> int:
-        """Host blocks that a swapped row pins."""
+        """Host blocks that a swapped row holds."""
         return self._host.num_used
 
     @property

@@ -91,22 +91,18 @@ class Steps:
         self._host_s = self._model_s = 0.0
 
     def must_be_whole(self) -> None:
-        """Raise EngineFailed if the scheduler's books were left half-written, or content is lost."""
+        """Raise EngineFailed if the scheduler's books were left half-written."""
         if self._torn_by is not None:
             raise EngineFailed(
                 f"an earlier step stopped ({self._torn_by!r}) while the scheduler's books were being written. "
                 f"Make a new engine; it can have the same model."
             ) from self._torn_by
-        self.forget_lost_content()
-        if self.content_is_lost:
-            raise EngineFailed(
-                "copies failed in an earlier step, so that no content of the cache can be trusted, and pinned content "
-                "cannot be forgotten. Give back the pins."
-            )
 
     def forget_lost_content(self) -> None:
-        """Empty the cache once copies have failed, as soon as nothing holds a block."""
-        self.content_is_lost = self.content_is_lost and not self._scheduler.manager.reset_cache()
+        """Empty the cache once copies have failed, and every request has ended."""
+        was_forgotten = self._scheduler.manager.reset_cache()
+        assert was_forgotten, "nothing holds a block"
+        self.content_is_lost = False
 
     def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
         """The first half. `note_admitted` is called with the batch before it runs.

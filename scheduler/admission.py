@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from paged.scheduler.composition import place_chunk
 from paged.scheduler.policies import Policy
-from paged.scheduler.preemption import hold_tables, note_transfer
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
 from paged.scheduler.state import State, Step
@@ -48,9 +47,7 @@ class Admission:
         if state.away.num:
             state.manager.draw_promised()
         for request in list(state.away):
-            if request.status is Status.LOADING or request.transfers:
-                continue
-            if any(state.waits_for_transfer(row) for row in request.live_rows):
+            if request.status is Status.LOADING:
                 continue
             if step.budget <= 0 or state.waits_for_samples(request):
                 return
@@ -154,9 +151,6 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     manager = state.manager
     state.away.remove(request)
     _bound_if_due(state, request)
-    tails = [manager.host_tail(row) for row in request.live_rows] if state.async_moves else []
-    for tail in tails:
-        manager.hold_host(tail)
     moves = manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     if len(moves):
@@ -165,14 +159,6 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
         copied = moves.host_to_device
         state.stats.swapped_in_blocks += len(copied)
         request.swapped_blocks += len(copied)
-        if state.async_moves:
-            note_transfer(state, request, moves, held=hold_tables(state, request), held_host=tails)
-            request.status = Status.LOADING
-            state.away.add(request)
-            _add_debt(state, step, request)
-            return
-    for tail in tails:
-        manager.release_held_host(tail)
     _start(state, step, request)
 
 
@@ -207,8 +193,8 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
 
 def _takes_plain_ones(state: State) -> bool:
-    """Whether an ordinary request may come in the short way: no worst case is reserved, no block is on its way."""
-    return state.admission.takes_plain_ones and not state.bounded and not state.transfers
+    """Whether an ordinary request may come in the short way: no worst case is reserved."""
+    return state.admission.takes_plain_ones and not state.bounded
 
 
 def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:

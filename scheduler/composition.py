@@ -99,7 +99,7 @@ def compose_running(state: State, step: Step) -> None:
         and steady[0] is rows
         and len(rows) <= step.budget
         and len(rows) <= step.seats
-        and not (state.transfers or state.bounded)
+        and not state.bounded
     ):
         try:
             _place_decodes(state, step, *steady)
@@ -113,8 +113,6 @@ def compose_running(state: State, step: Step) -> None:
         return
     step.decodes_after = -1
     state.await_samples()
-    if state.transfers:
-        rows = np.array([row for row in rows.tolist() if not state.waits_for_transfer(row)], np.int64)
     if not len(rows):
         return
     launched = manager.num_launched[rows]
@@ -167,7 +165,7 @@ def place_chunk(
             request.hit_tokens += num_won
     leader = _leader_of(state, step, request, row)
     request.follows = leader
-    if leader is not None or state.waits_for_transfer(row):
+    if leader is not None:
         return 0
     launched = int(manager.num_launched[row])
     todo = state.total_of(row) - launched
@@ -203,7 +201,7 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 def _owe_nothing(state: State, step: Step) -> None:
     """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer; more may
     be kept for it by count."""
-    if not state.away.num and not state.outstanding and not state.transfers and not state.reservation.is_counted:
+    if not state.away.num and not state.outstanding and not state.reservation.is_counted:
         step.owed = 0
 
 
@@ -270,10 +268,8 @@ def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
     missing = int(needs.sum()) - (state.manager.num_available - owed)
     if missing <= 0:
         return granted
-    # What a background transfer is about to bring need not be taken from anyone else.
-    on_its_way = state.blocks_on_their_way
-    if step.may_move and missing > on_its_way:
-        _take_from_victims(state, step, rows, granted, needs, missing - on_its_way)
+    if step.may_move:
+        _take_from_victims(state, step, rows, granted, needs, missing)
     return _cut_to_memory(state, rows, granted, needs, state.manager.num_available - owed)
 
 

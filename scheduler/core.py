@@ -106,7 +106,6 @@ class Scheduler(Uncopyable):
     vocabulary_size      token ids have to be below it; None: not checked
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; of those not named, and of None: 1
-    async_moves          moves run in the background; `moved(batch)` says when they have
     max_outstanding      batches that are out at a time
     resumes_known        for engines that take the tokens of a row from the scheduler when it was not in the batch before, or has other
                          blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
@@ -128,7 +127,6 @@ class Scheduler(Uncopyable):
         vocabulary_size: int | None = None,
         costs: Costs | None = None,
         tenant_weights: Mapping[str, float] | None = None,
-        async_moves: bool = False,
         max_outstanding: int = 4,
         resumes_known: bool = False,
     ) -> None:
@@ -151,12 +149,7 @@ class Scheduler(Uncopyable):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
-        async_moves = checked_flag("async_moves", async_moves)
         resumes_known = checked_flag("resumes_known", resumes_known)
-        if async_moves and manager.host_caching:
-            raise InvalidConfig(
-                "host_caching copies content out of blocks that the same step writes; such copies cannot run in the background (async_moves)."
-            )
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
         manager.claim()
@@ -170,9 +163,7 @@ class Scheduler(Uncopyable):
             count_of(max_outstanding),
         )
         strategies = strategies_of(chosen, manager.num_blocks, weights)
-        self._state = State(
-            manager, chosen, strategies, limits, costs or Costs(), async_moves=async_moves, resumes_known=resumes_known
-        )
+        self._state = State(manager, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
@@ -294,7 +285,7 @@ class Scheduler(Uncopyable):
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
         if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
             state.composition.compose(state, step)
-        if not step.num_rows and not state.outstanding and not state.transfers and step.may_move and not step.loads:
+        if not step.num_rows and not state.outstanding and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
@@ -347,8 +338,6 @@ class Scheduler(Uncopyable):
             return
         if not isinstance(moved, (bool, np.bool_)):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
-        if not moved and self._moves_in_background(batch) and batch.number not in self._state.transfers:
-            raise BatchError(batch.number, "had its moves reported by moved(); cancel it with moved=True.")
         self._must_be(batch, -1, "cancelled")
         if not moved and len(batch.moves) and batch.number < self._state.last_moved:
             raise BatchError(
@@ -410,17 +399,6 @@ class Scheduler(Uncopyable):
         """
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
-
-    @alone
-    def adopt(self, request_id: str, fork: int, sequence: int = 0) -> None:
-        """`sequence` goes on as `fork`, another sequence of its request, with that one's tokens and blocks; `fork` is none any more, and has
-        no last output. What `sequence` knew beyond their common beginning is forgotten.
-
-        For a tree of drafts: fork, give each fork a branch (`schedule(drafts=...)`), adopt the one of which most was right, finish the others.
-        Raises UnknownRequest, RequestInFlight, or InvalidRequest (one of both does not run, or both are one), changing nothing.
-        """
-        request = self._living(request_id)
-        forks.adopt(self._state, request, self._live_sequence(request, fork), self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
@@ -504,36 +482,6 @@ class Scheduler(Uncopyable):
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state, request, 0))
         state.start_running(request)
-
-    @alone
-    def moved(self, batch: Batch) -> None:
-        """The moves of the batch, which run in the background, have run; nothing for a batch without such moves.
-
-        Raises ForeignBatch, or BatchError when they were reported before, or the batch was cancelled and its moves are a later one's.
-        """
-        state = self._state
-        _must_be_a_batch(batch)
-        if batch.ticket.owner is not self._owner:
-            raise ForeignBatch(batch.number)
-        if any(carried.number == batch.number and len(carried.moves) for carried in state.carried):
-            raise BatchError(batch.number, "was cancelled before its moves ran; they are in a later batch.")
-        if not self._moves_in_background(batch):
-            return
-        transfer = state.transfers.pop(batch.number, None)
-        if transfer is None:
-            raise BatchError(
-                batch.number, "had its moves reported before, or was cancelled and they ran with a later one."
-            )
-        for blocks in transfer.device_blocks:
-            state.manager.release_held(blocks)
-        for blocks in transfer.host_blocks:
-            state.manager.release_held_host(blocks)
-        state.admission_blocked = False
-        for request in transfer.waiting:
-            request.transfers -= {batch.number}
-            if request.status is Status.LOADING and not request.transfers and request.id in state.requests:
-                state.away.remove(request)
-                state.start_running(request)
 
     def explain(self, request_id: str) -> Explanation:
         """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
@@ -686,10 +634,6 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
-    def _moves_in_background(self, batch: Batch) -> bool:
-        moves = batch.moves
-        return self._state.async_moves and bool(len(moves.device_to_host) or len(moves.host_to_device))
-
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
@@ -735,12 +679,6 @@ class Scheduler(Uncopyable):
         for row, first, block in ending.wanted_loads(state, carried.loads, carried.number).tolist():
             step.loads.append((row, first, block))
             step.asked.append(state.columns.owner[row])
-        transfer = state.transfers.pop(carried.number, None)
-        if transfer is not None:
-            number = state.manager.batch
-            state.transfers[number] = transfer
-            for request in transfer.waiting:
-                request.transfers = request.transfers - {carried.number} | {number}
 
     def _raise_violations(self) -> None:
         violations = self.check()

@@ -249,8 +249,6 @@ def _hush(state: State, rows: Rows) -> None:
 
 def _park(state: State, request: RequestState) -> None:
     """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
-    if request.transfers:
-        return
     state.remember_high_water(request)
     state.away.remove(request)
     state.lift_bound(request)

@@ -83,8 +83,6 @@ def _found(state: State, request: RequestState) -> _Found:
         return _waiting(state, request)
     if request.status is Status.LOADING:
         reason = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
-        if request.transfers:
-            reason = f"it waits for the moves of batch {min(request.transfers)}; call moved() when they have run."
         return _Found(reason, 0, free_blocks(state))
     if request.status in (Status.PAUSED, Status.SWAPPED):
         return _away(state, request)
@@ -170,8 +168,6 @@ def _away(state: State, request: RequestState) -> _Found:
     )
     if state.waits_for_samples(request):
         reason = _SAMPLES_ARE_OUT
-    if request.transfers:
-        reason += f" Its moves of batch {min(request.transfers)} have not been reported; call moved()."
     return _Found(reason, needed + kept, free)
 
 

@@ -136,8 +136,8 @@ class Foresight:
             # Even if all become as long as they may: most need not be looked at any closer where memory is ample.
             return True
         most = self.peak_with(request)
-        # What rows share comes on top, so it need not always be counted. Transfers hold blocks that stand in no table.
-        if most <= slots and not state.transfers:
+        # What rows share comes on top, so it need not always be counted.
+        if most <= slots:
             return True
         # It may share what is promised to one who came in just now.
         manager.draw_promised()

@@ -1,11 +1,10 @@
-"""Forks: a sequence that runs goes on twice, and takes one of its forks' places again.
+"""Forks: one more sequence of a request that runs, from where one of its sequences is.
 
-    r1 / 0 | known ... 17 |   fork   | r1 / 0 | ... 17 |   drafts, tokens   | r1 / 0 | ... 17 5 |   adopt
-                                     | r1 / 1 | ... 17 |                    | r1 / 1 | ... 17 9 4 |    r1 / 0 | ... 17 9 4 |
+    r1 / 0 | known ... 17 |   fork   | r1 / 0 | ... 17 |
+                                     | r1 / 1 | ... 17 |
 
-A tree of drafts is forks of a sequence with a branch of drafts each, a beam search forks those that go on best. All full blocks are
-shared; the partial one is copied at once, because both go on to write it, and the copy runs before the next batch. Knows sequences, rows
-and that copy. Does not know why somebody forks, nor which fork is the right one.
+A beam search forks the sequences that go on best. All full blocks are shared; the partial one is copied at once, because both go on to
+write it, and the copy runs before the next batch.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1
-    # A tree of drafts a step: numbers of forks that are gone are given again, or there would be ever more of them.
+    # Numbers of forks that are gone are given again, or a search would have ever more of them.
     own, num = request.request.num_sequences, len(request.rows)
     number = next((number for number in range(own, num) if not state.delivers(request, number)), num)
     if number == num:
@@ -70,31 +69,6 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     return number
 
 
-def adopt(state: State, request: RequestState, of: int, sequence: int) -> None:
-    """The sequence goes on as `of`, another live one of its request, which is none from now on: it takes its tokens and its blocks.
-
-    Raises InvalidRequest (one of them does not run, or both are the same) or RequestInFlight, changing nothing.
-    """
-    if of == sequence:
-        raise InvalidRequest(f'request "{request.id}": sequence {sequence} cannot adopt itself.')
-    for each in (sequence, of):
-        _must_run(state, request, each)
-    state.running_rows.leave([request.rows[sequence]])
-    state.close_row(request, sequence)
-    row = request.rows[of]
-    request.rows[sequence], request.rows[of] = row, -1
-    for name in _BY_SEQUENCE:
-        values = getattr(request, name)
-        setattr(request, name, replaced(values, sequence, values[of]))
-    state.columns.release(row, of)
-    state.columns.bind(row, request, sequence)
-    request.num_live -= 1
-    # The rows of a request stand in the order of its sequences.
-    state.running_rows.reorder()
-    state.admission_blocked = False
-    _note_other_sequences(state, request)
-
-
 def _carry(state: State, source: int, copy: int) -> None:
     """The copy runs with the next batch. Engines run the pairs of a group at once: none reads what another one writes."""
     group = state.carried[-1] if state.carried and state.carried[-1].number == _NO_BATCH else None
@@ -110,7 +84,7 @@ def _carry(state: State, source: int, copy: int) -> None:
 def _must_run(state: State, request: RequestState, sequence: int) -> None:
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
-    if state.is_in_flight(request) or request.id in state.busy_ids or state.waits_for_transfer(request.rows[sequence]):
+    if state.is_in_flight(request) or request.id in state.busy_ids:
         raise RequestInFlight(request.id)
 
 

@@ -105,7 +105,7 @@ class Packer:
             num_samples = int(np.count_nonzero(samples))
             samples.flags.writeable = False
         chunk_rows = [chunk[0] for chunk in step.chunks]
-        covers_running = state.running_rows.adopt(decodes, chunk_rows, rows)
+        covers_running = state.running_rows.keep(decodes, chunk_rows, rows)
         if not covers_running:
             state.columns.advance_unevenly()
         if rows is not self._rows:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import Moves
 from paged.scheduler.awaited import sources_of
 from paged.scheduler.request import RequestState, replaced
-from paged.scheduler.state import State, Step, Transfer
+from paged.scheduler.state import State, Step
 from paged.scheduler.status import Status
 
 Blocks = NDArray[np.int64]
@@ -59,9 +58,9 @@ def victims(
     state: State, may_give: Callable[[State, RequestState], bool] = lambda _, request: not request.is_bounded
 ) -> Iterator[RequestState]:
     """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
-    policy's strategy. None that is placed in this batch, or waits for a transfer. Each may be preempted when it comes."""
+    policy's strategy. None that is placed in this batch. Each may be preempted when it comes."""
     for victim in reversed(list(state.away)):
-        if victim.status is Status.PAUSED and not victim.transfers and may_give(state, victim):
+        if victim.status is Status.PAUSED and may_give(state, victim):
             yield victim
     is_placed = state.manager.is_placed
     running = [v for v in reversed(list(state.running)) if not any(is_placed(row) for row in v.live_rows)]
@@ -87,7 +86,6 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     if not state.victims.takes_whole and not is_idle and len(rows) == 1:
         keep = _blocks_kept(state, rows[0], num_missing)
     available = manager.num_available
-    on_their_way = state.blocks_on_their_way
     swaps = not is_idle and _swaps(state, step, victim, keep)
     state.remember_high_water(victim)
     if was_running:
@@ -116,7 +114,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
         has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
         victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
         state.away.add(victim)
-    return manager.num_available - available + state.blocks_on_their_way - on_their_way
+    return manager.num_available - available
 
 
 def _blocks_kept(state: State, row: int, num_missing: int) -> int:
@@ -144,46 +142,11 @@ def _swaps(state: State, step: Step, victim: RequestState, keep: int) -> bool:
 
 def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
     manager = state.manager
-    held = hold_tables(state, victim) if state.async_moves else []
     moves = manager.give_to_host(np.array(victim.live_rows), keep)
     step.moves.append(moves)
     copied = len(moves.device_to_host)
     state.stats.swapped_out_blocks += copied
     victim.swapped_blocks += copied
-    if not copied:
-        for blocks in held:
-            manager.release_held(blocks)
-    elif state.async_moves:
-        tails = [manager.host_tail(row) for row in victim.live_rows]
-        for tail in tails:
-            manager.hold_host(tail)
-        note_transfer(state, victim, moves, held=held, held_host=tails)
-
-
-def hold_tables(state: State, request: RequestState) -> list[Blocks]:
-    """One more reference to each device block of each of the request's rows.
-
-    Not only to the ends of its transfer: were the blocks before them given back first, parents would be evicted before their
-    children.
-    """
-    held = [state.manager.table(row).astype(np.int64) for row in request.live_rows]
-    for blocks in held:
-        state.manager.hold(blocks)
-    return held
-
-
-def note_transfer(
-    state: State, waiting: RequestState, moves: Moves, *, held: list[Blocks], held_host: list[Blocks]
-) -> None:
-    """Moves of this step run in the background and hold these blocks of either tier, referenced already, until `moved`."""
-    number = state.manager.batch
-    transfer = state.transfers.setdefault(number, Transfer([], [], []))
-    waiting.transfers |= {number}
-    transfer.device_blocks += held
-    transfer.host_blocks += held_host
-    transfer.waiting.append(waiting)
-    transfer.num_returning += len(moves.device_to_host)
-    transfer.arriving.update(moves.host_to_device[:, 1].tolist())
 
 
 def drop_rows(state: State, victim: RequestState) -> None:

@@ -1,7 +1,7 @@
 """A step that would compute nothing, though a request could: the first in order that may gets what it needs.
 
 Knows that all who may be victims may be made to give up everything for it, and that a request alone in the pool which still does not
-fit has outgrown it. Is asked only when nothing is in flight and nothing in transfer.
+fit has outgrown it. Is asked only when nothing is in flight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def force_progress(state: State, step: Step) -> None:
         # One whose worst case is reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if any(other.status is Status.LOADING or other.transfers for other in state.away):
+        if any(other.status is Status.LOADING for other in state.away):
             # What they hold comes back when the caller has loaded.
             return
         state.pending_outputs += end_request(
@@ -52,11 +52,7 @@ def _todo(state: State, request: RequestState) -> int:
 
 def _able(state: State) -> list[RequestState]:
     """Who has something to compute, in order."""
-    able = [
-        r
-        for r in (*state.running, *state.away)
-        if r.status is not Status.LOADING and not r.transfers and _todo(state, r)
-    ]
+    able = [r for r in (*state.running, *state.away) if r.status is not Status.LOADING and _todo(state, r)]
     return sorted(able, key=lambda request: request.order)
 
 
@@ -130,8 +126,6 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
     """Whether at least one token of it is in flight now."""
     if request.status in (Status.PAUSED, Status.SWAPPED):
         bring_back(state, step, request)
-        if state.transfers:
-            return True
     for row in request.live_rows:
         if not state.manager.is_placed(row):
             place_chunk(state, step, request, row)

@@ -243,7 +243,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     passed       how often one behind it was admitted before it
     num_left     shares in batches that are out whose rows it has given back, and whose tokens are still its own
     num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
-    transfers    numbers of the batches whose moves it waits for
     """
 
     request: Request
@@ -275,7 +274,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     has_given: bool = False
     gave_at: int = 0
     longest_pause: int = 0
-    transfers: frozenset[int] = frozenset()
     num_asked: int = 0
     load_batch: int = 0
     charged: int = 0

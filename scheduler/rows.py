@@ -175,7 +175,7 @@ class RowColumns:
 class RunningRows:
     """The rows of running requests in their order, int64 [n].
 
-    Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`adopt`), without the rows
+    Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`keep`), without the rows
     that ended with it (`replace`). Else rows that join at the end are appended and rows that leave are masked out, both once
     a step; one that joins in the middle (it returned, or was passed) is put there where its place is known, and else the array is made
     anew.
@@ -213,7 +213,7 @@ class RunningRows:
             self._append()
         self._left += rows
 
-    def adopt(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
+    def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
         """Whether `rows`, a batch's decodes and then its chunks, are all rows that run, in their order. If so that array is kept."""
         if rows is self._rows:
             return not (self._joined or self._left or self._is_stale)
@@ -222,12 +222,8 @@ class RunningRows:
         self._rows, self._joined = rows, []
         return True
 
-    def reorder(self) -> None:
-        """The running requests have these rows in another order."""
-        self._is_stale = True
-
     def replace(self, before: Rows, after: Rows) -> bool:
-        """Whether exactly `before`, an array that was adopted, are the rows that run; if so, they are `after` from now on."""
+        """Whether exactly `before`, an array that was kept, are the rows that run; if so, they are `after` from now on."""
         if before is not self._rows or self._joined or self._left or self._is_stale:
             return False
         self._rows = after

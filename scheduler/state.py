@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -95,19 +95,6 @@ class Carried:
     number: int
 
 
-@dataclass(slots=True)
-class Transfer:
-    """What a background transfer holds until `moved`: device blocks and host blocks, both ends, and who waits for it."""
-
-    device_blocks: list[NDArray[np.int64]]
-    host_blocks: list[NDArray[np.int64]]
-    waiting: list[RequestState]
-    # Device blocks that become available when it ends: what it copies out.
-    num_returning: int = 0
-    # Device blocks whose contents are not there yet. What is on its way to the host can be read on the device, whose block is held.
-    arriving: set[int] = field(default_factory=set)
-
-
 class State:
     """All that outlives a step."""
 
@@ -119,7 +106,6 @@ class State:
         limits: Limits,
         costs: Costs,
         *,
-        async_moves: bool,
         resumes_known: bool,
     ) -> None:
         self.manager = manager
@@ -127,7 +113,6 @@ class State:
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
         self.limits = limits
         self.costs = costs
-        self.async_moves = async_moves
         self.resumes_known = resumes_known
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
@@ -152,8 +137,6 @@ class State:
         # The latest batch that was cancelled after its moves had run: those before it have run theirs, too.
         self.last_moved = 0
         self.carried: list[Carried] = []
-        # Device and host blocks that a background transfer holds, by batch number.
-        self.transfers: dict[int, Transfer] = {}
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
         # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
@@ -367,18 +350,6 @@ class State:
             self.stats.aborted += 1
         else:
             self.stats.rejected += 1
-
-    @property
-    def blocks_on_their_way(self) -> int:
-        """Device blocks that background transfers will make available."""
-        return sum(transfer.num_returning for transfer in self.transfers.values())
-
-    def waits_for_transfer(self, row: int) -> bool:
-        """Whether a block of the row is still being copied to by a background transfer."""
-        if not self.transfers:
-            return False
-        blocks = set(self.manager.table(row).tolist())
-        return any(blocks & transfer.arriving for transfer in self.transfers.values())
 
     def usage_of(self, state: RequestState, num_output: int | None = None) -> RequestUsage:
         """What the request took so far."""

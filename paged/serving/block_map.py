@@ -19,7 +19,7 @@ SHARED = -3
 RETAINED = -4
 """Cached, and evicted after all that is merely cached."""
 HELD = -5
-"""In no table, and used: by a pin, or by a transfer that has not ended."""
+"""In no table, and used: by a load that has not ended."""
 
 
 def block_cells(

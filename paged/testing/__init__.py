@@ -20,7 +20,7 @@ A subject that cannot do everything says so in its `Capabilities`, and the machi
 
     class MyMachine(paged.testing.machines.SchedulerMachine):
         build = staticmethod(lambda world: MyScheduler(world.num_blocks, world.block_size))
-        capabilities = Capabilities(fork=False, async_moves=False)
+        capabilities = Capabilities(fork=False, drafts=False)
 
     paged.testing.machines.run_machine(MyMachine, few=200)
 """

@@ -88,7 +88,6 @@ class ManagerAdapter(ABC):
         reserve=False,
         groups=False,
         external_tokens=False,
-        async_moves=False,
         cancel=False,
     )
     host_cached = 0

@@ -56,7 +56,7 @@ def observe(rig: SchedulerRig) -> Before:
             and not rig.is_undecided((id, 0))
             and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].full_length(0) - 1
         },
-        is_quiet=not rig.flights and not rig.transfers and not rig.loads,
+        is_quiet=not rig.flights and not rig.loads,
     )
 
 
@@ -105,7 +105,7 @@ def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     others_run = any(id not in entered for id, _ in keys_of(batch))
     if entered and at_work and others_run:
         found.append(f"11: {entered} were admitted in a step that preempted {at_work}")
-    if entered and not rig.world.async_moves:
+    if entered:
         left_out = [id for id in rig.live if rig.scheduler.status(id) in ("paused", "swapped")]
         if left_out:
             found.append(f"11: {entered} were admitted before {left_out} returned")
@@ -138,7 +138,7 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     Looked at for requests that were decoding. Whoever was preempted before may have its worst case reserved, and is spared.
     """
     policy = getattr(rig.scheduler, "policy", None)
-    if policy is None or policy.victim != "latest" or rig.world.async_moves or not batch.preempted:
+    if policy is None or policy.victim != "latest" or not batch.preempted:
         return []
     arrival = {id: number for number, id in enumerate(rig.books)}
 
@@ -174,9 +174,6 @@ def promises(rig: SchedulerRig, batch: Any) -> list[str]:
 def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
     if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves:
-        return []
-    if rig.world.async_moves and len(batch.moves):
-        # Blocks that travel in the background come free when the transfer is reported.
         return []
     able = [
         id

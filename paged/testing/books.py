@@ -38,7 +38,8 @@ class ExpectedRequest:
         ]
         self.is_aborted = False
         self.was_appended_to = False
-        self.was_forked = False
+        # Forked, or ended in part: nobody alone becomes what it becomes.
+        self.was_steered = False
         # Ended from outside a batch, because memory or model could not hold more of it.
         self.was_cut_short = False
 
@@ -82,14 +83,8 @@ class ExpectedRequest:
         self.sequences[number : number + 1] = [
             replace(sequence, tokens=sequence.tokens[:], outputs=sequence.outputs[:])
         ]
-        self.was_forked = True
+        self.was_steered = True
         return number
-
-    def adopt(self, fork: int, index: int) -> None:
-        """A sequence goes on as another one, which is none any more."""
-        self.was_forked = True
-        self.sequences[index] = self.sequences[fork]
-        self.sequences[fork] = replace(self.sequences[fork], reason="adopted")
 
     def accept(self, index: int, sampled: Sequence[int]) -> tuple[list[int], str | None]:
         """Feed sampled tokens to one sequence; returns what has to be delivered of them and the finish reason, if any."""

@@ -13,7 +13,7 @@ import numpy as np
 
 INVARIANTS: dict[int, tuple[str, str]] = {
     1: ("free + used + cached = all blocks, in each tier", "invariants.tiers_add_up"),
-    2: ("ref count = table entries + pins + transfers + releases that wait", "invariants.references"),
+    2: ("ref count = table entries + loads + releases that wait", "invariants.references"),
     3: ("a block is free or cached exactly when its ref count is 0", "invariants.used_means_referenced"),
     4: ("a node's block holds the node's tokens", "manager_rig and shadow_kv"),
     5: (
@@ -34,7 +34,7 @@ INVARIANTS: dict[int, tuple[str, str]] = {
 
 
 def memory(manager: Any, *, may_hold: bool = False) -> list[str]:
-    """Invariants 1, 2, 3, 5 and 6 of a manager. `may_hold`: transfers may have references beyond the tables."""
+    """Invariants 1, 2, 3, 5 and 6 of a manager. `may_hold`: loads and copies may have references beyond the tables."""
     found = tiers_add_up(manager) + references(manager, may_hold=may_hold) + used_means_referenced(manager)
     return found + table_lengths(manager) + parents_of_contents(manager)
 
@@ -52,7 +52,7 @@ def tiers_add_up(manager: Any) -> list[str]:
 
 
 def references(manager: Any, *, may_hold: bool = False) -> list[str]:
-    """2, on the device: each block is referenced as often as tables name it, and not more often unless transfers `may_hold` it."""
+    """2, on the device: each block is referenced as often as tables name it, and not more often unless loads or copies `may_hold` it."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
     for row in manager.live_rows.tolist():

@@ -39,9 +39,9 @@ def acceptance(world: World, request: Any) -> list[str]:
 def violations(rig: SchedulerRig) -> list[str]:
     """The subject's own check, the invariants of memory recomputed, and 9: one state each, conserved and legal."""
     found = [f"check(): {violation}" for violation in rig.scheduler.check()]
-    # Transfers and the moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them.
-    # So does a batch that loads for a request which was aborted.
-    moves = rig.carries_moves or rig.transfers or any(len(f.batch.moves) or f.loading for f in rig.flights)
+    # The moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them. So does a batch that loads for a
+    # request which was aborted.
+    moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
     found += invariants.memory(rig.manager, may_hold=bool(moves))
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
@@ -147,7 +147,7 @@ def at_rest(rig: SchedulerRig) -> list[str]:
 
 def received(rig: SchedulerRig, book: ExpectedRequest) -> list[str]:
     """A request that nothing disturbed got exactly what it would have got alone with ample memory."""
-    if book.is_aborted or book.was_appended_to or book.was_cut_short or book.was_forked:
+    if book.is_aborted or book.was_appended_to or book.was_cut_short or book.was_steered:
         return []
     found = []
     for number, sequence in enumerate(book.sequences):

@@ -16,7 +16,7 @@ from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts,
 
 MAX_ROWS = 6
 LASTS = st.sampled_from([None, None, 1, 2, 3])
-"""Ticks that a pin or a retention lasts."""
+"""Ticks that a retention lasts."""
 MAX_OUT = 3
 """Batches that are out at once, beside the one that is being composed."""
 
@@ -343,16 +343,6 @@ class ManagerMachine(RigMachine):
     def swap_in(self, pick: int, both: bool) -> None:
         self.rig.swap_in(rotated(self.rig.swapped_rows, pick)[: 1 + both])
 
-    @where(lambda self: self.capabilities.retention and len(self.rig.naive.pins) < 2)
-    @rule(tokens=prompts(), lasts=LASTS)
-    def pin(self, tokens: list[int], lasts: int | None) -> None:
-        self.rig.pin(tokens, None, lasts)
-
-    @where(lambda self: self.rig.pins)
-    @rule(pick=picks)
-    def unpin(self, pick: int) -> None:
-        self.rig.unpin(sorted(self.rig.pins)[pick % len(self.rig.pins)])
-
     @where(lambda self: self.capabilities.retention and self.rig.naive.device.resident)
     @rule(pick=picks, priority=st.integers(1, 3), lasts=LASTS)
     def retain(self, pick: int, priority: int, lasts: int | None) -> None:
@@ -369,7 +359,7 @@ class ManagerMachine(RigMachine):
     def reset_cache(self) -> None:
         self.rig.reset_cache()
 
-    @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS and not self.rig.pins)
+    @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), others=prompts(), how=st.sampled_from(["confirm", "cancel"]))
     def reset_in_flight(self, tokens: list[int], others: list[int], how: str) -> None:
         """All rows go while a batch computes for them, and the cache is forgotten; its blocks hold something else when the batch ends."""

@@ -78,7 +78,6 @@ class ManagerRig:
         self.host_ids: dict[Block, int] = {}
         self.now = 0
         self.num_kept = 0
-        self.pins: dict[int, Any] = {}
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
         self.has_failed = False
@@ -397,37 +396,6 @@ class ManagerRig:
         self._run(moves, to_device=copies)
         self._compare()
 
-    def pin(self, tokens: list[int], namespace: object = None, lasts: int | None = None) -> None:
-        """Hold the cached prefix of a prompt, for so many ticks (None: until `unpin`)."""
-        self._note("pin", tokens, namespace, lasts)
-        nodes = self._prefix(tokens, namespace)
-        until = None if lasts is None else self.now + lasts
-        pin = self._unless_unknown(nodes, lambda: self.manager.pin(tokens, namespace, until=until))
-        if pin is not None:
-            found = [] if pin.num_tokens == len(nodes) * self.world.block_size else [f"{pin} of {len(nodes)} blocks"]
-            self._fail_on(found)
-            self.num_kept += 1
-            self.naive.pin(self.num_kept, nodes, until)
-            self.pins[self.num_kept] = pin
-            self.events["pin"] += 1
-        self._compare()
-
-    def unpin(self, number: int) -> None:
-        """The pin with this number, which counts pins and retentions, ends; one that has ended already is refused."""
-        from paged import UnknownPin
-
-        self._note("unpin", number)
-        if number not in self.pins:
-            return
-        try:
-            self.manager.unpin(self.pins[number])
-        except UnknownPin:
-            self._fail_on([] if number not in self.naive.pins else ["a pin that holds is unknown"])
-        else:
-            self._fail_on([] if number in self.naive.pins else ["a pin that has ended could be given back"])
-            self.naive.unpin(number)
-        self._compare()
-
     def retain(self, tokens: list[int], namespace: object = None, priority: int = 1, lasts: int | None = None) -> None:
         """Keep the cached prefix of a prompt longer than content of lower priority, for so many ticks (None: as long as it is known)."""
         self._note("retain", tokens, namespace, priority, lasts)
@@ -483,8 +451,6 @@ class ManagerRig:
             self.confirm()
         if self.rows:
             self.free(self.rows)
-        for number in list(self.naive.pins):
-            self.unpin(number)
         self._fail_on(self.device.finish())
         self._compare()
         self._fail_on(invariants.memory_at_rest(self.manager))
@@ -587,7 +553,7 @@ class ManagerRig:
             return
         self.naive.accept(self._leader)
         self.naive.forget_dead()
-        found = invariants.memory(self.manager, may_hold=bool(self.naive.pins))
+        found = invariants.memory(self.manager)
         found += self._tallies()
         found += self._row_differences()
         found += [f"check(): {violation}" for violation in self.manager.check()]

@@ -39,8 +39,7 @@ class NaiveContent:
         self.offloaded: list[tuple[Block, Block]] = []
         self.loaded: list[tuple[Block, Block]] = []
         self._touched: list[Block] = []
-        # Pins and retentions by number: blocks of both tiers that a pin holds; nodes in order, and their level; when each ends.
-        self.pins: dict[int, list[tuple[NaivePool, Block]]] = {}
+        # Retentions by number: nodes in order, and their level; when each ends.
         self.retentions: dict[int, tuple[list[Node], int]] = {}
         self.ends: dict[int, float] = {}
         self.device.level = self.host.level = self.level
@@ -99,21 +98,6 @@ class NaiveContent:
             found.append(node)
         return found
 
-    def pin(self, number: int, nodes: Sequence[Node], until: float | None) -> None:
-        """Hold what the prefix lies in, on the device where it can be."""
-        held = [(pool := self.device if n in self.device.resident else self.host, pool.resident[n]) for n in nodes]
-        for pool, block in held:
-            pool.hold(block)
-        self.pins[number] = held
-        if until is not None:
-            self.ends[number] = until
-
-    def unpin(self, number: int) -> None:
-        """The pin ends."""
-        for pool, block in reversed(self.pins.pop(number)):
-            pool.release(block)
-        self.ends.pop(number, None)
-
     def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
         """These nodes, a prefix, go after all of a lower level. What is at this level by now is as new as what was raised to it: a parent
         must not go before its child."""
@@ -125,9 +109,6 @@ class NaiveContent:
     def expire(self, now: float) -> None:
         """What ends by now has ended, in order."""
         for _, number in sorted((when, number) for number, when in self.ends.items() if when <= now):
-            if number in self.pins:
-                self.unpin(number)
-                continue
             del self.ends[number]
             before = {node: self.level(node) for node in self.retentions.get(number, ([], 0))[0]}
             self.retentions.pop(number, None)

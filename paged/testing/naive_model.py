@@ -227,7 +227,9 @@ class NaiveManager(NaiveContent):
         """Full blocks of rows that could be content and are not: when such a row publishes is the manager's choice."""
         if not (self.prefix_caching and self.shares_in_flight):
             return
-        for row in self.rows.values():
+        # Of a block that forks share, the one that computes in this batch has published it.
+        placed = self.placed.get(self.batch, [])
+        for row in sorted(self.rows.values(), key=lambda row: not any(row is other for other in placed)):
             for column in self._unpublished(row):
                 node, block = self.node(row.namespace, row.tokens, column + 1), row.table[column]
                 if node in self.device.resident or shown(node, [block]) is None:

@@ -35,7 +35,6 @@ def random_world(chance: random.Random) -> World:
         max_waiting=chance.choice([None, None, None, 4]),
         max_outstanding=chance.choice([4, 4, 3, 1]),
         resumes_known=chance.random() < 0.3,
-        async_moves=chance.random() < 0.25,
         vocabulary=chance.choice([2, 3]),
         event_stride=chance.choice([0, 0, 1, 3]),
         drafts=chance.choice([0, 0, 1, 4]),
@@ -61,7 +60,7 @@ class RandomEngine:
         # Prompts that fill much of the pool, or so many small ones that they outgrow it together.
         self.share = chance.choice([0.2, 0.4, 1.0])
         self.goes_wild = chance.random() < 0.3
-        # Or one that lets sequences wait for tokens, loads and transfers while the others go on.
+        # Or one that lets sequences wait for tokens and loads while the others go on.
         self.is_patient = chance.random() < 0.7
         # Requests of one burst arrive in a row, mostly with the same beginning.
         self.burst = self.leaving = self.num_failing = 0
@@ -86,8 +85,6 @@ class RandomEngine:
             return "add", (self.request(),)
         if rig.loads and chance.random() < 0.2:
             return "loaded", (chance.choice(sorted(rig.loads)), chance.randint(0, 8))
-        if rig.transfers and chance.random() < 0.2:
-            return "moved", ()
         if rig.flights and len(rig.flights[-1].batch.moves) and chance.random() < 0.3:
             # A step that fails before it has copied anything.
             return "cancel", (False,)

@@ -33,7 +33,7 @@ class Capabilities:
     events: bool = True
     """`take_events` and `events_snapshot` tell what the cache stored and removed."""
     retention: bool = True
-    """`pin`, `unpin`, `retain` and `expire`."""
+    """`retain` and `expire`."""
     private_rows: bool = True
     """Rows that do not read, or do not write, the prefix cache."""
     truncate: bool = True
@@ -42,7 +42,6 @@ class Capabilities:
     """A request may own several sequences."""
     external_tokens: bool = True
     """`num_computed`, `Batch.loads` and `loaded`."""
-    async_moves: bool = True
     cancel: bool = True
     """A scheduled batch can be taken back, and several may be outstanding."""
     drafts: bool = True

@@ -41,7 +41,6 @@ class SchedulerMachine(RigMachine):
                 host_blocks=world.host_blocks if able.host_tier else 0,
                 prefix_caching=world.prefix_caching and able.prefix_cache,
                 host_caching=world.host_caching and able.host_content,
-                async_moves=world.async_moves and able.async_moves,
                 event_stride=world.event_stride if able.events else 0,
                 drafts=world.drafts if able.drafts else 0,
             ),
@@ -58,7 +57,7 @@ class SchedulerMachine(RigMachine):
         self.rig.add(wish.request(taken[-1] if taken else f"r{number}", self.rig.world, self.capabilities))
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
-    @rule(wish=wishes(), more=tails(), num_alike=st.integers(1, 2))
+    @rule(wish=wishes(), more=tails(), num_alike=st.integers(1, 4))
     def arrive_together(self, wish: Wish, more: list[int], num_alike: int) -> None:
         """Two requests whose prompts begin alike for so many blocks, at once and before all others: the second shares or follows."""
         prompt = (wish.prompt * 2 * self.rig.world.block_size)[: num_alike * self.rig.world.block_size]
@@ -140,7 +139,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(2, 12), counts=COUNTS)
     def go_on(self, steps: int, counts: tuple[int, ...]) -> None:
-        """Steps of an engine that waits for nobody: transfers and loads stay outstanding, and what samples nothing in the first
+        """Steps of an engine that waits for nobody: loads stay outstanding, and what samples nothing in the first
         step gets no tokens while the others go on."""
         for number in range(steps):
             if self.rig.has_work:
@@ -219,7 +218,12 @@ class SchedulerMachine(RigMachine):
             self.rig.fork(id)
 
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.host_blocks)
-    @rule(steps=st.integers(1, 12), more=st.integers(1, 3), moved=st.booleans(), has_run=st.booleans())
+    @rule(
+        steps=st.integers(6, 24),
+        more=st.integers(1, 3),
+        moved=st.sampled_from([True, True, False]),
+        has_run=st.booleans(),
+    )
     def take_back_several(self, steps: int, more: int, moved: bool, has_run: bool) -> None:
         """The first of the next steps that copies anything fails, and with it some that were scheduled behind it."""
         for _ in range(steps):
@@ -289,12 +293,16 @@ class SchedulerMachine(RigMachine):
         id = self.rig.live[pick % len(self.rig.live)]
         self.rig.fork(id, sequence % len(self.rig.books[id].sequences))
 
-    @where(lambda self: self.forks and self.rig.live)
-    @rule(pick=picks, fork=st.integers(0, 3), sequence=st.integers(0, 3))
-    def adopt(self, pick: int, fork: int, sequence: int) -> None:
-        id = self.rig.live[pick % len(self.rig.live)]
-        num_sequences = len(self.rig.books[id].sequences)
-        self.rig.adopt(id, fork % num_sequences, sequence % num_sequences)
+    @property
+    def of_several(self) -> list[str]:
+        """Live requests of several sequences."""
+        return [id for id in self.rig.live if len(self.rig.books[id].sequences) > 1]
+
+    @where(lambda self: self.forks and self.of_several)
+    @rule(pick=picks, sequence=st.integers(0, 3))
+    def finish(self, pick: int, sequence: int) -> None:
+        id = self.of_several[pick % len(self.of_several)]
+        self.rig.finish(id, sequence % len(self.rig.books[id].sequences))
 
     @property
     def running(self) -> list[str]:
@@ -313,8 +321,8 @@ class SchedulerMachine(RigMachine):
     def branch(
         self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, told: int
     ) -> None:
-        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which is told tokens; then as
-        that one."""
+        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which is told tokens; then
+        without the first one."""
         id = self.running[pick % len(self.running)]
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):
@@ -328,14 +336,9 @@ class SchedulerMachine(RigMachine):
         while self.rig.flights:
             self.rig.update(())
         if id in self.rig.live:
-            self.rig.adopt(id, len(self.rig.books[id].sequences) - 1, first)
+            self.rig.finish(id, first)
 
     @where(lambda self: self.rig.loads)
     @rule(pick=picks, num_tokens=st.integers(0, 8))
     def loaded(self, pick: int, num_tokens: int) -> None:
         self.rig.loaded(sorted(self.rig.loads)[pick % len(self.rig.loads)], num_tokens)
-
-    @where(lambda self: self.rig.transfers)
-    @rule()
-    def moved(self) -> None:
-        self.rig.moved()

@@ -1,6 +1,6 @@
 """A serving engine around a scheduler, with a stand-in for the model and every oracle of the kit watching.
 
-Each public method is one thing that an engine does: add, schedule, run, update, cancel, abort, append, loaded, moved. It runs at
+Each public method is one thing that an engine does: add, schedule, run, update, cancel, abort, finish, append, loaded. It runs at
 once, compares what came back with the books, the shadow KV and the invariants, and raises `Violation` with the program that led
 there. Knows the public interface of a scheduler. Does not know which policy decides, and reads no private state.
 """
@@ -49,7 +49,6 @@ class SchedulerRig:
         self.events_read = EventWatch(self.manager, world.event_stride)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
-        self.transfers: list[Any] = []
         self.loads: dict[str, Loading] = {}
         # Tokens asked for by loading requests whose batch was cancelled: appended tokens do not change what is listed again.
         self.asked: dict[str, int] = {}
@@ -87,7 +86,7 @@ class SchedulerRig:
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do or to report."""
-        return bool(self.live or self.flights or self.transfers or self.scheduler.has_unfinished)
+        return bool(self.live or self.flights or self.scheduler.has_unfinished)
 
     @property
     def program(self) -> Program:
@@ -407,6 +406,27 @@ class SchedulerRig:
             self._fail_on([f"abort of ended {id} returned {output}"])
         self._check()
 
+    def finish(self, id: str, sequence: int = 0) -> None:
+        """The engine ends one sequence, in flight or not: its last output comes at once, and nothing of it after that."""
+        self._note("finish", id, sequence)
+        book = self.books[id]
+        was_live = book.sequences[sequence].reason is None and self.scheduler.status(id) not in life_oracles.ENDED
+        output = self.scheduler.finish(id, sequence)
+        if was_live:
+            self.events["finish"] += 1
+            found = output is not None and (output.id, output.sequence, output.finish_reason)
+            self._fail_on([] if found == (id, sequence, "stop") else [f"finish of {id}/{sequence} returned {output}"])
+            book.sequences[sequence].reason = "stop"
+            book.was_steered = True
+            self._make_void(id, [sequence])
+            if not book.is_live:
+                self.loads.pop(id, None)
+                self.asked.pop(id, None)
+            self._fail_on([] if (output.usage is None) == book.is_live else [f"usage of {id} with {output}"])
+        elif output is not None:
+            self._fail_on([f"finish of ended {id}/{sequence} returned {output}"])
+        self._check()
+
     def append(self, id: str, tokens: list[int], sequence: int = 0) -> None:
         """More known tokens for a live sequence: refused by type while the request is in flight."""
         from paged import PagedError, RequestInFlight
@@ -444,9 +464,7 @@ class SchedulerRig:
             with self._blaming(PagedError):
                 number = self.scheduler.fork(id, sequence)
         except RequestInFlight:
-            self._fail_on(
-                [] if self.in_flight(id) or self.transfers else [f"{id} is not in flight, and yet fork says so"]
-            )
+            self._fail_on([] if self.in_flight(id) else [f"{id} is not in flight, and yet fork says so"])
         except OutOfBlocks as error:
             is_full = error.free == 0 and self.computed.get((id, sequence), 0) % self.world.block_size
             self._fail_on([] if is_full else [f"a fork of {id}/{sequence}: {error}"])
@@ -471,37 +489,6 @@ class SchedulerRig:
                 )
                 self._carry(before[-1], table[-1])
             self.events["fork"] += 1
-        self._check()
-
-    def adopt(self, id: str, fork: int, sequence: int = 0) -> None:
-        """A sequence goes on as another one of its request, with that one's tokens and blocks."""
-        from paged import PagedError, RequestInFlight
-
-        self._note("adopt", id, fork, sequence)
-        book = self.books[id]
-        can = fork != sequence and self.scheduler.status(id) == "running"
-        can &= book.sequences[fork].reason is None and book.sequences[sequence].reason is None
-        before = self._table_of(id, fork) if can else []
-        try:
-            with self._blaming(PagedError):
-                self.scheduler.adopt(id, fork, sequence)
-        except RequestInFlight:
-            self._fail_on(
-                [] if self.in_flight(id) or self.transfers else [f"{id} is not in flight, and yet adopt says so"]
-            )
-        except PagedError as error:
-            self._fail_on([f"{id}/{sequence} and {fork} run, and yet: {error}"] if can else [])
-        else:
-            self._fail_on([] if can and not self.in_flight(id) else [f"{id}/{sequence} adopted {fork}; it may not"])
-            book.adopt(fork, sequence)
-            self.figures.goes_on_as((id, sequence), (id, fork))
-            self.computed.pop((id, sequence), None)
-            if (id, fork) in self.computed:
-                self.computed[id, sequence] = self.computed.pop((id, fork))
-            self._fail_on(
-                [] if self._table_of(id, sequence) == before else [f"{id}/{sequence} has not the table of {fork}"]
-            )
-            self.events["adopt"] += 1
         self._check()
 
     def _carry(self, source: int, copy: int) -> None:
@@ -562,19 +549,6 @@ class SchedulerRig:
             self.computed[id, 0] = first + num_tokens
         self._check()
 
-    def moved(self) -> None:
-        """The oldest transfer in the background has ended (`async_moves`)."""
-        if not self.transfers:
-            return
-        self._note("moved")
-        batch = self.transfers.pop(0)
-        self._fail_on(self.shadow.copy("device_to_host", batch.moves.device_to_host))
-        self._fail_on(self.shadow.copy("host_to_device", batch.moves.host_to_device))
-        with self._blaming():
-            self.scheduler.moved(batch)
-        self.events["moved"] += 1
-        self._check()
-
     def drain(self) -> None:
         """No more requests: everything has to end within a bounded number of steps, and leave the pools as they were."""
         bound = life_oracles.drain_bound(self)
@@ -587,7 +561,7 @@ class SchedulerRig:
 
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
         """One whole step: a batch begun and one ended, with `ahead` more that are out meanwhile (None: as many as the world says). Before
-        it a patient engine has all transfers reported and all starving sequences fed; the other one lets them wait."""
+        it a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
         ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
@@ -609,8 +583,6 @@ class SchedulerRig:
             self.update(counts)
 
     def _wait_for_all(self) -> None:
-        while self.transfers:
-            self.moved()
         for id in list(self.loads):
             self.loaded(id, self.loads[id].num_tokens)
         for id in self.live:
@@ -631,7 +603,7 @@ class SchedulerRig:
         return self._roots[key]
 
     def _move(self, flight: Flight) -> None:
-        """The moves of a batch, once. In the background, a transfer's destination holds nothing until it is reported."""
+        """The moves of a batch, once."""
         if flight.has_moved:
             return
         flight.has_moved = True
@@ -646,14 +618,7 @@ class SchedulerRig:
             figures = self.manager.stats()
             self.events["content offloaded"] += figures.offloaded_blocks > 0
             self.events["content loaded"] += figures.loaded_blocks > 0
-        if not self.world.async_moves:
-            self._fail_on(self.shadow.move(moves))
-            return
-        self.shadow.poison(moves.device_to_host[:, 1].tolist(), "host")
-        self.shadow.poison(moves.host_to_device[:, 1].tolist())
-        self._fail_on(self.shadow.copy("device_to_device", moves.device_to_device))
-        if len(moves.device_to_host) + len(moves.host_to_device):
-            self.transfers.append(flight.batch)
+        self._fail_on(self.shadow.move(moves))
 
     def _sampled(self, flight: Flight, counts: Sequence[int]) -> tuple[list[int], list[int], dict[Key, Delivery]]:
         """What the model returns for a batch (tokens, how many a row), and what has to be delivered of it."""
@@ -741,7 +706,7 @@ class SchedulerRig:
     def _poison_free(self) -> None:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
         is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
-        if is_between and not self.transfers and not self.loads:
+        if is_between and not self.loads:
             self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
 
     def _forget_progress(self, id: str) -> None:
@@ -758,9 +723,6 @@ class SchedulerRig:
         """Count what goes on at once in a step that is short of memory; `evicted`: `_num_evicted` before it."""
         events, policy = self.events, getattr(self.scheduler, "policy", None)
         events["evicted while copies wait"] += self._num_evicted() > evicted
-        if self.transfers:
-            events["preempted during a transfer"] += len(batch.preempted) > 0
-            events["returned during a transfer"] += any(self.preempted[id] for id in batch.admitted)
         waits = {id for id in self.live if any(s.starves and s.reason is None for s in self.books[id].sequences)}
         events["preempted while it waits"] += any(id in waits for id, _ in batch.preempted)
         computes = {id for id, _ in batch_oracles.keys_of(batch)}

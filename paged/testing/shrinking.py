@@ -154,7 +154,7 @@ def _with_shorter_prompts(verb: str, arguments: tuple[Any, ...], length: Callabl
         return argument[: max(1, length(argument))] if isinstance(argument, list) else argument
 
     # Of calls that name rows, in lists of their own, only `append` says tokens.
-    return verb, tuple(map(cut, arguments)) if verb in ("add", "append", "visit", "pin", "retain") else arguments
+    return verb, tuple(map(cut, arguments)) if verb in ("add", "append", "visit", "retain") else arguments
 
 
 # A budget that holds everything saves steps.
@@ -164,7 +164,6 @@ _WITHOUT_LIMITS = {
     "max_chunk": None,
     "max_model_len": None,
     "max_waiting": None,
-    "async_moves": False,
     "watermark": None,
     "preemption": None,
     "max_preemptions": None,
@@ -368,7 +367,6 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (tokens, others[: rig.naive.device.available * rig.world.block_size] or [0]) if tokens else None
     ),
     "misuse": _misused,
-    "pin": lambda rig, tokens, namespace=None, lasts=None: (tokens, namespace, _lasting(lasts)),
     "retain": lambda rig, tokens, namespace=None, priority=1, lasts=None: (
         (tokens, namespace, max(1, priority), _lasting(lasts))
     ),
@@ -378,11 +376,11 @@ _OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (id, tokens, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
     ),
     "run": lambda rig, index: (index,) if index < len(rig.flights) else None,
-    "fork": lambda rig, id, sequence=0: (
-        (id, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
-    ),
-    "adopt": lambda rig, id, fork, sequence=0: (
-        (id, fork, sequence) if id in rig.books and max(fork, sequence) < len(rig.books[id].sequences) else None
+    **dict.fromkeys(
+        ("fork", "finish"),
+        lambda rig, id, sequence=0: (
+            (id, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
+        ),
     ),
 }
 """Calls that need something to be there: what is left of their arguments, None if nothing is."""

@@ -162,7 +162,7 @@ def _world(*, known_outputs: int | None, host_blocks: int, **sizes: Any) -> Worl
     """`resumes_known` goes with another switch that has nothing to do with it: a draw of its own would be one more of many. A host of one
     block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
     if host_blocks == 1:
-        sizes |= {"host_caching": True, "prefix_caching": True, "async_moves": False, "max_sequences": 8}
+        sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
         sizes["block_size"] = max(2, sizes["block_size"])
     return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, host_blocks=host_blocks, **sizes)
 
@@ -183,7 +183,6 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         max_model_len=st.sampled_from([None, None, None, 10]),
         max_waiting=st.sampled_from([None, None, None, 4]),
         max_outstanding=st.sampled_from([4, 4, 3, 1]),
-        async_moves=st.sampled_from([False, False, True]),
         vocabulary=st.sampled_from([2, 3]),
         event_stride=st.sampled_from([0, 0, 1, 3]),
         drafts=st.sampled_from([0, 0, 1, 4]),

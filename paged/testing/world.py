@@ -26,7 +26,6 @@ class World(MemoryWorld):
     max_chunk: int | None = None
     max_model_len: int | None = None
     max_waiting: int | None = None
-    async_moves: bool = False
     vocabulary: int = 3
     event_stride: int = 0
     max_outstanding: int = 4
@@ -68,11 +67,6 @@ class World(MemoryWorld):
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
 
     @property
-    def keeps_content_on_host(self) -> bool:
-        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
-        return super().keeps_content_on_host and not self.async_moves
-
-    @property
     def preallocates(self) -> bool:
         """Whether a row gets all the blocks that it reserves when it is admitted."""
         return self.policy in PREALLOCATES
@@ -92,7 +86,6 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "max_model_len": world.max_model_len,
         "max_waiting": world.max_waiting,
         "vocabulary_size": world.vocabulary,
-        "async_moves": world.async_moves,
         "max_outstanding": world.max_outstanding,
         "resumes_known": world.resumes_known,
     }

@@ -211,11 +211,10 @@ class NumberEngine:
         for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
             self.tables[int(row), int(column)] = int(block)
 
-    def forward(self, batch: Batch, moves_first: bool = True) -> list[int]:
+    def forward(self, batch: Batch) -> list[int]:
         """Write the batch's numbers, attend, and return a token for each row that samples."""
         self.see_tables(batch)
-        if moves_first:
-            self.move(batch.moves)
+        self.move(batch.moves)
         contexts = []
         for i, row in enumerate(batch.rows):
             start, stop = int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])

@@ -1,4 +1,4 @@
-"""Forks of a sequence that runs: shared blocks, one copy, branches of drafts, and the one that is adopted."""
+"""Forks of a sequence that runs: shared blocks, one copy, and branches of drafts, of which one goes on."""
 
 import numpy as np
 import pytest
@@ -63,13 +63,13 @@ def test_a_tree_of_drafts_ends_in_its_best_branch():
     # 10 and 11 were right, and 20 comes after them.
     scheduler.update(batch, [10, 10, 11, 20, 10], [1, 3, 1])
     table = tables(scheduler)[1]
-    scheduler.adopt("a", branches[1])
-    scheduler.finish("a", branches[2])
+    for branch in (branches[0], branches[2]):
+        scheduler.finish("a", branch)
     assert tables(scheduler) == [table]
-    row = scheduler.rows_of("a")[0]
+    (row,) = scheduler.rows_of("a")
     assert scheduler.manager.tokens[row, :10].tolist() == [1, 2, 3, 4, 5, 6, 7, 10, 11, 20]
     batch = scheduler.schedule()
-    assert (batch.ids.tolist(), batch.sequences.tolist(), batch.positions.tolist()) == (["a"], [0], [9])
+    assert (batch.ids.tolist(), batch.sequences.tolist(), batch.positions.tolist()) == (["a"], [1], [9])
     assert scheduler.check() == []
 
 
@@ -86,20 +86,20 @@ def test_a_block_that_is_read_for_a_fork_is_written_by_no_other_copy_of_its_grou
     scheduler = running(num_blocks=3)
     fork = scheduler.fork("a")
     # Its block is free, and the only one that is: the next fork's copy goes where the first one's comes from.
-    scheduler.adopt("a", fork)
-    scheduler.fork("a")
+    scheduler.finish("a")
+    scheduler.fork("a", fork)
     groups = [scheduler.schedule().moves.device_to_device.tolist() for _ in range(2)]
     assert groups == [[[1, 2]], [[2, 1]]]
 
 
-def test_who_adopts_leaves_nothing_behind():
+def test_a_request_goes_on_as_its_fork():
     scheduler = running()
-    scheduler.adopt("a", scheduler.fork("a"))
+    fork = scheduler.fork("a")
+    scheduler.finish("a")
     while scheduler.has_unfinished:
         batch = scheduler.schedule()
         outputs = list(scheduler.update(batch, np.full(len(batch.rows), 9)))
-    assert [(output.sequence, output.finish_reason) for output in outputs] == [(0, "length")]
-    assert outputs[0].usage.output_tokens == 8
+    assert [(output.sequence, output.finish_reason) for output in outputs] == [(fork, "length")]
     assert scheduler.manager.num_available == scheduler.manager.num_blocks and scheduler.check() == []
 
 
@@ -165,17 +165,3 @@ def test_a_private_request_has_no_forks_as_it_may_be_no_group(wish):
     with pytest.raises(InvalidRequest, match="shares nothing"):
         scheduler.fork("a")
     assert tables(scheduler) == [[0, 1]] and scheduler.check() == []
-
-
-def test_only_another_live_sequence_is_adopted():
-    scheduler = running()
-    fork = scheduler.fork("a")
-    with pytest.raises(InvalidRequest, match="adopt itself"):
-        scheduler.adopt("a", 0)
-    with pytest.raises(InvalidRequest, match="no live sequence 5"):
-        scheduler.adopt("a", 5)
-    scheduler.finish("a", fork)
-    with pytest.raises(InvalidRequest, match="no live sequence 1"):
-        scheduler.adopt("a", fork)
-    refuses_in_flight(scheduler, lambda: scheduler.fork("a"))
-    assert scheduler.check() == []

@@ -168,11 +168,6 @@ def test_a_host_cache_needs_a_host_and_a_cache(make_manager, options):
         make_manager(4, 4, host_caching=True, **options)
 
 
-def test_copies_that_run_in_the_background_cannot_make_room_for_the_same_step(make_scheduler):
-    with pytest.raises(InvalidConfig, match="cannot run in the background"):
-        make_scheduler(4, 4, host_blocks=4, async_moves=True, host_caching=True)
-
-
 def test_a_pool_of_other_blocks_is_refused(make_manager):
     class Tensors:
         num_blocks, block_size, num_host_blocks = 8, 4, 4

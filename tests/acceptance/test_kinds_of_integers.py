@@ -124,7 +124,7 @@ def test_costs_name_the_field_that_is_wrong(field, value):
         Costs(**{field: value})
 
 
-@pytest.mark.parametrize("flag", ["async_moves", "resumes_known"])
+@pytest.mark.parametrize("flag", ["resumes_known"])
 def test_a_flag_of_a_scheduler_is_true_or_false(make_scheduler, flag):
     with pytest.raises(InvalidConfig, match=f"{flag} has to be True or False; got 'no'"):
         make_scheduler(8, 4, **{flag: "no"})

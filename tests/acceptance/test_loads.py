@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import Costs, PagedError
+from paged import PagedError
 
 
 def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_scheduler, make_engine, request_of):
@@ -124,47 +124,6 @@ def test_others_run_while_one_is_loading(make_scheduler, request_of, step):
     assert scheduler.counts()["loading"] == 1
 
 
-def run_with_late_moves(scheduler, engine, look=lambda: None):
-    """Run to the end; moves end a step later than the batch that ordered them. `look` is called after each `schedule`."""
-    in_the_air = []
-    for _ in range(300):
-        if not scheduler.has_unfinished:
-            break
-        batch = scheduler.schedule()
-        look()
-        assert scheduler.check() == []
-        if len(batch.moves):
-            in_the_air.append(batch)
-        if not batch.is_empty:
-            engine.update(batch, engine.forward(batch, moves_first=False))
-        assert scheduler.check() == []
-        if in_the_air and in_the_air[0] is not batch:
-            done = in_the_air.pop(0)
-            engine.move(done.moves)
-            scheduler.moved(done)
-            assert scheduler.check() == []
-    for batch in in_the_air:
-        scheduler.moved(batch)
-
-
-def test_with_moves_in_the_background_a_returning_row_waits_until_they_are_reported(
-    make_scheduler, make_engine, request_of
-):
-    plain = make_engine(make_scheduler(60, 4))
-    scheduler = make_scheduler(9, 4, host_blocks=12, async_moves=True)
-    engine = make_engine(scheduler)
-    for name in ("a", "b"):
-        prompt = [ord(name)] * 14
-        plain.add(request_of(name, prompt, max_tokens=9))
-        engine.add(request_of(name, prompt, max_tokens=9))
-    seen = set()
-    run_with_late_moves(scheduler, engine, lambda: seen.update(scheduler.status(id) for id in ("a", "b")))
-    assert engine.outputs == plain.run()
-    assert scheduler.stats().swapped_in_blocks >= 1
-    assert "loading" in seen
-    assert scheduler.manager.host_used == 0
-
-
 def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_of_its_own(
     make_scheduler, make_engine, request_of
 ):
@@ -229,22 +188,6 @@ def test_tokens_appended_while_loading_do_not_change_what_was_asked_for(make_sch
     assert engine.step().num_tokens.tolist() == [2]
     engine.run()
     assert len(engine.outputs["a/0"]) == 2
-
-
-@pytest.mark.parametrize("length", range(3, 10))
-@pytest.mark.parametrize("host_blocks", [2, 3, 6])
-def test_background_moves_of_any_tail_lose_no_block(make_scheduler, make_engine, request_of, length, host_blocks):
-    plain = make_engine(make_scheduler(60, 2))
-    costs = Costs(seconds_per_swapped_block=1e-9)
-    scheduler = make_scheduler(length // 2 + 5, 2, host_blocks=host_blocks, async_moves=True, costs=costs)
-    engine = make_engine(scheduler)
-    for number in range(3):
-        prompt = [number, *range(length - 1)]
-        plain.add(request_of(f"r{number}", prompt, max_tokens=7))
-        engine.add(request_of(f"r{number}", prompt, max_tokens=7))
-    run_with_late_moves(scheduler, engine)
-    assert engine.outputs == plain.run()
-    assert (scheduler.manager.num_used, scheduler.manager.host_used) == (0, 0)
 
 
 def test_a_loading_request_that_was_appended_to_beyond_the_pool_can_be_aborted(make_scheduler, request_of):

@@ -46,7 +46,6 @@ def test_who_changes_a_scheduler_s_memory_is_told_whose_it_is(scheduler, name):
 def test_reading_a_scheduler_s_memory_and_keeping_content_in_it_stays_open_to_all(scheduler):
     manager = scheduler.manager
     assert manager.lookup([1, 2, 3, 4, 9]).num_tokens == 4
-    manager.unpin(manager.pin([1, 2, 3, 4]))
     assert manager.retain([1, 2, 3, 4]) == 4
     assert len(manager.take_events()) == 1
     assert manager.reset_cache() is False

@@ -1,10 +1,10 @@
-"""Content that is to stay: pinned, kept longer than other content, until a time; and rows that keep out of the cache."""
+"""Content that is to stay: kept longer than other content, until a time; and rows that keep out of the cache."""
 
 from __future__ import annotations
 
 import pytest
 
-from paged import InvalidConfig, InvalidRequest, Request, Retention, UnknownContent, UnknownPin
+from paged import InvalidConfig, InvalidRequest, Request, Retention, UnknownContent
 
 A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
 
@@ -38,65 +38,16 @@ def hit(manager, tokens):
     return manager.lookup([*tokens, 999]).num_tokens
 
 
-def test_a_pin_keeps_a_prefix_that_others_would_push_out(make_manager, serve):
-    manager = make_manager(4, 4)
-    serve(manager, A)
-    pin = manager.pin(A)
-    assert (pin.num_tokens, manager.num_used) == (8, 2)
-    serve(manager, B)
-    serve(manager, C)
-    assert hit(manager, A) == 8
-    manager.unpin(pin)
-    assert (manager.num_used, manager.num_cached) == (0, 4)
-    serve(manager, B)
-    serve(manager, C)
-    assert hit(manager, A) == 0
-
-
-def test_a_pin_of_a_longer_prompt_holds_what_is_cached_of_it(make_manager, serve):
-    manager = make_manager(4, 4)
-    serve(manager, A)
-    pin = manager.pin([*A, 50, 51, 52, 53, 54])
-    assert pin.num_tokens == 8
-    manager.unpin(pin)
-
-
 @pytest.mark.parametrize("tokens", [B, A[:3], [*B[:4], *A]])
-def test_a_pin_on_unknown_content_is_refused_and_changes_nothing(make_manager, serve, tokens):
+def test_a_retention_of_unknown_content_is_refused_and_changes_nothing(make_manager, serve, tokens):
     manager = make_manager(4, 4)
     serve(manager, A)
     before = manager.snapshot()
     with pytest.raises(UnknownContent, match=f"no full block of these {len(tokens)} tokens"):
-        manager.pin(tokens)
-    with pytest.raises(UnknownContent):
         manager.retain(tokens, priority=2)
     with pytest.raises(UnknownContent):
-        manager.pin(A, namespace="another tenant")
+        manager.retain(A, namespace="another tenant")
     assert manager.snapshot() == before
-
-
-def test_a_pin_that_does_not_hold_cannot_be_given_back(make_manager, serve):
-    manager = make_manager(4, 4)
-    with pytest.raises(UnknownPin):
-        manager.unpin(None)
-    serve(manager, A)
-    pin, timed = manager.pin(A), manager.pin(A, until=5)
-    manager.unpin(pin)
-    manager.expire(5)
-    for each in (pin, timed):
-        with pytest.raises(UnknownPin):
-            manager.unpin(each)
-    assert manager.num_used == 0
-
-
-def test_of_several_pins_the_last_one_frees(make_manager, serve):
-    manager = make_manager(4, 4)
-    serve(manager, A)
-    pins = [manager.pin(A), manager.pin(A[:4]), manager.pin(A)]
-    for pin in pins:
-        assert manager.num_used > 0
-        manager.unpin(pin)
-    assert manager.num_used == 0
 
 
 def test_content_of_a_higher_priority_goes_after_all_of_a_lower_one(make_manager, serve):

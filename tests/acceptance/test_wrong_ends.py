@@ -7,9 +7,7 @@ import pytest
 
 from paged import (
     BatchEnded,
-    BatchError,
     BatchOutOfOrder,
-    Costs,
     ForeignBatch,
     InvalidRequest,
     PagedError,
@@ -66,7 +64,7 @@ def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of
     other.add(request_of("a", 4))
     mine = other.schedule()
     before = whole_state(other)
-    for call in (lambda: other.update(first, [7]), lambda: other.cancel(second), lambda: other.moved(first)):
+    for call in (lambda: other.update(first, [7]), lambda: other.cancel(second)):
         with pytest.raises(ForeignBatch):
             call()
     assert whole_state(other) == before
@@ -153,65 +151,6 @@ def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_wa
         scheduler.loaded("loads", 8)
 
 
-@pytest.mark.parametrize("async_moves", [False, True])
-def test_reporting_the_moves_of_a_batch_without_any_does_nothing(make_scheduler, request_of, async_moves):
-    scheduler = make_scheduler(8, 4, async_moves=async_moves)
-    scheduler.add(request_of("a", 4))
-    batch, empty = scheduler.schedule(), scheduler.schedule()
-    before = whole_state(scheduler)
-    for each in (batch, batch, empty):
-        scheduler.moved(each)
-    assert whole_state(scheduler) == before
-    scheduler.update(batch, [7])
-    scheduler.moved(batch)
-
-
-def swapping(make_scheduler, request_of, **options):
-    """A scheduler, and a batch that copies blocks to the host."""
-    costs = Costs(seconds_per_swapped_block=1e-9)
-    scheduler = make_scheduler(6, 4, host_blocks=12, costs=costs, **options)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 9))
-    for _ in range(9):
-        batch = scheduler.schedule()
-        if len(batch.moves.device_to_host):
-            return scheduler, batch
-        scheduler.update(batch, [7] * int(batch.samples.sum()))
-    raise AssertionError("nothing is copied to the host")
-
-
-def test_moves_that_ran_before_the_forward_pass_may_be_reported(make_scheduler, request_of):
-    scheduler, batch = swapping(make_scheduler, request_of)
-    before = whole_state(scheduler)
-    scheduler.moved(batch)
-    scheduler.moved(batch)
-    assert whole_state(scheduler) == before
-
-
-def test_background_moves_are_reported_once(make_scheduler, request_of):
-    scheduler, batch = swapping(make_scheduler, request_of, async_moves=True)
-    scheduler.moved(batch)
-    before = whole_state(scheduler)
-    with pytest.raises(BatchError, match="reported before"):
-        scheduler.moved(batch)
-    with pytest.raises(BatchError, match="cancel it with moved=True"):
-        scheduler.cancel(batch)
-    assert whole_state(scheduler) == before
-    scheduler.cancel(batch, moved=True)
-
-
-def test_background_moves_of_a_cancelled_batch_are_reported_of_the_batch_that_takes_them(make_scheduler, request_of):
-    scheduler, batch = swapping(make_scheduler, request_of, async_moves=True)
-    scheduler.cancel(batch)
-    with pytest.raises(BatchError, match="they are in a later batch"):
-        scheduler.moved(batch)
-    later = scheduler.schedule()
-    with pytest.raises(BatchError, match="ran with a later one"):
-        scheduler.moved(batch)
-    scheduler.moved(later)
-    assert scheduler.check() == []
-
-
 @pytest.mark.parametrize("moved", ["no", None, 2])
 def test_whether_moves_ran_is_true_or_false(two_out, moved):
     scheduler, _, second = two_out
@@ -256,11 +195,7 @@ def test_any_kind_of_integer_names_a_sequence_and_a_count(make_scheduler, reques
 def test_what_is_no_batch_ends_nothing(two_out, no_batch):
     scheduler, first, second = two_out
     before = whole_state(scheduler)
-    for call in (
-        lambda: scheduler.update(no_batch, [7]),
-        lambda: scheduler.cancel(no_batch),
-        lambda: scheduler.moved(no_batch),
-    ):
+    for call in (lambda: scheduler.update(no_batch, [7]), lambda: scheduler.cancel(no_batch)):
         with pytest.raises(InvalidRequest, match="a Batch is needed"):
             call()
     assert whole_state(scheduler) == before

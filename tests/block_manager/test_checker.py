@@ -95,16 +95,12 @@ def add_a_reference(manager):
     manager._device.state[manager._tables.blocks[0, OWNER, 0]] += 1
 
 
-def add_a_pin(manager):
+def add_a_host_reference(manager):
     manager._host.state[0] += 1
 
 
-def claim_a_transfer(manager):
+def claim_a_hold(manager):
     manager._device.kept[0] += 1
-
-
-def claim_a_host_transfer(manager):
-    manager._host.kept[0] += 1
 
 
 def shorten_a_table(manager):
@@ -293,9 +289,8 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (forget_that_a_row_is_swapped, "6: row 2 has a host tail and is not swapped."),
     (leave_the_tail_of_a_row_that_is_gone, "6: row 2 has a host tail and is not swapped."),
     (add_a_reference, "2: device block 0 has ref count 3 and 2 references."),
-    (add_a_pin, "2: host block 0 has ref count 2 and 1 references."),
-    (claim_a_transfer, "2: device block 0 has ref count 2 and 3 references."),
-    (claim_a_host_transfer, "2: host block 0 has ref count 1 and 2 references."),
+    (add_a_host_reference, "2: host block 0 has ref count 2 and 1 references."),
+    (claim_a_hold, "2: device block 0 has ref count 2 and 3 references."),
     (shorten_a_table, "6: row 0 has 2 blocks for 5 tokens of 2 a block, 0 reserved."),
     (lengthen_a_table, "6: row 0 has 4 blocks for 5 tokens of 2 a block, 0 reserved."),
     (shorten_a_host_tail, "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
@@ -311,7 +306,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (change_the_key_of_a_run, "4: run 3 is found under another key than its own."),
     (drop_the_parent_of_a_run, "5: run 1 hangs off run 0, which is gone."),
     (close_the_path_of_an_open_run, "4: run 1 is open for row 1, which does not extend it."),
-    (swap_two_host_blocks, "5: row 2 pins host block 0 at column 0, which is not its node's."),
+    (swap_two_host_blocks, "5: row 2 holds host block 0 at column 0, which is not its node's."),
     (miscount_the_children, "5: run 0 counts children {1: 2}; there are {1: 1}."),
     (forget_the_children, "5: run 0 counts children None; there are {1: 1}."),
     (mark_a_plain_block_as_carrying, "4: 6 device blocks carry a node; 5 nodes say that they reside there."),
@@ -391,10 +386,9 @@ def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
     assert found == [[]] * len(calls)
 
 
-def test_a_transfer_that_holds_blocks_is_no_violation():
+def test_a_load_that_holds_blocks_is_no_violation():
     manager = healthy_manager()
     manager.hold(manager.table(OWNER).astype(np.int64))
-    manager.hold_host(manager.host_tail(AWAY))
     assert manager.check() == []
 
 

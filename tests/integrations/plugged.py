@@ -25,7 +25,6 @@ CAPABILITIES = Capabilities(
     retention=False,
     groups=False,
     external_tokens=False,
-    async_moves=False,
     cancel=False,
     drafts=False,
     reserve=False,

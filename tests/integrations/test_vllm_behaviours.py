@@ -36,7 +36,7 @@ UNUSED = {
     "extra_key": None,
 }
 # Calls of a scheduler that vLLM makes none of.
-NO_CALLS = ("append", "cancel", "fork", "adopt", "loaded", "moved", "finish")
+NO_CALLS = ("append", "cancel", "fork", "loaded", "finish")
 LEFT_OUT = dict.fromkeys(
     (
         "test_L3_tokens_beyond_the_limit_are_dropped",

@@ -58,11 +58,8 @@ def test_a_request_that_on_output_aborts_ends_with_abort(victim):
 
 @pytest.fixture
 def outgrowing():
-    """Alone in a pool of which a pin holds one block, "a" outgrows it; the step that ends it runs "b", which has waited."""
-    engine = Engine(tiny_model(), num_blocks=6, block_size=4)
-    engine.add_request([1, 2, 3, 4, 5], SamplingParams(max_tokens=1))
-    drained(engine)
-    engine.manager.pin([1, 2, 3, 4, 5])
+    """Alone in the pool "a" outgrows it; the step that ends it runs "b", which has waited."""
+    engine = Engine(tiny_model(), num_blocks=5, block_size=4)
     engine.add_request([6, 7, 1, 2, 3], SamplingParams(max_tokens=100), id="a")
     engine.step()
     engine.add_request([7] * 18, SamplingParams(max_tokens=1), id="b")

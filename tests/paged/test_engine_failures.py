@@ -206,29 +206,6 @@ def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing
     assert answers_as_ever(drained(engine)[0])
 
 
-def test_after_copies_have_failed_pinned_content_has_to_be_given_back():
-    engine = Engine(tiny_model(), num_blocks=16, block_size=2)
-    engine.add_request(PROMPTS[0], SIX, id="a")
-    drained(engine)
-    pin = engine.manager.pin(PROMPTS[0])
-    move = engine.runner.move
-
-    def fails(batch):
-        engine.runner.move = move
-        raise OSError("the bus is gone")
-
-    engine.runner.move = fails
-    engine.add_request(PROMPTS[0], SIX, id="b")
-    with pytest.raises(EngineFailed, match="the copies failed: the bus is gone"):
-        engine.step()
-    with pytest.raises(EngineFailed, match="pinned content cannot be forgotten"):
-        engine.step()
-    engine.manager.unpin(pin)
-    assert [output.finish_reason for output in engine.step()] == ["error"]
-    engine.add_request(PROMPTS[0], SIX, id="c")
-    assert tokens(drained(engine)[0]["c"]) == tokens_of()[0]
-
-
 def test_a_step_that_stops_within_the_books_says_so_ever_after():
     engine = engine_with_requests()
 

@@ -20,7 +20,6 @@ def instance_of(error):
     for made_by, arguments, named in (
         (paged.OutOfBlocks, (1_000, 3, "host"), {}),
         (paged.UnknownContent, (1_000,), {}),
-        (paged.UnknownPin, (paged.Pin(3, 64),), {}),
         (paged.RowInFlight, (7, " It shares blocks."), {}),
         (paged.NeverFits, ("too long",), {"needed": 7, "limit": 5, "unit": "blocks"}),
         (paged.WaitingFull, (1_000,), {}),

@@ -128,27 +128,6 @@ def test_a_load_that_is_asked_for_anew_is_not_mixed_with_the_one_that_a_cancelle
     rig.drain()
 
 
-def test_a_transfer_may_hold_a_shared_block_once_for_each_row():
-    rig = SchedulerRig(
-        World(num_blocks=8, block_size=1, host_blocks=8, max_tokens_per_step=4, max_sequences=4, async_moves=True)
-    )
-    for name in ("r1", "r2"):
-        rig.add(Request(id=name, prompt=[0], max_tokens=3, priority=1, num_sequences=3))
-    rig.append("r1", [0, 0, 0], 0)
-    rig.schedule()
-    rig.schedule()
-    for name, salt in (("r3", None), ("r4", "a"), ("r5", "b")):
-        rig.add(Request(id=name, prompt=[0], max_tokens=8, salt=salt))
-    for _ in range(2):
-        rig.run(0)
-        rig.update(())
-    rig.schedule()
-    rig.run(0)
-    rig.update(())
-    rig.schedule()
-    rig.drain()
-
-
 class RejectsTheThird(Scheduler):
     """Loses every third request."""
 

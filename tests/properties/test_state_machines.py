@@ -43,7 +43,7 @@ def manager_run():
 @pytest.fixture(scope="module")
 def scheduler_run():
     reached = Reached(SchedulerMachine)
-    run_machine(reached.machine, few=230)
+    run_machine(reached.machine, few=260)
     return reached
 
 
@@ -122,9 +122,8 @@ def test_the_managers_machine_reaches(manager_run, event, share):
         ("drafts rejected", 0.1),
         ("append", 0.2),
         ("load", 0.1),
-        ("moved", 0.002),
         ("fork", 0.05),
-        ("adopt", 0.03),
+        ("finish", 0.05),
     ],
 )
 def test_the_schedulers_machine_reaches(scheduler_run, event, share):

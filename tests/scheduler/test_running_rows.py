@@ -124,8 +124,8 @@ def test_the_array_of_a_batch_that_had_all_rows_is_kept():
     decodes = rows.array([])
     rows.join([2], at_end=True)
     batch = np.array([3, 1, 2])
-    assert not rows.adopt(decodes, [9], batch)
-    assert rows.adopt(decodes, [2], batch)
+    assert not rows.keep(decodes, [9], batch)
+    assert rows.keep(decodes, [2], batch)
     assert rows.array([]) is batch
     assert rows.replace(batch, batch[1:])
     assert rows.array([]).tolist() == [1, 2]
