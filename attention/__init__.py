@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paged.attention.backend import (
+    from .backend import (
         AttentionBackend,
         LayerOptions,
         LayerShape,
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         get_backend,
         known_backends,
     )
-    from paged.attention.errors import AttentionError, BuildFailed, InvalidPool, UnknownBackend, UnsupportedByBackend
-    from paged.attention.kv_pool import KVPool
-    from paged.attention.movement import run_moves
-    from paged.attention.step_tokens import StepTokens
+    from .errors import AttentionError, BuildFailed, InvalidPool, UnknownBackend, UnsupportedByBackend
+    from .kv_pool import KVPool
+    from .movement import run_moves
+    from .step_tokens import StepTokens
 
 _HOMES = {
     "AttentionBackend": "paged.attention.backend",

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paged.attention.errors import BuildFailed, UnknownBackend, UnsupportedByBackend
-from paged.attention.kv_pool import KVPool
-from paged.attention.step_tokens import StepTokens
 from paged.errors import PagedWarning
+
+from .errors import BuildFailed, UnknownBackend, UnsupportedByBackend
+from .kv_pool import KVPool
+from .step_tokens import StepTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged.attention.errors import InvalidPool
+from .errors import InvalidPool
 
 
 class KVPool:

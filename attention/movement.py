@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged.attention.errors import InvalidPool
+from .errors import InvalidPool
 
 
 class MoveLists(Protocol):

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged.attention.backend import LayerOptions, working_dtype
-from paged.attention.kv_pool import KVPool
-from paged.attention.step_tokens import Ints, StepTokens
-from paged.attention.workspace import Workspace
+from .backend import LayerOptions, working_dtype
+from .kv_pool import KVPool
+from .step_tokens import Ints, StepTokens
+from .workspace import Workspace
 
 # Context positions in one piece.
 PIECE = 64

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged.attention.backend import LayerOptions, LayerShape, working_dtype
-from paged.attention.kv_pool import KVPool
-from paged.attention.step_tokens import Ints, StepTokens
+from .backend import LayerOptions, LayerShape, working_dtype
+from .kv_pool import KVPool
+from .step_tokens import Ints, StepTokens
 
 
 @dataclass(frozen=True, slots=True)

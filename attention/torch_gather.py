@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from paged.attention import pieces
-from paged.attention.backend import LayerOptions, LayerShape, working_dtype
-from paged.attention.kv_pool import KVPool
-from paged.attention.step_tokens import Ints, StepTokens
-from paged.attention.workspace import Workspace
+from . import pieces
+from .backend import LayerOptions, LayerShape, working_dtype
+from .kv_pool import KVPool
+from .step_tokens import Ints, StepTokens
+from .workspace import Workspace
 
 # Numbers of buckets that are tried.
 _BUCKETS = (1, 2, 4, 8)

@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged.attention.backend import LayerOptions, LayerShape
-from paged.attention.errors import UnsupportedByBackend
-from paged.attention.kv_pool import KVPool
-from paged.attention.step_tokens import Ints, StepTokens
+from .backend import LayerOptions, LayerShape
+from .errors import UnsupportedByBackend
+from .kv_pool import KVPool
+from .step_tokens import Ints, StepTokens
 
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)

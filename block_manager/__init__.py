@@ -3,8 +3,10 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
-from paged.block_manager.content_calls import Hit
-from paged.block_manager.errors import (
+from paged.errors import PagedError
+
+from .content_calls import Hit
+from .errors import (
     CannotCopy,
     DuplicateRow,
     InvalidConfig,
@@ -18,11 +20,10 @@ from paged.block_manager.errors import (
     UnknownContent,
     UnknownRow,
 )
-from paged.block_manager.events import Cleared, Event, Removed, Stored
-from paged.block_manager.manager import Admission, BlockManager
-from paged.block_manager.moves import Moves
-from paged.block_manager.stats import MemoryStats
-from paged.errors import PagedError
+from .events import Cleared, Event, Removed, Stored
+from .manager import Admission, BlockManager
+from .moves import Moves
+from .stats import MemoryStats
 
 __all__ = [
     "Admission",

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged.block_manager.flights import Flights
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Run
-from paged.block_manager.tables import Tables
+from .flights import Flights
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .runs import Run
+from .tables import Tables
 
 if TYPE_CHECKING:
-    from paged.block_manager.tiers import Tiers
+    from .tiers import Tiers
 
 
 def violations_of(

@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import inspection
-from paged.block_manager.arguments import checked_level, logical_time, token_array
-from paged.block_manager.content_key import root_prefix
-from paged.block_manager.errors import InvalidConfig, InvalidTokens, UnknownContent
-from paged.block_manager.events import Event, EventLog
-from paged.block_manager.free_list import Blocks
-from paged.block_manager.runs import Segment, first_of
-from paged.block_manager.trusted_content import TrustedContentCalls
+from . import inspection
+from .arguments import checked_level, logical_time, token_array
+from .content_key import root_prefix
+from .errors import InvalidConfig, InvalidTokens, UnknownContent
+from .events import Event, EventLog
+from .free_list import Blocks
+from .runs import Segment, first_of
+from .trusted_content import TrustedContentCalls
 
 
 class Hit(NamedTuple):

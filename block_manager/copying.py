@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-from paged.block_manager.errors import CannotCopy
+from .errors import CannotCopy
 
 
 class Uncopyable:

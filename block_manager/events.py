@@ -16,10 +16,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.free_list import Stretch
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Run
-from paged.block_manager.tables import Tables
+from .free_list import Stretch
+from .prefix_index import PrefixIndex
+from .runs import Run
+from .tables import Tables
 
 _NEVER = 2**62
 # Nodes that came to a tier together (or left it, where the third entry is False).

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paged.block_manager.tables import Rows, Tables
+from .tables import Rows, Tables
 
 
 class Share(NamedTuple):

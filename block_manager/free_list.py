@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from paged.block_manager.runs import Run
+    from .runs import Run
 
 Blocks = NDArray[np.int64]
 # Nodes of a run: from one to before another.

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.errors import OutOfBlocks
-from paged.block_manager.free_list import Blocks
-from paged.block_manager.growing import rising, rising_from
-from paged.block_manager.moves import Moves, pairs_of
-from paged.block_manager.pool import Pool
-from paged.block_manager.tables import Rows, Tables
+from .errors import OutOfBlocks
+from .free_list import Blocks
+from .growing import rising, rising_from
+from .moves import Moves, pairs_of
+from .pool import Pool
+from .tables import Rows, Tables
 
 
 class TableChanges(NamedTuple):

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged.block_manager.free_list import Blocks, Stretch, Taken
-from paged.block_manager.pool import Pool
-from paged.block_manager.runs import Run
+from .free_list import Blocks, Stretch, Taken
+from .pool import Pool
+from .runs import Run
 
 if TYPE_CHECKING:
-    from paged.block_manager.events import EventLog
+    from .events import EventLog
 
 
 class HostResidence:

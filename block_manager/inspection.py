@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.tables import Tables
-from paged.block_manager.tiers import Tiers
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .tables import Tables
+from .tiers import Tiers
 
 
 def num_filled_slots(tables: Tables, num_blocks: int) -> int:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged.block_manager import inspection
-from paged.block_manager.arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
-from paged.block_manager.check import violations_of
-from paged.block_manager.content_calls import ContentCalls
-from paged.block_manager.content_key import root_prefix
-from paged.block_manager.copying import Uncopyable
-from paged.block_manager.errors import (
+from . import inspection
+from .arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
+from .check import violations_of
+from .content_calls import ContentCalls
+from .content_key import root_prefix
+from .copying import Uncopyable
+from .errors import (
     InvalidConfig,
     InvalidTokens,
     MemoryClaimed,
@@ -29,10 +29,10 @@ from paged.block_manager.errors import (
     OutOfBlocks,
     RowInFlight,
 )
-from paged.block_manager.flights import Flight
-from paged.block_manager.moves import NO_MOVES, Moves, joined
-from paged.block_manager.stats import MemoryStats
-from paged.block_manager.tables import Rows
+from .flights import Flight
+from .moves import NO_MOVES, Moves, joined
+from .stats import MemoryStats
+from .tables import Rows
 
 RowsLike = int | Sequence[int] | Rows
 

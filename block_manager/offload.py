@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paged.block_manager.free_list import Blocks, Stretch
-from paged.block_manager.host_residence import HostResidence
-from paged.block_manager.moves import NO_MOVES, NO_PAIRS, Moves, Pairs
-from paged.block_manager.pool import Pool
-from paged.block_manager.runs import Run, Segment
+from .free_list import Blocks, Stretch
+from .host_residence import HostResidence
+from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs
+from .pool import Pool
+from .runs import Run, Segment
 
 # A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
 _STRETCHES = 64

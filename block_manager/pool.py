@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.errors import OutOfBlocks
-from paged.block_manager.free_list import Blocks, FreeList, Stretch, Taken
+from .errors import OutOfBlocks
+from .free_list import Blocks, FreeList, Stretch, Taken
 
 if TYPE_CHECKING:
-    from paged.block_manager.runs import Run
+    from .runs import Run
 
 # The bit of a used block's state that says that it carries a node.
 _CONTENT = 1 << 40

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.content_key import extend_chain, namespace_digest, node_prefix
-from paged.block_manager.flights import Flight, Flights
-from paged.block_manager.free_list import Blocks, Stretch, Taken
-from paged.block_manager.host_residence import HostResidence
-from paged.block_manager.pool import Pool
-from paged.block_manager.runs import Path, Run, Segment
-from paged.block_manager.tables import Rows, Tables
+from .content_key import extend_chain, namespace_digest, node_prefix
+from .flights import Flight, Flights
+from .free_list import Blocks, Stretch, Taken
+from .host_residence import HostResidence
+from .pool import Pool
+from .runs import Path, Run, Segment
+from .tables import Rows, Tables
 
 if TYPE_CHECKING:
-    from paged.block_manager.events import EventLog
+    from .events import EventLog
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
 

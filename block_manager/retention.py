@@ -11,12 +11,12 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import logical_time
-from paged.block_manager.errors import InvalidConfig
-from paged.block_manager.free_list import Blocks
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Run, Segment
+from .arguments import logical_time
+from .errors import InvalidConfig
+from .free_list import Blocks
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .runs import Run, Segment
 
 
 class Retentions:

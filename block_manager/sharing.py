@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paged.block_manager.flights import Flight, Flights
-from paged.block_manager.growth import Growth
-from paged.block_manager.offload import Offload
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import Match, PrefixIndex
-from paged.block_manager.runs import Segment, first_of
-from paged.block_manager.tables import Tables
-from paged.block_manager.tiers import Tiers
+from .flights import Flight, Flights
+from .growth import Growth
+from .offload import Offload
+from .pool import Pool
+from .prefix_index import Match, PrefixIndex
+from .runs import Segment, first_of
+from .tables import Tables
+from .tiers import Tiers
 
 
 class Sharer(NamedTuple):

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import Tokens, int64_array, is_integer
-from paged.block_manager.errors import DuplicateRow, RowSwapped, UnknownRow
+from .arguments import Tokens, int64_array, is_integer
+from .errors import DuplicateRow, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
 

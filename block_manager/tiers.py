@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged.block_manager.free_list import Blocks
-from paged.block_manager.moves import Moves, pairs_of
-from paged.block_manager.offload import Offload
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.runs import Segment, first_of
-from paged.block_manager.tables import Rows, Tables
+from .free_list import Blocks
+from .moves import Moves, pairs_of
+from .offload import Offload
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .runs import Segment, first_of
+from .tables import Rows, Tables
 
 
 class Tiers:

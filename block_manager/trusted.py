@@ -12,20 +12,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.events import EventLog
-from paged.block_manager.flights import Flight, Flights, Share
-from paged.block_manager.growing import rising_from
-from paged.block_manager.growth import NO_CHANGES, Growth, TableChanges
-from paged.block_manager.moves import NO_MOVES, Moves
-from paged.block_manager.offload import Offload
-from paged.block_manager.pool import Pool
-from paged.block_manager.prefix_index import PrefixIndex
-from paged.block_manager.retention import Retentions
-from paged.block_manager.sharing import Sharing, truncate_table
-from paged.block_manager.stats import WINDOW
-from paged.block_manager.tables import Rows, Tables
-from paged.block_manager.tiers import Tiers
-from paged.block_manager.views import Views
+from .events import EventLog
+from .flights import Flight, Flights, Share
+from .growing import rising_from
+from .growth import NO_CHANGES, Growth, TableChanges
+from .moves import NO_MOVES, Moves
+from .offload import Offload
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .retention import Retentions
+from .sharing import Sharing, truncate_table
+from .stats import WINDOW
+from .tables import Rows, Tables
+from .tiers import Tiers
+from .views import Views
 
 
 class Composed(NamedTuple):

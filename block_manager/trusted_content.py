@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.stats import HitFigures
-from paged.block_manager.trusted_moves import MoveCalls
+from .stats import HitFigures
+from .trusted_moves import MoveCalls
 
 
 class TrustedContentCalls(MoveCalls):

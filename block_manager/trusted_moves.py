@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paged.block_manager.free_list import Blocks
-from paged.block_manager.moves import Moves
-from paged.block_manager.tables import Rows
-from paged.block_manager.trusted_stretches import StretchCalls
+from .free_list import Blocks
+from .moves import Moves
+from .tables import Rows
+from .trusted_stretches import StretchCalls
 
 
 class MoveCalls(StretchCalls):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.tables import Rows
-from paged.block_manager.trusted import TrustedCalls
+from .tables import Rows
+from .trusted import TrustedCalls
 
 
 class StretchCalls(TrustedCalls):

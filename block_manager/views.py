@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.pool import Pool
-from paged.block_manager.tables import Rows, Tables
-from paged.block_manager.tiers import Tiers
+from .pool import Pool
+from .tables import Rows, Tables
+from .tiers import Tiers
 
 
 class Views:

@@ -3,11 +3,11 @@
 Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 """
 
-from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.batch import Batch, Output, Outputs, RequestUsage
-from paged.scheduler.core import Scheduler
-from paged.scheduler.drafts import UNKNOWN_DRAFT, Drafts
-from paged.scheduler.errors import (
+from .accounting import SchedulerStats
+from .batch import Batch, Output, Outputs, RequestUsage
+from .core import Scheduler
+from .drafts import UNKNOWN_DRAFT, Drafts
+from .errors import (
     BatchEnded,
     BatchError,
     BatchOutOfOrder,
@@ -24,13 +24,13 @@ from paged.scheduler.errors import (
     WrongDrafts,
     WrongTokens,
 )
-from paged.scheduler.explain import Explanation
-from paged.scheduler.forecast import Forecast
-from paged.scheduler.listing import RequestView
-from paged.scheduler.policies import POLICIES, Costs, Policy
-from paged.scheduler.request import Request, Retention
-from paged.scheduler.state import Limits
-from paged.scheduler.status import FINISH_REASONS, Status
+from .explain import Explanation
+from .forecast import Forecast
+from .listing import RequestView
+from .policies import POLICIES, Costs, Policy
+from .request import Request, Retention
+from .state import Limits
+from .status import FINISH_REASONS, Status
 
 __all__ = [
     "FINISH_REASONS",

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.composition import place_chunk
-from paged.scheduler.policies import Policy
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
-from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
+from .composition import place_chunk
+from .policies import Policy
+from .request import RequestState
+from .reservations import blocks_to_enter, blocks_to_return, is_due
+from .state import State, Step
+from .status import Status
 
 NUM_PASSING = 4
 """Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""

@@ -9,7 +9,8 @@ import math
 from typing import Any
 
 from paged.block_manager.arguments import is_integer, is_real
-from paged.scheduler.errors import InvalidRequest
+
+from .errors import InvalidRequest
 
 # A count above it is no limit at all. Token counts can be added to it in int64.
 UNLIMITED = 2**62

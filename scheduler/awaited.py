@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.rows import Rows
+from .rows import Rows
 
 if TYPE_CHECKING:
-    from paged.scheduler.batch import Batch
-    from paged.scheduler.request import RequestState
-    from paged.scheduler.state import State
+    from .batch import Batch
+    from .request import RequestState
+    from .state import State
 
 Counts = NDArray[np.int64]
 Source = tuple[int, int]

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from paged.block_manager import Moves
 from paged.block_manager.flights import Flight
-from paged.scheduler.status import FINISH_REASONS
+
+from .status import FINISH_REASONS
 
 if TYPE_CHECKING:
-    from paged.scheduler.request import RequestState
+    from .request import RequestState
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paged.scheduler.batch import Batch
-from paged.scheduler.request import RequestState
-from paged.scheduler.state import State
-from paged.scheduler.status import Status
+from .batch import Batch
+from .request import RequestState
+from .state import State
+from .status import Status
 
 
 def violations_of(state: State) -> list[str]:

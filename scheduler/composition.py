@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from paged.block_manager import OutOfBlocks
 from paged.block_manager.growing import GrowingView
 from paged.block_manager.moves import NO_MOVES
-from paged.scheduler.arguments import UNLIMITED
-from paged.scheduler.awaited import totals_of
-from paged.scheduler.preemption import preempt, victims
-from paged.scheduler.request import RequestState
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State, Step
+
+from .arguments import UNLIMITED
+from .awaited import totals_of
+from .preemption import preempt, victims
+from .request import RequestState
+from .rows import Rows
+from .state import State, Step
 
 Counts = NDArray[np.int64]
 

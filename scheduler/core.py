@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, InvalidConfig
 from paged.block_manager.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.block_manager.copying import Uncopyable
-from paged.scheduler import ending, forks
-from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.arguments import UNLIMITED, count_of, finite_time, latest_time
-from paged.scheduler.batch import Batch, Output, Outputs
-from paged.scheduler.check import violations_of
-from paged.scheduler.drafts import Drafts, place_drafts, validated
-from paged.scheduler.errors import (
+
+from . import ending, forks
+from .accounting import SchedulerStats
+from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .batch import Batch, Output, Outputs
+from .check import violations_of
+from .drafts import Drafts, place_drafts, validated
+from .errors import (
     BatchEnded,
     BatchError,
     BatchOutOfOrder,
@@ -37,14 +38,14 @@ from paged.scheduler.errors import (
     UnknownRequest,
     WaitingFull,
 )
-from paged.scheduler.explain import Explanation, explain, reason
-from paged.scheduler.forecast import Forecast, forecast
-from paged.scheduler.listing import RequestView, listed, view_of
-from paged.scheduler.packing import Packer
-from paged.scheduler.policies import Costs, Policy, policy_named
-from paged.scheduler.preemption import report_parked
-from paged.scheduler.progress import force_progress, reject_overgrown
-from paged.scheduler.request import (
+from .explain import Explanation, explain, reason
+from .forecast import Forecast, forecast
+from .listing import RequestView, listed, view_of
+from .packing import Packer
+from .policies import Costs, Policy, policy_named
+from .preemption import report_parked
+from .progress import force_progress, reject_overgrown
+from .request import (
     Request,
     RequestState,
     namespace_root,
@@ -53,10 +54,10 @@ from paged.scheduler.request import (
     validated_prompt,
     with_own_integers,
 )
-from paged.scheduler.state import Limits, State, Step
-from paged.scheduler.status import ABORT, LENGTH, STOP, Status
-from paged.scheduler.strategies import strategies_of
-from paged.scheduler.turns import Running, alone
+from .state import Limits, State, Step
+from .status import ABORT, LENGTH, STOP, Status
+from .strategies import strategies_of
+from .turns import Running, alone
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 

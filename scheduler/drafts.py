@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from paged.block_manager import InvalidTokens
 from paged.block_manager.arguments import is_integer, token_array
 from paged.block_manager.growing import rising_from
-from paged.scheduler.admission import owed, watermark
-from paged.scheduler.errors import WrongDrafts
-from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
+
+from .admission import owed, watermark
+from .errors import WrongDrafts
+from .state import State, Step
+from .status import Status
 
 Counts = NDArray[np.int64]
 

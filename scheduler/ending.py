@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from paged.block_manager import InvalidTokens
 from paged.block_manager.arguments import token_array
 from paged.block_manager.growing import rising_from
-from paged.scheduler.batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
-from paged.scheduler.composition import ones
-from paged.scheduler.drafts import UNKNOWN_DRAFT
-from paged.scheduler.errors import WrongTokens
-from paged.scheduler.preemption import drop_rows
-from paged.scheduler.request import RequestState, replaced
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import Carried, State
-from paged.scheduler.status import ABORT, FINISH_REASONS, REJECTED, Status
-from paged.scheduler.stopping import finish_codes, kept_counts, kept_of
+
+from .batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
+from .composition import ones
+from .drafts import UNKNOWN_DRAFT
+from .errors import WrongTokens
+from .preemption import drop_rows
+from .request import RequestState, replaced
+from .rows import Rows
+from .state import Carried, State
+from .status import ABORT, FINISH_REASONS, REJECTED, Status
+from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)

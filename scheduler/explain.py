@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from paged.scheduler.admission import watermark
-from paged.scheduler.errors import UnknownRequest, counted
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import blocks_to_enter, blocks_to_return, is_due
-from paged.scheduler.state import State
-from paged.scheduler.status import Status
+from .admission import watermark
+from .errors import UnknownRequest, counted
+from .request import RequestState
+from .reservations import blocks_to_enter, blocks_to_return, is_due
+from .state import State
+from .status import Status
 
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
 

@@ -20,10 +20,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
-from paged.scheduler.lengths import OutputLengths
-from paged.scheduler.queues import Key, OrderedQueue
-from paged.scheduler.request import RequestState
-from paged.scheduler.status import Status
+from .lengths import OutputLengths
+from .queues import Key, OrderedQueue
+from .request import RequestState
+from .status import Status
 
 MOST_IDLE = 1000
 """Tenants without a request that are remembered because they were given more than those who wait. What is forgotten of one is at most

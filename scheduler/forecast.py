@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.foresight import ROWS
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import blocks_to_enter
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State
+from .foresight import ROWS
+from .request import RequestState
+from .reservations import blocks_to_enter
+from .rows import Rows
+from .state import State
 
 Counts = NDArray[np.int64]
 

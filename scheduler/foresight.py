@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from paged.block_manager.growing import GrowingView
 
 if TYPE_CHECKING:
-    from paged.scheduler.request import RequestState
-    from paged.scheduler.state import State, Step
+    from .request import RequestState
+    from .state import State, Step
 
 Counts = NDArray[np.int64]
 

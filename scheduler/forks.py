@@ -10,11 +10,12 @@ write it, and the copy runs before the next batch.
 from __future__ import annotations
 
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
-from paged.scheduler.batch import NO_LOADS
-from paged.scheduler.errors import InvalidRequest, RequestInFlight
-from paged.scheduler.request import RequestState, replaced
-from paged.scheduler.state import Carried, State
-from paged.scheduler.status import Status
+
+from .batch import NO_LOADS
+from .errors import InvalidRequest, RequestInFlight
+from .request import RequestState, replaced
+from .state import Carried, State
+from .status import Status
 
 # What a request's state says of each of its sequences.
 _BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")

@@ -9,8 +9,8 @@ from itertools import chain, islice
 
 import msgspec
 
-from paged.scheduler.request import RequestState
-from paged.scheduler.state import State
+from .request import RequestState
+from .state import State
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paged.scheduler.fair_queue import FairQueue
-from paged.scheduler.lengths import OutputLengths
-from paged.scheduler.queues import Key, OrderedQueue, Queue
-from paged.scheduler.request import Request, RequestState
-from paged.scheduler.state import State
+from .fair_queue import FairQueue
+from .lengths import OutputLengths
+from .queues import Key, OrderedQueue, Queue
+from .request import Request, RequestState
+from .state import State
 
 
 class Order:

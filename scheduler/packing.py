@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from paged.block_manager.growing import GrowingView, rising, rising_from
 from paged.block_manager.moves import NO_MOVES, joined
-from paged.scheduler.awaited import sources_of
-from paged.scheduler.batch import NO_LOADS, Batch, Ticket
-from paged.scheduler.composition import ones
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State, Step
+
+from .awaited import sources_of
+from .batch import NO_LOADS, Batch, Ticket
+from .composition import ones
+from .rows import Rows
+from .state import State, Step
 
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))

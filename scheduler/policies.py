@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from paged.block_manager import InvalidConfig
-from paged.scheduler.arguments import UNLIMITED, is_number
-from paged.scheduler.errors import UnknownPolicy
+
+from .arguments import UNLIMITED, is_number
+from .errors import UnknownPolicy
 
 _STRATEGIES = {
     "order": ("priority", "fcfs", "fair"),

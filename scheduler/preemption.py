@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.awaited import sources_of
-from paged.scheduler.request import RequestState, replaced
-from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
+from .awaited import sources_of
+from .request import RequestState, replaced
+from .state import State, Step
+from .status import Status
 
 Blocks = NDArray[np.int64]
 Swaps = Callable[[State, list[int], int, int], bool]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paged.scheduler.admission import admit, bring_back
-from paged.scheduler.composition import allowance, place_chunk
-from paged.scheduler.ending import end_request
-from paged.scheduler.preemption import preempt, victims
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import blocks_to_enter, blocks_to_return
-from paged.scheduler.state import State, Step
-from paged.scheduler.status import LENGTH, REJECTED, Status
+from .admission import admit, bring_back
+from .composition import allowance, place_chunk
+from .ending import end_request
+from .preemption import preempt, victims
+from .request import RequestState
+from .reservations import blocks_to_enter, blocks_to_return
+from .state import State, Step
+from .status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Protocol
 
-from paged.scheduler.request import RequestState
+from .request import RequestState
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""

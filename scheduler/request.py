@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from paged.block_manager import InvalidConfig, InvalidNamespace, InvalidTokens
 from paged.block_manager.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
-from paged.scheduler.arguments import UNLIMITED, count_of, is_number
-from paged.scheduler.errors import InvalidRequest
-from paged.scheduler.status import Status
+
+from .arguments import UNLIMITED, count_of, is_number
+from .errors import InvalidRequest
+from .status import Status
 
 T = TypeVar("T")
 

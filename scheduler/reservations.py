@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager
-from paged.scheduler.errors import NeverFits
-from paged.scheduler.request import RequestState
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State
+
+from .errors import NeverFits
+from .request import RequestState
+from .rows import Rows
+from .state import State
 
 Counts = NDArray[np.int64]
 Totals = Callable[[State, RequestState, int], int]

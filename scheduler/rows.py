@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.scheduler.request import RequestState
+from .request import RequestState
 
 Rows = NDArray[np.int64]
 

@@ -16,19 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager, Moves
-from paged.scheduler.accounting import SchedulerStats
-from paged.scheduler.awaited import Awaited, is_undecided, sources_of
-from paged.scheduler.batch import Batch, Output, RequestUsage
-from paged.scheduler.foresight import Foresight
-from paged.scheduler.lengths import OutputLengths
-from paged.scheduler.policies import Costs, Policy
-from paged.scheduler.queues import OrderedQueue
-from paged.scheduler.request import RequestState, replaced
-from paged.scheduler.rows import RowColumns, Rows, RunningRows
-from paged.scheduler.status import Status
+
+from .accounting import SchedulerStats
+from .awaited import Awaited, is_undecided, sources_of
+from .batch import Batch, Output, RequestUsage
+from .foresight import Foresight
+from .lengths import OutputLengths
+from .policies import Costs, Policy
+from .queues import OrderedQueue
+from .request import RequestState, replaced
+from .rows import RowColumns, Rows, RunningRows
+from .status import Status
 
 if TYPE_CHECKING:
-    from paged.scheduler.strategies import Strategies
+    from .strategies import Strategies
 
 _NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
 # Ended requests that `explain` and `status` still answer for.

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.growing import rising_from
-from paged.scheduler.rows import RowColumns, Rows
-from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
+
+from .rows import RowColumns, Rows
+from .status import LENGTH, NOT_FINISHED, STOP
 
 _NO_PLACES: NDArray[np.int64] = np.empty(0, np.int64)
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from paged.scheduler.admission import Admission
-from paged.scheduler.composition import Composition, DecodesFirst
-from paged.scheduler.modelled.interleaving import Apart
-from paged.scheduler.modelled.lockstep import Lockstep
-from paged.scheduler.modelled.orca import InRegions, context, expected, expected_pow2
-from paged.scheduler.modelled.whole_batches import Longest, WholeBatches
-from paged.scheduler.orders import ByPriority, Fair, Order
-from paged.scheduler.policies import Policy
-from paged.scheduler.preemption import FewestBlocks, Swaps, Victims, by_cost
-from paged.scheduler.reservations import Counted, Drawn, Reservation, most
+from .admission import Admission
+from .composition import Composition, DecodesFirst
+from .modelled.interleaving import Apart
+from .modelled.lockstep import Lockstep
+from .modelled.orca import InRegions, context, expected, expected_pow2
+from .modelled.whole_batches import Longest, WholeBatches
+from .orders import ByPriority, Fair, Order
+from .policies import Policy
+from .preemption import FewestBlocks, Swaps, Victims, by_cost
+from .reservations import Counted, Drawn, Reservation, most
 
 _ADMISSIONS = {"continuous": Admission, "whole": WholeBatches}
 _TOTALS = {"max": most, "expected": expected, "pow2": expected_pow2, "context": context}

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.arguments import is_integer
-from paged.scheduler.arguments import latest_time
-from paged.scheduler.core import Scheduler
-from paged.scheduler.errors import InvalidRequest, WrongTokens
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State
-from paged.scheduler.status import Status
+
+from .arguments import latest_time
+from .core import Scheduler
+from .errors import InvalidRequest, WrongTokens
+from .rows import Rows
+from .state import State
+from .status import Status
 
 
 class SteadyBatch(NamedTuple):

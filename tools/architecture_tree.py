@@ -47,14 +47,10 @@ def first_line(file: Path) -> str:
 
 def imported(file: Path) -> set[str]:
     """The names of the files of its own room that this one imports when it is loaded."""
-    room, found = f"{DOOR}.{file.parent.name}", set()
+    found = set()
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ImportFrom) and statement.module == room:
-            found |= {name.name for name in statement.names}
-        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{room}."):
-            found.add((statement.module or "").split(".")[2])
-        elif isinstance(statement, ast.Import):
-            found |= {name.name.split(".")[2] for name in statement.names if name.name.startswith(f"{room}.")}
+        if isinstance(statement, ast.ImportFrom) and statement.level == 1:
+            found |= {statement.module.split(".")[0]} if statement.module else {name.name for name in statement.names}
     return {name for name in found if (file.parent / f"{name}.py").exists()}
 
 

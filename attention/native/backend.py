@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged.attention.backend import LayerOptions, LayerShape
-from paged.attention.errors import BuildFailed, UnsupportedByBackend
-from paged.attention.kv_pool import KVPool
-from paged.attention.native.build import library
-from paged.attention.step_tokens import StepTokens
+from ..backend import LayerOptions, LayerShape
+from ..errors import BuildFailed, UnsupportedByBackend
+from ..kv_pool import KVPool
+from ..step_tokens import StepTokens
+from .build import library
 
 _HERE = Path(__file__).parent
 HEADERS = (_HERE / "attention.h", _HERE / "vector.h")

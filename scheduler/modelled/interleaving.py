@@ -12,14 +12,14 @@ import math
 
 import numpy as np
 
-from paged.scheduler.admission import owed, watermark
-from paged.scheduler.arguments import UNLIMITED
-from paged.scheduler.composition import Composition, Counts, compose_running
-from paged.scheduler.errors import counted
-from paged.scheduler.reservations import blocks_to_enter
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
+from ..admission import owed, watermark
+from ..arguments import UNLIMITED
+from ..composition import Composition, Counts, compose_running
+from ..errors import counted
+from ..reservations import blocks_to_enter
+from ..rows import Rows
+from ..state import State, Step
+from ..status import Status
 
 
 class Apart(Composition):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paged.scheduler.composition import Composition, Counts
-from paged.scheduler.request import RequestState
-from paged.scheduler.rows import Rows
-from paged.scheduler.state import State
+from ..composition import Composition, Counts
+from ..request import RequestState
+from ..rows import Rows
+from ..state import State
 
 
 class Lockstep(Composition):

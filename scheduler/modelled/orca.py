@@ -6,11 +6,12 @@ Knows what a request says of its length. Does not know how regions are laid out;
 from __future__ import annotations
 
 from paged.block_manager import BlockManager
-from paged.scheduler.errors import NeverFits, counted
-from paged.scheduler.modelled.regions import Regions
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Drawn, Reservation, Totals
-from paged.scheduler.state import State
+
+from ..errors import NeverFits, counted
+from ..request import RequestState
+from ..reservations import Drawn, Reservation, Totals
+from ..state import State
+from .regions import Regions
 
 
 class InRegions(Drawn):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
-from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Drawn, most
-from paged.scheduler.state import State, Step
+from ..admission import Admission, admit, fits, owed, shut, watermark
+from ..request import RequestState
+from ..reservations import Drawn, most
+from ..state import State, Step
 
 
 class WholeBatches(Admission):
