@@ -3,15 +3,12 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
-from paged.errors import PagedError
+from paged.errors import CannotCopy, InvalidConfig, InvalidTokens, PagedError
 
 from .content_calls import Hit
 from .errors import (
-    CannotCopy,
     DuplicateRow,
-    InvalidConfig,
     InvalidNamespace,
-    InvalidTokens,
     MemoryClaimed,
     NothingInFlight,
     OutOfBlocks,

@@ -19,10 +19,6 @@ Each is raised before anything changes and carries the numbers as attributes. Kn
 from paged.errors import PagedError
 
 
-class InvalidConfig(PagedError, ValueError):
-    """A size, share or option outside its range."""
-
-
 class OutOfBlocks(PagedError, ValueError):
     """More blocks wanted than the pool can give: `wanted` and `free` (blocks), `tier` ("device" or "host")."""
 
@@ -72,10 +68,6 @@ class RowSwapped(_RowError):
     sentence = "part of it lies on the host; swap it in first."
 
 
-class InvalidTokens(PagedError, ValueError):
-    """No tokens where some are needed, or values that are no token ids (int32, 0 or more)."""
-
-
 class InvalidNamespace(PagedError, TypeError):
     """A namespace that is not built of None, bool, int, str, bytes and tuples of them."""
 
@@ -99,14 +91,3 @@ class MemoryClaimed(PagedError, RuntimeError):
             " another BlockManager."
         )
         self.call = call
-
-
-class CannotCopy(PagedError, TypeError):
-    """A copy or a pickle of an object that counts one KV memory: `kind`, its class's name."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(
-            f"a {kind} cannot be copied or pickled: its blocks are places in one KV memory, and a copy would hand out the"
-            " same ones. Make another one of the same sizes, and give it the prompts again."
-        )
-        self.kind = kind

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import rising, rising_from
+
 from .errors import OutOfBlocks
 from .free_list import Blocks
-from .growing import rising, rising_from
 from .moves import Moves, pairs_of
 from .pool import Pool
 from .tables import Rows, Tables

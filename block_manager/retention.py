@@ -11,8 +11,9 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import logical_time
-from .errors import InvalidConfig
+from paged.base.arguments import logical_time
+from paged.errors import InvalidConfig
+
 from .free_list import Blocks
 from .pool import Pool
 from .prefix_index import PrefixIndex

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Tokens, int64_array, is_integer
+from paged.base.arguments import Tokens, int64_array, is_integer
+
 from .errors import DuplicateRow, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import rising_from
+
 from .events import EventLog
 from .flights import Flight, Flights, Share
-from .growing import rising_from
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
 from .offload import Offload

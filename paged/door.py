@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from paged.base.arguments import checked_integer, is_integer, is_real, token_array
 from paged.block_manager import InvalidTokens
-from paged.block_manager.arguments import checked_integer, is_integer, is_real, token_array
 from paged.scheduler import InvalidRequest
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, Never
 
 import msgspec
 
+from paged.base.arguments import checked_flag, checked_integer
 from paged.block_manager import BlockManager, InvalidConfig
-from paged.block_manager.arguments import checked_flag, checked_integer
 from paged.decoding.draft_model import DraftModel
 from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead

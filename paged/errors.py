@@ -1,4 +1,4 @@
-"""The roots of every error and every warning of paged. Knows nothing of what raises them, and imports nothing of ours."""
+"""The roots of every error and every warning of paged, and the errors that every room raises."""
 
 from typing import Any
 
@@ -22,6 +22,25 @@ def _rebuilt(kind: type[PagedError], arguments: tuple[object, ...]) -> PagedErro
         # An OSError with an `__init__` of its own leaves them to it.
         error.args = arguments
     return error
+
+
+class InvalidConfig(PagedError, ValueError):
+    """A size, share or option outside its range."""
+
+
+class InvalidTokens(PagedError, ValueError):
+    """No tokens where some are needed, or values that are no token ids (int32, 0 or more)."""
+
+
+class CannotCopy(PagedError, TypeError):
+    """A copy or a pickle of an object that counts one KV memory: `kind`, its class's name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"a {kind} cannot be copied or pickled: its blocks are places in one KV memory, and a copy would hand out the"
+            " same ones. Make another one of the same sizes, and give it the prompts again."
+        )
+        self.kind = kind
 
 
 class PagedWarning(UserWarning):

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
 
+from paged.base.growing import rising_from
 from paged.block_manager import PagedError
-from paged.block_manager.growing import rising_from
 from paged.decoding.drafter import Drafter, Tried
 from paged.model.runner import Read, Runner
 from paged.results import EngineStats

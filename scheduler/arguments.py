@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paged.block_manager.arguments import is_integer, is_real
+from paged.base.arguments import is_integer, is_real
 
 from .errors import InvalidRequest
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import GrowingView
 from paged.block_manager import OutOfBlocks
-from paged.block_manager.growing import GrowingView
 from paged.block_manager.moves import NO_MOVES
 
 from .arguments import UNLIMITED

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
+from paged.base.copying import Uncopyable
 from paged.block_manager import BlockManager, InvalidConfig
-from paged.block_manager.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
-from paged.block_manager.copying import Uncopyable
 
 from . import ending, forks
 from .accounting import SchedulerStats

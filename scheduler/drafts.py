@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import is_integer, token_array
+from paged.base.growing import rising_from
 from paged.block_manager import InvalidTokens
-from paged.block_manager.arguments import is_integer, token_array
-from paged.block_manager.growing import rising_from
 
 from .admission import owed, watermark
 from .errors import WrongDrafts

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import token_array
+from paged.base.growing import rising_from
 from paged.block_manager import InvalidTokens
-from paged.block_manager.arguments import token_array
-from paged.block_manager.growing import rising_from
 
 from .batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
 from .composition import ones

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.growing import GrowingView
+from paged.base.growing import GrowingView
 
 if TYPE_CHECKING:
     from .request import RequestState

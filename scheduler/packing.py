@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.growing import GrowingView, rising, rising_from
+from paged.base.growing import GrowingView, rising, rising_from
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .awaited import sources_of

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import checked_level, is_integer, token_array
 from paged.block_manager import InvalidConfig, InvalidNamespace, InvalidTokens
-from paged.block_manager.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
 
 from .arguments import UNLIMITED, count_of, is_number

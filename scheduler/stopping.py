@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.growing import rising_from
+from paged.base.growing import rising_from
 
 from .rows import RowColumns, Rows
 from .status import LENGTH, NOT_FINISHED, STOP

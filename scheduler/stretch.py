@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.arguments import is_integer
+from paged.base.arguments import is_integer
 
 from .arguments import latest_time
 from .core import Scheduler

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.growing import rising_from
+from paged.base.growing import rising_from
 from paged.decoding.drafter import DraftLengths, FromText, Rows, Tried, latest_of
 from paged.scheduler import Drafts
 

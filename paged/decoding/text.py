@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paged.base.arguments import token_array
 from paged.block_manager import PagedError
-from paged.block_manager.arguments import token_array
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from paged.base.arguments import checked_integer
 from paged.block_manager import InvalidConfig
-from paged.block_manager.arguments import checked_integer
 from paged.checkpoint import checkpoint_path, draft_path
 from paged.model.loading import LoadedModel, load_model
 

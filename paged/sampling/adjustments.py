@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import rising_from
 from paged.block_manager import PagedError
-from paged.block_manager.growing import rising_from
 from paged.sampling.lines import NOTHING, Lines
 from paged.sampling.params import SamplingParams
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager.growing import rising_from
+from paged.base.growing import rising_from
 
 Columns = tuple[NDArray[Any], ...]
 NOTHING = -1

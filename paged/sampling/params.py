@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paged.block_manager.arguments import is_integer, is_real
+from paged.base.arguments import is_integer, is_real
 from paged.door import shown
 from paged.sampling.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams

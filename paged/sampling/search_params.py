@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from paged.block_manager.arguments import is_integer, is_real
+from paged.base.arguments import is_integer, is_real
 from paged.door import shown
 from paged.sampling.errors import InvalidSampling
 from paged.sampling.params import check_flag, check_max_tokens, check_stop_ids

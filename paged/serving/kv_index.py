@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from paged import PagedError
-from paged.block_manager.arguments import token_array
+from paged.base.arguments import token_array
 from paged.block_manager.content_key import extend_chain, namespace_digest, root_prefix
 from paged.serving.kv_wire import (
     MEDIA,

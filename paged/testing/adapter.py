@@ -35,6 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import token_array
 from paged.block_manager import (
     DuplicateRow,
     InvalidConfig,
@@ -46,7 +47,6 @@ from paged.block_manager import (
     RowSwapped,
     UnknownRow,
 )
-from paged.block_manager.arguments import token_array
 from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
 from paged.testing.protocol import Capabilities

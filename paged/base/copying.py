@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-from .errors import CannotCopy
+from paged.errors import CannotCopy
 
 
 class Uncopyable:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidConfig, InvalidTokens
+from paged.errors import InvalidConfig, InvalidTokens
 
 Tokens = NDArray[np.int32]
 
