@@ -132,6 +132,7 @@ class _Reader:
         value = self.given(name) or 0
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             self._fail(name, f"it is {value!r}; it has to be a whole number, the same for all layers")
+        self._must_be_usual(name, value)
         return value
 
     def listed(self, name: str) -> list[Any]:
@@ -149,9 +150,12 @@ class _Reader:
             self._fail(name, f"it is missing{', by its other names too: ' + ', '.join(others) if others else ''}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self._fail(name, f"it is {value!r}; it has to be a whole number of at least 1, the same for all layers")
+        self._must_be_usual(name, value)
+        return value
+
+    def _must_be_usual(self, name: str, value: int) -> None:
         if value > MOST:
             self._fail(name, f"it is {str(value)[:20]}…; no model has more than {MOST:,}")
-        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A field of the decoder, or of the whole where it has none."""

@@ -229,6 +229,7 @@ def test_what_no_figure_counts_is_said(written, config, said):
         (without(LLAMA, "vocab_size"), "vocab_size", "missing"),
         ({**LLAMA, "hidden_size": 4000, "num_attention_heads": 33}, "head_dim", "no multiple of 33 heads"),
         ({**LLAMA, "num_hidden_layers": 10**30}, "num_hidden_layers", "no model has more than"),
+        ({**LLAMA, "head_dim": 10**30}, "head_dim", "no model has more than"),
         ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads", "cannot share so many evenly"),
         ({**LLAMA, "num_key_value_heads": [8, 4]}, "num_key_value_heads", "the same for all layers"),
         ({**LLAMA, "n_layer": 24}, "num_hidden_layers", "n_layer is 24"),
