@@ -21,12 +21,14 @@ from .events import Cleared, Event, Removed, Stored
 from .manager import Admission, BlockManager
 from .moves import Moves
 from .stats import MemoryStats
+from .trusted import Composed
 
 __all__ = [
     "Admission",
     "BlockManager",
     "CannotCopy",
     "Cleared",
+    "Composed",
     "DuplicateRow",
     "Event",
     "Hit",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import GrowingView, rising, rising_from
+from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .awaited import sources_of
@@ -28,6 +31,30 @@ def _extended(values: Counts, length: int) -> Counts:
     return longer
 
 
+def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
+    """The loads and the moves of a step, read-only: a cancel carries them over as they are."""
+    loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
+    for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
+        carried.flags.writeable = False
+    return loads, moves
+
+
+class _Packed(NamedTuple):
+    """Rows and tokens of a batch, decodes first, as `Batch` has them. `counts` are num_tokens, and `start_loc` query_start_loc."""
+
+    rows: Rows
+    counts: Counts
+    start_loc: Counts
+    seq_lens: Counts
+    token_ids: NDArray[np.int32]
+    batches: Counts
+    places: Counts
+    positions: Counts
+    slots: Counts
+    samples: NDArray[np.bool_]
+    num_samples: int
+
+
 class Packer:
     """Builds batches; remembers whose rows the last one had, because in a steady stretch they stay the same."""
 
@@ -38,115 +65,51 @@ class Packer:
 
     def pack(self, state: State, step: Step, owner: object) -> Batch:
         """The batch of this step; its rows are placed already."""
-        manager, size = state.manager, state.manager.block_size
-        rows = decodes = step.decodes
-        starts, seq_lens = step.decode_starts, step.decode_ends
-        num_decodes = len(decodes)
+        starts, decode_counts = step.decode_starts, None
         has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
-        decode_counts = None if step.draft_counts is None else step.draft_counts + 1
-        if decode_counts is not None:
+        if step.draft_counts is not None:
+            decode_counts = step.draft_counts + 1
             starts = rising_from(starts, decode_counts)
-        composed = manager.commit(decodes, starts, decode_counts, state.now, has_more=has_more)
-        tables, slots, last_tokens = composed.block_tables, composed.slots, composed.last_tokens
+        composed = state.manager.commit(step.decodes, starts, decode_counts, state.now, has_more=has_more)
         if len(composed.moves):
             step.moves.append(composed.moves)
-        batches, places = _NOWHERE.first(num_decodes), _NOWHERE.first(num_decodes)
-        if state.outstanding and num_decodes:
-            last_tokens, batches, places = self._await(state, step, last_tokens)
-        bounds = rising(num_decodes + 1)
-        if decode_counts is not None:
-            bounds = np.zeros(num_decodes + 1, np.int64)
-            np.cumsum(decode_counts, out=bounds[1:])
-            begins = bounds[:-1]
-            last_tokens = self._before_drafts(last_tokens, begins, step.draft_tokens)
-            batches, places = self._spread(batches, begins, len(starts)), self._spread(places, begins, len(starts))
-        num_decode_tokens = len(last_tokens)
+        packed = self._decodes(state, step, composed, starts)
         if step.chunks:
-            tokens = composed.tokens
-            num_rows = num_decodes + len(step.chunks)
-            num_tokens = num_decode_tokens + sum([chunk[2] for chunk in step.chunks])
-            rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            counts, start_loc = ones(num_rows).copy(), rising(num_rows + 1).copy()
-            if decode_counts is not None:
-                counts[:num_decodes], start_loc[: num_decodes + 1] = decode_counts, bounds
-            token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
-            slot_mapping = np.empty(num_tokens, np.int64)
-            rows[:num_decodes], seq_lens[:num_decodes] = decodes, step.decode_ends
-            token_ids[:num_decode_tokens], positions[:num_decode_tokens] = last_tokens, starts
-            batches, places = _extended(batches, num_tokens), _extended(places, num_tokens)
-            slot_mapping[:num_decode_tokens] = slots
-            chunk_slots, place = self._chunk_slots(tables, size, step.chunks), 0
-            start, partial = num_decode_tokens, []
-            numbers = rising(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
-            for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
-                end, stop, skipped = first + count, start + count, first % size
-                rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
-                known = manager.num_tokens.item(row) if state.outstanding else end
-                if known < end:
-                    self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
-                token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
-                positions[start:stop] = numbers[first:end]
-                slot_mapping[start:stop] = chunk_slots[place + skipped : place + skipped + count]
-                place += -(-(skipped + count) // size) * size
-                start = stop
-                if not is_last:
-                    partial.append(i)
-            num_samples = num_rows - len(partial)
-            samples = _ALL_TRUE.first(num_rows)
-            if partial:
-                samples = samples.copy()
-                samples[partial] = False
-                samples.flags.writeable = False
-        else:
-            counts = ones(num_decodes) if decode_counts is None else decode_counts
-            start_loc, samples = bounds, _ALL_TRUE.first(num_decodes)
-            token_ids, positions, slot_mapping, num_samples = last_tokens, starts.copy(), slots, num_decodes
+            packed = self._with_chunks(state, step, composed, packed)
+        rows, samples, num_samples = packed.rows, packed.samples, packed.num_samples
         if state.silent:
             samples = samples & ~np.isin(rows, list(state.silent))
             num_samples = int(np.count_nonzero(samples))
             samples.flags.writeable = False
-        chunk_rows = [chunk[0] for chunk in step.chunks]
-        covers_running = state.running_rows.keep(decodes, chunk_rows, rows)
+        covers_running = state.running_rows.keep(step.decodes, [chunk[0] for chunk in step.chunks], rows)
         if not covers_running:
             state.columns.advance_unevenly()
         if rows is not self._rows:
-            self._rows = rows
-            self._ids = state.columns.id[rows]
-            self._ids.setflags(write=False)
-            if state.columns.num_later:
-                self._sequences = state.columns.sequence[rows]
-                self._sequences.setflags(write=False)
-            else:
-                self._sequences = _ALL_ZERO.first(len(rows))
-        counts.flags.writeable = False
+            self._name(state, rows)
+        packed.counts.flags.writeable = False
         num_drafts = _ALL_ZERO.first(len(rows))
         if step.draft_counts is not None:
             num_drafts = np.zeros(len(rows), np.int64)
-            num_drafts[:num_decodes] = step.draft_counts
+            num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.flags.writeable = False
-        loads, moves = NO_LOADS, NO_MOVES
-        if step.loads or step.moves:
-            loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
-            for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
-                # A cancel carries them over as they are.
-                carried.flags.writeable = False
+        loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         changes = composed.changes
         return Batch(
             number=composed.number,
             rows=rows.copy(),
-            num_tokens=counts,
-            query_start_loc=start_loc,
-            token_ids=token_ids,
-            source_batches=batches,
-            source_places=places,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            seq_lens=seq_lens.copy() if step.draft_counts is None else seq_lens + num_drafts,
+            num_tokens=packed.counts,
+            query_start_loc=packed.start_loc,
+            token_ids=packed.token_ids,
+            source_batches=packed.batches,
+            source_places=packed.places,
+            positions=packed.positions,
+            slot_mapping=packed.slots,
+            seq_lens=packed.seq_lens.copy() if step.draft_counts is None else packed.seq_lens + num_drafts,
             samples=samples,
             num_drafts=num_drafts,
             ids=self._ids,
             sequences=self._sequences,
-            block_tables=tables,
+            block_tables=composed.block_tables,
             table_rows=changes.rows,
             table_columns=changes.columns,
             table_blocks=changes.blocks,
@@ -155,7 +118,7 @@ class Packer:
             ticket=Ticket(
                 owner,
                 rows,
-                seq_lens,
+                packed.seq_lens,
                 samples,
                 num_samples,
                 covers_running,
@@ -169,6 +132,76 @@ class Packer:
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
+        )
+
+    def _name(self, state: State, rows: Rows) -> None:
+        """Remember which request, and which sequence of it, each of these rows serves."""
+        self._rows = rows
+        self._ids = state.columns.id[rows]
+        self._ids.setflags(write=False)
+        if state.columns.num_later:
+            self._sequences = state.columns.sequence[rows]
+            self._sequences.setflags(write=False)
+        else:
+            self._sequences = _ALL_ZERO.first(len(rows))
+
+    def _decodes(self, state: State, step: Step, composed: Composed, starts: Counts) -> _Packed:
+        """The rows that decode, each with its last token and its drafts; `starts` are the positions of these, packed."""
+        count, tokens = len(step.decodes), composed.last_tokens
+        batches = places = _NOWHERE.first(count)
+        counts, bounds, samples = ones(count), rising(count + 1), _ALL_TRUE.first(count)
+        if state.outstanding and count:
+            tokens, batches, places = self._await(state, step, tokens)
+        if step.draft_counts is not None:
+            counts = step.draft_counts + 1
+            bounds = np.zeros(count + 1, np.int64)
+            np.cumsum(counts, out=bounds[1:])
+            begins = bounds[:-1]
+            tokens = self._before_drafts(tokens, begins, step.draft_tokens)
+            batches, places = self._spread(batches, begins, len(starts)), self._spread(places, begins, len(starts))
+        positions = starts if step.chunks else starts.copy()
+        lengths = step.decode_ends
+        return _Packed(
+            step.decodes, counts, bounds, lengths, tokens, batches, places, positions, composed.slots, samples, count
+        )
+
+    def _with_chunks(self, state: State, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
+        """The same, and behind the decodes the chunks of prompts."""
+        manager, size, tokens = state.manager, state.manager.block_size, composed.tokens
+        num_decodes, start = len(decodes.rows), len(decodes.token_ids)
+        num_rows, num_tokens = num_decodes + len(step.chunks), start + sum([chunk[2] for chunk in step.chunks])
+        rows, seq_lens = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+        counts, start_loc = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
+        token_ids, positions = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int64)
+        slots = np.empty(num_tokens, np.int64)
+        rows[:num_decodes], seq_lens[:num_decodes] = decodes.rows, decodes.seq_lens
+        counts[:num_decodes], start_loc[: num_decodes + 1] = decodes.counts, decodes.start_loc
+        token_ids[:start], positions[:start], slots[:start] = decodes.token_ids, decodes.positions, decodes.slots
+        batches, places = _extended(decodes.batches, num_tokens), _extended(decodes.places, num_tokens)
+        chunk_slots, place = self._chunk_slots(composed.block_tables, size, step.chunks), 0
+        partial = []
+        numbers = rising(max(tokens.shape[1], *[first + count for _, first, count, _ in step.chunks]))
+        for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
+            end, stop, skipped = first + count, start + count, first % size
+            rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
+            known = manager.num_tokens.item(row) if state.outstanding else end
+            if known < end:
+                self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
+            token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
+            positions[start:stop] = numbers[first:end]
+            slots[start:stop] = chunk_slots[place + skipped : place + skipped + count]
+            place += -(-(skipped + count) // size) * size
+            start = stop
+            if not is_last:
+                partial.append(i)
+        samples = _ALL_TRUE.first(num_rows)
+        if partial:
+            samples = samples.copy()
+            samples[partial] = False
+            samples.flags.writeable = False
+        num_samples = num_rows - len(partial)
+        return _Packed(
+            rows, counts, start_loc, seq_lens, token_ids, batches, places, positions, slots, samples, num_samples
         )
 
     def _before_drafts(

@@ -27,3 +27,8 @@ def test_what_is_longest_is_found(tool, tmp_path):
     )
     size = tool.size_of([tmp_path / "a.py"], 9)
     assert size == (8, 9, ("a.py: f", 2), ("a.py: C", 2))
+
+
+@pytest.mark.parametrize("room", ["block_manager", "scheduler"])
+def test_no_function_of_the_core_has_more_than_70_lines(tool, room):
+    assert tool.sizes()[room].longest[1] <= 70
