@@ -70,7 +70,7 @@ class ClientsAhead(VllmClients):
 
 @pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine])
 def test_the_machine_finds_nothing_in_the_plug_in(machine):
-    run_state_machine_as_test(machine, settings=settings_for(40))
+    run_state_machine_as_test(machine, settings=settings_for(30))
 
 
 @pytest.mark.soak
