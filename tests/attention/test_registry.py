@@ -40,7 +40,7 @@ def test_every_announced_name_exists():
 def test_names_are_announced_once_and_loaded_from_where_type_checkers_see_them():
     tree = ast.parse(Path(attention.__file__).read_text())
     guard = next(node for node in tree.body if isinstance(node, ast.If) and isinstance(node.body[0], ast.ImportFrom))
-    seen = {alias.name: node.module for node in guard.body for alias in node.names}
+    seen = {alias.name: f"paged.attention.{node.module}" for node in guard.body for alias in node.names}
     assert seen == attention._HOMES
     assert sorted(seen) == sorted(attention.__all__)
 

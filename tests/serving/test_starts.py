@@ -28,7 +28,10 @@ PATH, BODY = "/v1/completions", {"prompt": "The with statement", "max_tokens": 4
 HELD = """
 import os, sys, time
 if "paged.serving.engine_process" in sys.orig_argv:
+    server = os.getppid()
     while not os.path.exists(os.environ["LET_BEGIN"]):
+        if os.getppid() != server:
+            os._exit(0)
         time.sleep(0.01)
 """
 
