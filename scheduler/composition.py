@@ -200,8 +200,8 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 
 
 def _owe_nothing(state: State, step: Step) -> None:
-    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere or wait for a transfer; more may
-    be kept for it by count."""
+    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere; more may be kept for it
+    by count."""
     if not state.away.num and not state.outstanding and not state.reservation.is_counted:
         step.owed = 0
 

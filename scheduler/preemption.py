@@ -73,7 +73,7 @@ def victims(
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
     """Take `num_missing` blocks off the victim's tail (or all it has, if the policy says so, or if it is a group), and stop it.
 
-    Returns the blocks that became available, or will when a background transfer ends. A victim from which nothing is taken
+    Returns the blocks that became available. A victim from which nothing is taken
     pauses with all its blocks: it lost its place in this step and nothing else, and is not counted as preempted.
     """
     rows = victim.live_rows

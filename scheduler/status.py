@@ -13,7 +13,7 @@ class Status(StrEnum):
     """Exactly one of these at any time."""
 
     WAITING = "waiting"  # no row, no blocks
-    LOADING = "loading"  # a row, its reservation whole, and a transfer that it waits for
+    LOADING = "loading"  # a row, its reservation whole, and tokens from elsewhere that it waits for
     RUNNING = "running"  # a row; gets tokens when memory and limits allow (a follower: 0 for now)
     PAUSED = "paused"  # gave back the tail of its blocks and kept the rest
     SWAPPED = "swapped"  # keeps no block on the device

@@ -34,7 +34,7 @@ class Before:
     decoding: set[str]
     """Running requests of one sequence that had one token to compute; what ends with batches that are out has none."""
     is_quiet: bool
-    """No batch outstanding, nothing in transfer, nothing awaited from elsewhere."""
+    """No batch outstanding, nothing awaited from elsewhere."""
 
 
 def keys_of(batch: Any) -> list[tuple[str, int]]:
