@@ -162,6 +162,24 @@ SCENARIOS: dict[str, Scenario] = {
         counts={"finished": 3},
         needs=("host_content", "cancel"),
     ),
+    "a fork while copies wait": Scenario(
+        source="planted here: tests/faults/fork-forgets-a-cancelled-batch.patch",
+        holds="What a fork drives out is not copied to where the copies of a step that failed still have to read.",
+        worlds=(World(num_blocks=6, block_size=2, host_blocks=1, host_caching=True, max_sequences=8, vocabulary=16),),
+        calls=(
+            *(("add", (Request(id="forks", prompt=[4] * 3, max_tokens=9),)), ("schedule", ()), ("update", ((0,),))),
+            *(("add", (Request(id="first", prompt=[1] * 3, max_tokens=1),)), *_BATCH),
+            *(_request("takes room", 5, 7, 1), *_BATCH),
+            *(
+                ("add", (Request(id="comes back", prompt=[1, 1, 3], max_tokens=1),)),
+                ("schedule", ()),
+                ("cancel", (False,)),
+            ),
+            *(("fork", ("forks",)), ("fork", ("forks",)), *_BATCH * 2),
+        ),
+        counts={"finished": 4},
+        needs=("host_content", "cancel", "fork"),
+    ),
     "two prompts fill the pool": Scenario(
         source="vLLM #57104",
         holds="Requests of 4 + 1 and 3 + 1 blocks in 7 blocks both finish.",
