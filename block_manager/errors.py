@@ -13,7 +13,8 @@
     ├── UnknownContent     no block of the prompt is in the cache
     └── CannotCopy         a copy or pickle of what counts one memory
 
-Each is raised before anything changes and carries the numbers as attributes. Knows nothing of what raises it.
+Each is raised before anything changes and carries the numbers as attributes. InvalidConfig, InvalidTokens and CannotCopy are every
+room's, and stand in `paged.errors`.
 """
 
 from paged.errors import PagedError

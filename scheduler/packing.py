@@ -73,7 +73,7 @@ class Packer:
         composed = state.manager.commit(step.decodes, starts, decode_counts, state.now, has_more=has_more)
         if len(composed.moves):
             step.moves.append(composed.moves)
-        packed = self._decodes(state, step, composed, starts)
+        packed = self._decodes(state, step, composed, starts, counts=decode_counts)
         if step.chunks:
             packed = self._with_chunks(state, step, composed, packed)
         rows, samples, num_samples = packed.rows, packed.samples, packed.num_samples
@@ -145,15 +145,18 @@ class Packer:
         else:
             self._sequences = _ALL_ZERO.first(len(rows))
 
-    def _decodes(self, state: State, step: Step, composed: Composed, starts: Counts) -> _Packed:
-        """The rows that decode, each with its last token and its drafts; `starts` are the positions of these, packed."""
+    def _decodes(
+        self, state: State, step: Step, composed: Composed, starts: Counts, *, counts: Counts | None
+    ) -> _Packed:
+        """The rows that decode, `counts` tokens of each (None: its last one), drafts among them, whose positions `starts` are."""
         count, tokens = len(step.decodes), composed.last_tokens
         batches = places = _NOWHERE.first(count)
-        counts, bounds, samples = ones(count), rising(count + 1), _ALL_TRUE.first(count)
+        bounds, samples = rising(count + 1), _ALL_TRUE.first(count)
         if state.outstanding and count:
             tokens, batches, places = self._await(state, step, tokens)
-        if step.draft_counts is not None:
-            counts = step.draft_counts + 1
+        if counts is None:
+            counts = ones(count)
+        else:
             bounds = np.zeros(count + 1, np.int64)
             np.cumsum(counts, out=bounds[1:])
             begins = bounds[:-1]

@@ -162,7 +162,7 @@ def differ(
 
 def _run(tree: Path, asked: list[str], quiet: bool = False) -> str:
     """What a tree's own tool prints."""
-    command = [sys.executable, str(tree / "tools" / HERE.joinpath(__file__).name), *asked]
+    command = [sys.executable, str(tree / "tools" / Path(__file__).name), *asked]
     env = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, cwd=tree)
     return "" if quiet else done.stdout

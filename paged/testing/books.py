@@ -38,7 +38,7 @@ class ExpectedRequest:
         ]
         self.is_aborted = False
         self.was_appended_to = False
-        # Forked, or ended in part: nobody alone becomes what it becomes.
+        # It was forked, or the engine ended one of its sequences: its answer is not compared with a run alone.
         self.was_steered = False
         # Ended from outside a batch, because memory or model could not hold more of it.
         self.was_cut_short = False

@@ -139,7 +139,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(2, 12), counts=COUNTS)
     def go_on(self, steps: int, counts: tuple[int, ...]) -> None:
-        """Steps of an engine that waits for nobody: loads stay outstanding, and what samples nothing in the first
+        """Steps of an engine that does not wait: loads stay outstanding, and what samples nothing in the first
         step gets no tokens while the others go on."""
         for number in range(steps):
             if self.rig.has_work:

@@ -122,7 +122,7 @@ def test_the_managers_machine_reaches(manager_run, event, share):
         ("drafts rejected", 0.1),
         ("append", 0.2),
         ("load", 0.1),
-        ("fork", 0.05),
+        ("fork", 0.1),
         ("finish", 0.05),
     ],
 )
