@@ -49,7 +49,7 @@ class Admission:
         for request in list(state.away):
             if request.status is Status.LOADING:
                 continue
-            if step.budget <= 0 or state.waits_for_samples(request):
+            if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
             if not _has_seats(state, step, request) or not _can_return(state, step, request):
                 shut(state, step)
@@ -74,7 +74,7 @@ class Admission:
                     admit(state, step, request)
                     continue
             behind = _one_behind(state, step, request)
-            if behind is None and state.waits_for_samples(request):
+            if behind is None and state.outstanding.keeps_out(request):
                 # An update lets it in, though no request ends.
                 return
             if behind is None:
@@ -116,7 +116,7 @@ def _may_enter(state: State, step: Step, request: RequestState) -> bool:
     """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later, and it has its tokens."""
     if not _has_seats(state, step, request) or not fits(state, step, request):
         return False
-    if state.waits_for_samples(request):
+    if state.outstanding.keeps_out(request):
         return False
     return state.foresight is None or state.foresight.fits(request)
 
@@ -255,7 +255,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     for row in request.rows:
         if row < 0 or manager.is_placed(row):
             continue
-        todo = state.total_of(row) - int(manager.num_launched[row])
+        todo = state.outstanding.total_of(row) - int(manager.num_launched[row])
         if todo <= 0:
             continue
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:

@@ -26,9 +26,7 @@ from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
 from .errors import (
-    BatchEnded,
     BatchError,
-    BatchOutOfOrder,
     DuplicateRequest,
     ForeignBatch,
     InvalidRequest,
@@ -200,7 +198,7 @@ class Scheduler(Uncopyable):
     def has_unfinished(self) -> bool:
         """Whether any request is alive, an output has not been delivered, or a batch has not ended."""
         state = self._state
-        return bool(state.requests or state.pending_outputs or state.carried or state.outstanding)
+        return bool(state.requests or state.pending_outputs or state.carried or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
@@ -223,7 +221,7 @@ class Scheduler(Uncopyable):
         undelivered = state.pending_outputs
         if (
             request.id in state.requests
-            or request.id in state.busy_ids
+            or state.outstanding.is_busy(request.id)
             or (undelivered and any(output.id == request.id for output in undelivered))
         ):
             raise DuplicateRequest(request.id)
@@ -259,8 +257,9 @@ class Scheduler(Uncopyable):
         """
         state = self._state
         manager, limits = state.manager, state.limits
-        if len(state.outstanding) >= limits.max_outstanding:
-            raise TooManyOutstanding(len(state.outstanding), limits.max_outstanding)
+        outstanding = state.outstanding
+        if len(outstanding.batches) >= limits.max_outstanding:
+            raise TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
         now = latest_time(now, state.now)
         proposed = drafts if drafts is None else validated(state, drafts)
         if state.waiting.num:
@@ -277,16 +276,13 @@ class Scheduler(Uncopyable):
         if state.to_reject:
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
-        state.awaited = None
-        if state.resumes_known:
-            # Before this step lets any table grow.
-            state.retold = set(manager.changed_rows.tolist()) if state.outstanding else set()
+        outstanding.begin_step()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
         if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
             state.composition.compose(state, step)
-        if not step.num_rows and not state.outstanding and step.may_move and not step.loads:
+        if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
@@ -296,7 +292,7 @@ class Scheduler(Uncopyable):
         for request in step.asked:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:
-            state.outstanding.append(batch)
+            outstanding.batches.append(batch)
         if self._checks:
             self._raise_violations()
         return batch
@@ -321,7 +317,7 @@ class Scheduler(Uncopyable):
         self._must_be(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
         state.now = now
-        del state.outstanding[0]
+        del state.outstanding.batches[0]
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
             self._raise_violations()
@@ -347,7 +343,7 @@ class Scheduler(Uncopyable):
             )
         if moved:
             self._state.last_moved = max(self._state.last_moved, batch.number)
-        del self._state.outstanding[-1]
+        del self._state.outstanding.batches[-1]
         ending.cancel(self._state, batch, moved)
         if self._checks:
             self._raise_violations()
@@ -417,7 +413,7 @@ class Scheduler(Uncopyable):
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
         sequence = self._live_sequence(request, sequence)
-        if state.is_in_flight(request) or request_id in state.busy_ids:
+        if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
         row, known = request.rows[sequence], request.tokens[sequence]
@@ -638,11 +634,7 @@ class Scheduler(Uncopyable):
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        outstanding = self._state.outstanding
-        if batch not in outstanding:
-            raise BatchEnded(batch.number)
-        if outstanding[place] is not batch:
-            raise BatchOutOfOrder(batch.number, outstanding[place].number, verb)
+        self._state.outstanding.must_be(batch, place, verb)
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         state, request_id = self._state, new.id

@@ -14,7 +14,7 @@ from paged.base.arguments import token_array
 from paged.base.growing import rising_from
 from paged.block_manager import InvalidTokens
 
-from .batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
+from .batch import Batch, Left, Output, Outputs, RequestUsage, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .errors import WrongTokens
@@ -78,7 +78,7 @@ def validated_tokens(
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if state.outstanding and (array > 1).any():
+    if state.outstanding.batches and (array > 1).any():
         _must_not_rest_on(state, batch, array)
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
@@ -115,7 +115,7 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
 
 def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
     """Raise WrongTokens where a row gets several tokens, and a later batch counts on one."""
-    for later in state.outstanding:
+    for later in state.outstanding.batches:
         places = later.source_places[later.source_batches == batch.number]
         wrong = places[counts[places] > 1]
         if len(wrong):
@@ -130,13 +130,12 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     manager, ticket = state.manager, batch.ticket
     rows = ticket.rows
     _account(state, batch)
-    if state.busy_ids or state.loading_blocks:
-        state.batch_ended(batch.number)
+    state.outstanding.release_loading(batch.number)
     if counts is not None or ticket.draft_counts is not None:
         each = ticket.samples.astype(np.int64) if counts is None else counts
         return _update_ragged(state, batch, tokens, each)
     ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
-    late: list[tuple[Heir, list[int]]] = []
+    late: list[tuple[Left, list[int]]] = []
     if ticket.gone:
         late = _sampled_elsewhere(ticket, tokens, None)
         tokens = tokens[(np.cumsum(ticket.samples) - 1)[ticket.places_sampled()]]
@@ -146,7 +145,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
     codes, done = finish_codes(state.columns, rows, tokens, totals)
     state.stats.output_tokens += len(rows)
-    may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
+    may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage = {}
     if len(done):
         goes_on = np.empty(len(rows), np.bool_)
@@ -161,7 +160,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     elif may_be_steady:
         # What leaves or joins from now on makes another array, and so is told from this one by identity.
         state.steady = (rows, ends, totals)
-    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
+    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
     return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, others)
 
 
@@ -169,7 +168,7 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     """`update` where rows got none or several tokens, or had drafts."""
     manager, ticket, stats = state.manager, batch.ticket, state.stats
     state.columns.advance_unevenly()
-    late: list[tuple[Heir, list[int]]] = []
+    late: list[tuple[Left, list[int]]] = []
     rows, given, ends, drafted = ticket.rows, counts, ticket.ends, ticket.draft_counts
     ids, sequences, first = batch.ids, batch.sequences, counts.cumsum() - counts
     if ticket.gone or not ticket.all_sample:
@@ -199,14 +198,14 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     done = codes.nonzero()[0]
     goes_on = codes == 0
     if (
-        not (state.outstanding or len(done))
+        not (state.outstanding.batches or len(done))
         and ticket.covers_running
         and rows is ticket.rows
         and (totals == ends + 1).all()
     ):
         # As after an ordinary update: each has one token to go.
         state.steady = (rows, ends, totals)
-    if state.outstanding:
+    if state.outstanding.batches:
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
@@ -217,7 +216,7 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
     if len(done):
         state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
         usage = _end_rows(state, rows, codes, done)
-    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
+    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
     return Outputs(ids, sequences, packed, kept, codes, usage, others)
 
 
@@ -225,7 +224,7 @@ def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
     """Drafts that were right, of sequences that gave their rows back."""
     drafted = ticket.draft_counts
     assert drafted is not None, "the batch has drafts"
-    places = [place for place, heir in ticket.gone.items() if heir is not None]
+    places = [place for place, left in ticket.gone.items() if not left.is_void]
     return int(np.minimum(np.maximum(counts[places] - 1, 0), drafted[places]).sum()) if places else 0
 
 
@@ -238,7 +237,7 @@ def _hush(state: State, rows: Rows) -> None:
     sample again."""
     manager = state.manager
     for row in rows.tolist():
-        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding)
+        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.num_launched[row] < manager.num_tokens[row]:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
             request.is_quiet = replaced(request.is_quiet, sequence, True)
@@ -265,37 +264,27 @@ def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
     also what they compute in a row that it gave back."""
     manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
     num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
-    for batch in state.outstanding:
-        ticket = batch.ticket
-        places = [place for place, heir in ticket.gone.items() if heir is not None and heir == (request, sequence)]
-        request.num_left -= sum(bool(ticket.ends[place] > num_known) for place in places)
-        places.append(ticket.place_of(row) if row >= 0 else -1)
-        for place in places:
-            if place >= 0 and ticket.ends[place] > num_known:
-                ticket.gone[place] = None
-                state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    state.outstanding.void_beyond(request, sequence, num_known)
     if row >= 0:
         manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
     ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
-) -> list[tuple[Heir, list[int]]]:
+) -> list[tuple[Left, list[int]]]:
     """What the batch sampled for sequences that gave their rows back while it was out."""
-    found: list[tuple[Heir, list[int]]] = []
+    found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
     stops = np.cumsum(each)
-    for place, heir in sorted(ticket.gone.items()):
-        if heir is not None:
-            heir[0].num_left -= 1
-            if ticket.samples[place]:
-                found.append((heir, tokens[stops[place] - each[place] : stops[place]].tolist()))
+    for place, left in sorted(ticket.gone.items()):
+        if not left.is_void and ticket.samples[place]:
+            found.append((left, tokens[stops[place] - each[place] : stops[place]].tolist()))
     return found
 
 
-def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
+def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     """Tokens of a sequence that lost its row after they were placed: it knows them now, wherever it is."""
-    (request, sequence), manager = heir, state.manager
+    (request, sequence, _), manager = left, state.manager
     row, known = request.rows[sequence], request.tokens[sequence]
     if not sampled:
         # It waits for tokens from the caller: computed again, it does not sample again.
@@ -326,7 +315,7 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
             del state.parked[request.id]
             state.waiting.add(request)
     usage = _end_sequence(state, request, sequence, code) if code else None
-    if not code and count != 1 and state.outstanding:
+    if not code and count != 1 and state.outstanding.batches:
         _void_unknown(state, request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
@@ -338,9 +327,6 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
-    for heir in ticket.gone.values():
-        if heir is not None:
-            heir[0].num_left -= 1
     state.admission_blocked = False
     state.steady = None
     for row, lost in rolled_back.items():
@@ -352,7 +338,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     if not moved and (len(batch.moves) or len(loads)):
         # Cancels come latest first, so this batch's moves run before what is carried already.
         state.carried.insert(0, Carried(batch.moves, loads, batch.number))
-    state.batch_ended(batch.number)
+    state.outstanding.release_loading(batch.number)
 
 
 def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
@@ -391,19 +377,13 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     else:
         state.away.remove(request)
     request.num_output = num_output_of(state, request)
-    if request.num_asked and any(other.number == request.load_batch for other in state.outstanding):
-        # The batch that lists the loads may still be to run.
-        for row in request.live_rows:
-            blocks = state.manager.table(row).astype(np.int64)
-            state.manager.hold(blocks)
-            state.loading_blocks.append((request.load_batch, blocks))
-        state.busy_ids.setdefault(request.id, set()).add(request.load_batch)
+    state.outstanding.hold_loading(request)
     ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
     for i in ended:
         if request.rows[i] >= 0:
             state.close_row(request, i)
     for i in range(len(request.rows)):
-        state.void_shares(request, i)
+        state.outstanding.void(request, i)
     for group in (state.bounded, state.to_reject):
         if request in group:
             group.remove(request)
@@ -434,7 +414,7 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
             state.running_rows.leave([row])
         state.close_row(request, sequence)
     request.tokens[sequence] = None
-    state.void_shares(request, sequence)
+    state.outstanding.void(request, sequence)
     if request in state.to_reject:
         longest = state.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
@@ -471,14 +451,14 @@ def _account(state: State, batch: Batch) -> None:
     if len(ticket.rows):
         stats.steps += 1
     stats.computed_tokens += len(batch.token_ids)
-    for place, heir in ticket.gone.items():
-        if heir is None:
+    for place, left in ticket.gone.items():
+        if left.is_void:
             stats.voided_tokens += int(batch.num_tokens[place])
     for place, high in ticket.computed_before.items():
-        row = int(ticket.rows[place])
-        heir = ticket.gone.get(place, (state.columns.owner[row], 0))
-        if heir is not None:
-            _count_recomputed(state, batch, place, high, heir[0])
+        gone = ticket.gone.get(place)
+        if gone is None or not gone.is_void:
+            owner = state.columns.owner[int(ticket.rows[place])] if gone is None else gone.request
+            _count_recomputed(state, batch, place, high, owner)
     for row, high in list(state.recovering.items()):
         place = ticket.place_of(row)
         if place >= 0 and place not in ticket.computed_before:
@@ -523,8 +503,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         request.num_live -= 1
         _note_finished(state, request, row, num_output)
         state.close_row(request, sequence)
-        if state.outstanding:
-            state.void_shares(request, sequence)
+        state.outstanding.void(request, sequence)
         if request.num_live == 0:
             (state.running if request.status is Status.RUNNING else state.away).remove(request)
             request.follows = None

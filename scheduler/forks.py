@@ -44,7 +44,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # A batch that is out may be cancelled: its moves would run with what leaves the device now.
-    state.manager.copy_content(not state.outstanding and all(c.number == _NO_BATCH for c in state.carried))
+    state.manager.copy_content(not state.outstanding.batches and all(c.number == _NO_BATCH for c in state.carried))
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1
@@ -85,7 +85,7 @@ def _carry(state: State, source: int, copy: int) -> None:
 def _must_run(state: State, request: RequestState, sequence: int) -> None:
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
-    if state.is_in_flight(request) or request.id in state.busy_ids:
+    if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
         raise RequestInFlight(request.id)
 
 

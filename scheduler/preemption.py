@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .awaited import sources_of
 from .request import RequestState, replaced
 from .state import State, Step
 from .status import Status
@@ -80,7 +79,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     was_running = victim.status is Status.RUNNING
     manager = state.manager
     # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
-    is_idle = was_running and state.is_idle(victim)
+    is_idle = was_running and state.outstanding.is_idle(victim)
     step.is_short = True
     keep = 0
     if not state.victims.takes_whole and not is_idle and len(rows) == 1:
@@ -155,7 +154,9 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
             victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            if manager.num_tokens[row] == manager.num_launched[row] and not sources_of(state, victim, sequence):
+            if manager.num_tokens[row] == manager.num_launched[row] and not state.outstanding.sources_of(
+                victim, sequence
+            ):
                 victim.is_quiet = replaced(victim.is_quiet, sequence, True)
             state.close_row(victim, sequence, has_ended=False)
 

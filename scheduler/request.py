@@ -242,7 +242,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
                  steps that it stood still for at the longest, because blocks were taken from it
     is_bounded   its worst case is reserved and it is no victim
     passed       how often one behind it was admitted before it
-    num_left     shares in batches that are out whose rows it has given back, and whose tokens are still its own
     num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
     """
 
@@ -270,7 +269,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     follows: str | None = None
     is_bounded: bool = False
     passed: int = 0
-    num_left: int = 0
     is_new: bool = True
     has_given: bool = False
     gave_at: int = 0

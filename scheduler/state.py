@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, Moves
 
 from .accounting import SchedulerStats
-from .awaited import Awaited, is_undecided, sources_of
-from .batch import Batch, Output, RequestUsage
+from .batch import Output, RequestUsage
 from .foresight import Foresight
 from .lengths import OutputLengths
+from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import OrderedQueue
 from .request import RequestState, replaced
@@ -114,7 +114,6 @@ class State:
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
         self.limits = limits
         self.costs = costs
-        self.resumes_known = resumes_known
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.running = OrderedQueue()
@@ -124,17 +123,9 @@ class State:
         self.parked: dict[str, RequestState] = {}
         self.columns = RowColumns()
         self.running_rows = RunningRows()
-        self.outstanding: list[Batch] = []
-        # While a step is made with batches out: the samples that rows wait for.
-        self.awaited: Awaited | None = None
-        # While a step is made with `resumes_known`: rows whose blocks are not those of the batch before.
-        self.retold: set[int] = set()
+        self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
         # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
         self.parked_late: list[RequestState] = []
-        # Ids of requests that have ended, with the batches that are out and hold shares of them.
-        self.busy_ids: dict[str, set[int]] = {}
-        # Blocks into which a batch that is out loads for a request that was aborted: (batch, blocks).
-        self.loading_blocks: list[tuple[int, NDArray[np.int64]]] = []
         # The latest batch that was cancelled after its moves had run: those before it have run theirs, too.
         self.last_moved = 0
         self.carried: list[Carried] = []
@@ -173,39 +164,6 @@ class State:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
 
-    def await_samples(self) -> None:
-        """Look at what batches that are out sample, for a step that has to know it row by row."""
-        if self.outstanding and self.awaited is None:
-            self.awaited = Awaited(len(self.manager.num_tokens), self.outstanding)
-
-    def total_of(self, row: int) -> int:
-        """Tokens that the row will know when all batches that are out have ended, as far as that is foreseen."""
-        return int(self.manager.num_tokens[row]) if not self.outstanding else self._total_ahead(row)
-
-    def _total_ahead(self, row: int) -> int:
-        request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
-        sources = sources_of(self, request, sequence)
-        total = int(self.manager.num_tokens[row]) + len(sources)
-        if sources and (
-            total >= request.max_total[sequence]
-            or is_undecided(self, request, sequence)
-            or (self.resumes_known and (row in self.retold or sources[-1][0] != self.batch_before))
-        ):
-            # It ends with them, goes on from a place that is not known, or has to know them first.
-            return min(total, int(self.manager.num_launched[row]))
-        return total
-
-    @property
-    def batch_before(self) -> int:
-        """The number of the batch before the step that is made; it may have been empty, or have ended."""
-        return self.manager.batch - 1
-
-    def waits_for_samples(self, state: RequestState) -> bool:
-        """Whether the request, which does not run, comes in again only when batches that are out have sampled for it."""
-        if not (self.resumes_known and self.outstanding):
-            return False
-        return any(sources_of(self, state, sequence) for sequence in range(len(state.rows)))
-
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
         if state.has_given:
@@ -225,52 +183,6 @@ class State:
         self.running.remove(state)
         self.running_rows.leave(rows)
         state.follows = None
-
-    def is_in_flight(self, state: RequestState) -> bool:
-        """Whether a batch that has not ended computes for the request, or samples for it."""
-        if not self.outstanding:
-            return False
-        return state.num_left > 0 or any(
-            batch.ticket.place_of(row) >= 0 for batch in self.outstanding for row in state.live_rows
-        )
-
-    def is_idle(self, state: RequestState) -> bool:
-        """Whether nothing can become of a request with rows until the caller appends tokens."""
-        manager = self.manager
-        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not any(
-            sources_of(self, state, sequence) for sequence in range(len(state.rows))
-        )
-
-    def leave_batches(self, state: RequestState, sequence: int, *, has_ended: bool) -> None:
-        """The sequence gives its row back: what batches that are out sample there is its own, or void where it has ended."""
-        row = state.rows[sequence]
-        for batch in self.outstanding:
-            ticket = batch.ticket
-            if (place := ticket.place_of(row)) >= 0:
-                ticket.gone[place] = None if has_ended else (state, sequence)
-                state.num_left += not has_ended
-                if has_ended:
-                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
-
-    def void_shares(self, state: RequestState, sequence: int) -> None:
-        """The sequence, which has no row, has ended: what batches that are out sample for it is void."""
-        for batch in self.outstanding if state.num_left else ():
-            gone = batch.ticket.gone
-            for place, heir in gone.items():
-                if heir is not None and heir[0] is state and heir[1] == sequence:
-                    gone[place] = None
-                    state.num_left -= 1
-                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
-
-    def batch_ended(self, number: int) -> None:
-        """Batch `number` has ended: what it alone held is free."""
-        for request_id in [each for each, numbers in self.busy_ids.items() if number in numbers]:
-            self.busy_ids[request_id].discard(number)
-            if not self.busy_ids[request_id]:
-                del self.busy_ids[request_id]
-        for held in [held for held in self.loading_blocks if held[0] == number]:
-            self.loading_blocks.remove(held)
-            self.manager.release_held(held[1])
 
     def delivers(self, state: RequestState, sequence: int) -> bool:
         """Whether the sequence has an output to come."""
@@ -297,8 +209,8 @@ class State:
     def close_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
         """The sequence gives its row back and forgets its tokens."""
         row = state.rows[sequence]
-        if self.outstanding:
-            self.leave_batches(state, sequence, has_ended=has_ended)
+        if self.outstanding.batches:
+            self.outstanding.leave(state, sequence, has_ended=has_ended)
         state.rows[sequence] = -1
         if self.recovering:
             self.recovering.pop(row, None)
@@ -327,9 +239,7 @@ class State:
             if row >= 0:
                 launched = int(self.manager.num_launched[row])
                 before = self.recovering.get(row, 0)
-                for batch in self.outstanding:
-                    if (place := batch.ticket.place_of(row)) >= 0:
-                        batch.ticket.computed_before.setdefault(place, before)
+                self.outstanding.note_computed(row, before)
                 state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))
                 self.recovering[row] = state.high_water[sequence]
 
