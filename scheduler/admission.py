@@ -149,7 +149,7 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
     """A paused or swapped request, for which there is room, runs again."""
     manager = state.manager
-    state.away.remove(request)
+    state.queues.leave(request)
     _bound_if_due(state, request)
     moves = manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
@@ -226,6 +226,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     state.waiting.let_in(request)
     _bound_if_due(state, request)
     step.admitted.append(request.id)
+    is_loading = False
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
@@ -233,7 +234,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         if request.is_new:
             state.stats.prompt_tokens += len(tokens)
         state.reservation.take(state, request, sequence)
-        if request.wants_load and _ask_for_load(state, step, request, row):
+        is_loading = request.wants_load and _ask_for_load(state, step, request, row)
+        if is_loading:
             continue
         if request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group looks for what this one computes, so it has to be placed first.
@@ -241,8 +243,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if request.is_new:
         state.stats.admitted += 1
         request.is_plain = request.is_new = False
-    if request.status is Status.LOADING:
-        state.away.add(request)
+    if is_loading:
+        state.queues.suspend(request, Status.LOADING)
         _add_debt(state, step, request)
         return
     _start(state, step, request, is_fresh=request.num_live == 1)
@@ -288,7 +290,6 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     for column, block in enumerate(manager.table(row)[first:].tolist(), first):
         if column * size < wanted:
             step.loads.append((row, column * size, block))
-    request.status = Status.LOADING
     request.num_asked = wanted - have
     step.asked.append(request)
     return True

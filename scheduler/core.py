@@ -239,7 +239,7 @@ class Scheduler(Uncopyable):
         if num_tokens >= state.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
-        state.waiting.add(new)
+        state.queues.wait(new)
         if state.foresight is not None or state.waiting.head() is new:
             state.admission_blocked = False
 
@@ -435,9 +435,8 @@ class Scheduler(Uncopyable):
             state.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
-        if request_id in state.parked and len(array):
-            del state.parked[request_id]
-            state.waiting.add(request)
+        if len(array):
+            state.queues.unpark(request)
         request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
         longest_now = min(request.max_total[sequence] + len(array), longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
@@ -473,7 +472,7 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
-        state.away.remove(request)
+        state.queues.leave(request)
         state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))

@@ -250,12 +250,11 @@ def _hush(state: State, rows: Rows) -> None:
 def _park(state: State, request: RequestState) -> None:
     """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
     state.remember_high_water(request)
-    state.away.remove(request)
+    state.queues.leave(request)
     state.lift_bound(request)
     drop_rows(state, request)
     request.is_quiet = (True,)
-    request.status = Status.WAITING
-    state.parked[request.id] = request
+    state.queues.park(request)
     state.parked_late.append(request)
 
 
@@ -295,8 +294,8 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         elif request.id not in state.parked and all(
             quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
         ):
-            state.waiting.remove(request)
-            state.parked[request.id] = request
+            state.queues.leave(request)
+            state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
     total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
     before = request.prompt_len + request.appended[sequence]
@@ -311,9 +310,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         assert known is not None, "a sequence without a row keeps its tokens"
         request.tokens[sequence] = np.concatenate([known, new])
         request.is_quiet = replaced(request.is_quiet, sequence, False)
-        if request.id in state.parked:
-            del state.parked[request.id]
-            state.waiting.add(request)
+        state.queues.unpark(request)
     usage = _end_sequence(state, request, sequence, code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         _void_unknown(state, request, sequence)
@@ -368,14 +365,7 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
     with the usage."""
     state.admission_blocked = False
-    if request.id in state.parked:
-        del state.parked[request.id]
-    elif request.status is Status.WAITING:
-        state.waiting.remove(request)
-    elif request.status is Status.RUNNING:
-        state.stop_running(request, request.live_rows)
-    else:
-        state.away.remove(request)
+    state.queues.leave(request)
     request.num_output = num_output_of(state, request)
     state.outstanding.hold_loading(request)
     ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
@@ -479,12 +469,11 @@ def _count_recomputed(state: State, batch: Batch, place: int, high: int, request
 
 def _ask_again(state: State, request: RequestState) -> None:
     """A loading request lost blocks before those that were to be loaded: it asks again when it is admitted again."""
-    state.away.remove(request)
+    state.queues.leave(request)
     drop_rows(state, request)
     request.num_asked = 0
     request.wants_load = True
-    request.status = Status.WAITING
-    state.waiting.add(request)
+    state.queues.wait(request)
 
 
 def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
@@ -505,8 +494,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
         state.close_row(request, sequence)
         state.outstanding.void(request, sequence)
         if request.num_live == 0:
-            (state.running if request.status is Status.RUNNING else state.away).remove(request)
-            request.follows = None
+            state.queues.leave(request, has_left_rows=True)
             state.lift_bound(request)
             state.end(request, _FINISHED[code])
             usage[i] = state.usage_of(request)

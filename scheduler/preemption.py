@@ -87,10 +87,8 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     available = manager.num_available
     swaps = not is_idle and _swaps(state, step, victim, keep)
     state.remember_high_water(victim)
-    if was_running:
-        state.stop_running(victim, rows)
-    else:
-        state.away.remove(victim)
+    state.queues.leave(victim)
+    victim.follows = None
     gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
@@ -104,15 +102,13 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     else:
         drop_rows(state, victim)
     if not victim.live_rows:
-        victim.status = Status.WAITING
         if is_idle:
-            state.parked[victim.id] = victim
+            state.queues.park(victim)
         else:
-            state.waiting.add(victim)
+            state.queues.wait(victim)
     else:
         has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
-        victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
-        state.away.add(victim)
+        state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
     return manager.num_available - available
 
 

@@ -23,9 +23,9 @@ from .foresight import Foresight
 from .lengths import OutputLengths
 from .outstanding import Outstanding
 from .policies import Costs, Policy
-from .queues import OrderedQueue
+from .queues import Queues
 from .request import RequestState, replaced
-from .rows import RowColumns, Rows, RunningRows
+from .rows import RowColumns, Rows
 from .status import Status
 
 if TYPE_CHECKING:
@@ -116,13 +116,7 @@ class State:
         self.costs = costs
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
-        self.running = OrderedQueue()
-        # Requests with rows that do not run: loading, paused and swapped ones.
-        self.away = OrderedQueue()
-        # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
-        self.parked: dict[str, RequestState] = {}
         self.columns = RowColumns()
-        self.running_rows = RunningRows()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
         # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
         self.parked_late: list[RequestState] = []
@@ -152,7 +146,9 @@ class State:
         # How long outputs became. Where admission looks ahead, assumed ones stand in at first.
         looks_ahead = policy.foresight != "none"
         self.lengths = OutputLengths(self.max_total, policy.known_outputs if looks_ahead else 0)
-        self.waiting = self.order.queue(self.lengths)
+        self.queues = queues = Queues(self.order.queue(self.lengths))
+        self.waiting, self.running, self.away, self.parked = queues.waiting, queues.running, queues.away, queues.parked
+        self.running_rows = queues.running_rows
         # What admission foresees, where the policy looks ahead.
         self.foresight = Foresight(self) if looks_ahead else None
 
@@ -169,20 +165,7 @@ class State:
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
-        running, running_rows, rows = self.running, self.running_rows, state.live_rows
-        place = None
-        at_end = running.add(state)
-        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
-            # All others have one row each, too.
-            place = running.place_of(state)
-        running_rows.join(rows, at_end=at_end, place=place)
-        state.status = Status.RUNNING
-
-    def stop_running(self, state: RequestState, rows: list[int]) -> None:
-        """The request, which holds these rows, runs no more."""
-        self.running.remove(state)
-        self.running_rows.leave(rows)
-        state.follows = None
+        self.queues.run(state)
 
     def delivers(self, state: RequestState, sequence: int) -> bool:
         """Whether the sequence has an output to come."""
@@ -245,7 +228,8 @@ class State:
 
     def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
         """The request, which holds nothing any more, has ended: its status from now on, and the sentence that `explain` says."""
-        state.status = status = ending[0]
+        status = ending[0]
+        self.queues.end(state, status)
         request_id, ended = state.request.id, self.ended
         del self.requests[request_id]
         self.order.ended(state)
