@@ -28,6 +28,7 @@ from .stopping import finish_codes, kept_counts, kept_of
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in FINISH_REASONS)
 
 
@@ -127,60 +128,64 @@ def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """The batch, the oldest that is out, ran: confirm its tokens, append what was sampled, end who has ended."""
-    manager, ticket = state.manager, batch.ticket
-    rows = ticket.rows
+    ticket = batch.ticket
     _account(state, batch)
     state.outstanding.release_loading(batch.number)
-    if counts is not None or ticket.draft_counts is not None:
-        each = ticket.samples.astype(np.int64) if counts is None else counts
-        return _update_ragged(state, batch, tokens, each)
-    ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
-    late: list[tuple[Left, list[int]]] = []
-    if ticket.gone:
-        late = _sampled_elsewhere(ticket, tokens, None)
-        tokens = tokens[(np.cumsum(ticket.samples) - 1)[ticket.places_sampled()]]
+    if counts is None and ticket.draft_counts is not None:
+        counts = ticket.samples.astype(np.int64)
+    late = _sampled_elsewhere(ticket, tokens, counts) if ticket.gone else []
+    rows, ids, sequences, ends, picked = ticket.rows, batch.ids, batch.sequences, ticket.ends, None
     if ticket.gone or not ticket.all_sample:
         picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
-    codes, done = finish_codes(state.columns, rows, tokens, totals)
-    state.stats.output_tokens += len(rows)
-    may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
+    is_even = True
+    if counts is None:
+        if ticket.gone:
+            tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
+        totals = ends if ticket.flight is None else state.manager.end_step(ticket.flight, rows, tokens, ends)
+        codes, done = finish_codes(state.columns, rows, tokens, totals)
+        kept = ones(len(rows))
+    else:
+        tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
+        done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
+    state.stats.output_tokens += len(tokens)
+    # A token to go for each of these rows: what leaves or joins from now on makes another array, and so is told from this one by identity.
+    may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage = {}
     if len(done):
         goes_on = np.empty(len(rows), np.bool_)
         goes_on.fill(True)
         goes_on[done] = False
-        left = rows[goes_on]
-        if may_be_steady and state.running_rows.replace(rows, left):
-            state.steady = (left, ends[goes_on], totals[goes_on])
+        staying = rows[goes_on]
+        if may_be_steady and state.running_rows.replace(rows, staying):
+            state.steady = (staying, ends[goes_on], totals[goes_on])
         else:
             state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
         usage = _end_rows(state, rows, codes, done)
     elif may_be_steady:
-        # What leaves or joins from now on makes another array, and so is told from this one by identity.
         state.steady = (rows, ends, totals)
     others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
-    return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, others)
+    return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
-def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> Outputs:
-    """`update` where rows got none or several tokens, or had drafts."""
-    manager, ticket, stats = state.manager, batch.ticket, state.stats
+def _extend_unevenly(
+    state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
+) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
+    """Settle the batch and extend its rows, which got none or several tokens, or had drafts.
+
+    `counts` are those of all rows of the batch, of which `rows` are the `picked` ones. Returns the tokens that are kept, and of each row how
+    many these are, its tokens that are computed and known, and why it ends.
+    """
+    manager, stats = state.manager, state.stats
     state.columns.advance_unevenly()
-    late: list[tuple[Left, list[int]]] = []
-    rows, given, ends, drafted = ticket.rows, counts, ticket.ends, ticket.draft_counts
-    ids, sequences, first = batch.ids, batch.sequences, counts.cumsum() - counts
-    if ticket.gone or not ticket.all_sample:
-        late = _sampled_elsewhere(ticket, tokens, counts)
-        picked = ticket.places_sampled()
-        rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-        given, first, drafted = given[picked], first[picked], None if drafted is None else drafted[picked]
+    given, first, drafted, ends = counts, counts.cumsum() - counts, ticket.draft_counts, ticket.ends
+    if picked is not None:
+        given, first, ends = given[picked], first[picked], ends[picked]
+        drafted = None if drafted is None else drafted[picked]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
-    packed = tokens
     if int(kept.sum()) != len(tokens):
-        packed = tokens[rising_from(first, kept)]
-    totals = manager.extend_by(rows, packed, kept)
+        tokens = tokens[rising_from(first, kept)]
+    totals = manager.extend_by(rows, tokens, kept)
     if drafted is not None:
         assert ticket.draft_counts is not None, "some are given"
         accepted = np.minimum(np.maximum(given - 1, 0), drafted)
@@ -188,23 +193,10 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         stats.accepted_tokens += int(accepted.sum()) + _accepted_elsewhere(ticket, counts)
         ends = ends + accepted
         has_drafts = drafted > 0
-        if has_drafts.all():
-            manager.reject(rows, ends)
-        else:
-            manager.reject(rows[has_drafts], ends[has_drafts])
+        manager.reject(rows[has_drafts], ends[has_drafts])
     if ticket.flight is not None:
         manager.settle(ticket.flight)
-    stats.output_tokens += len(packed)
-    done = codes.nonzero()[0]
     goes_on = codes == 0
-    if (
-        not (state.outstanding.batches or len(done))
-        and ticket.covers_running
-        and rows is ticket.rows
-        and (totals == ends + 1).all()
-    ):
-        # As after an ordinary update: each has one token to go.
-        state.steady = (rows, ends, totals)
     if state.outstanding.batches:
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
@@ -212,12 +204,7 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         # Who waits for tokens from the caller takes no seat.
         state.admission_blocked = False
         _hush(state, rows[(given == 0) & goes_on])
-    usage = {}
-    if len(done):
-        state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-        usage = _end_rows(state, rows, codes, done)
-    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
-    return Outputs(ids, sequences, packed, kept, codes, usage, others)
+    return tokens, kept, ends, totals, codes
 
 
 def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
@@ -350,11 +337,6 @@ def forget_stale_carried(state: State) -> None:
     state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
 
 
-def num_output_of(state: State, request: RequestState) -> int:
-    """Output tokens of all its sequences so far, those that have ended and those that live."""
-    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
-
-
 def take_pending(state: State) -> list[Output]:
     """Outputs of requests that ended outside a batch and have not been delivered."""
     pending, state.pending_outputs = state.pending_outputs, []
@@ -362,25 +344,15 @@ def take_pending(state: State) -> list[Output]:
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
-    """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
-    with the usage."""
+    """End the request now, in flight or not. Returns the last output of each live sequence, the last one with the usage."""
     state.admission_blocked = False
     state.queues.leave(request)
-    request.num_output = num_output_of(state, request)
     state.outstanding.hold_loading(request)
-    ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
-    for i in ended:
-        if request.rows[i] >= 0:
-            state.close_row(request, i)
-    for i in range(len(request.rows)):
-        state.outstanding.void(request, i)
-    for group in (state.bounded, state.to_reject):
-        if request in group:
-            group.remove(request)
-    status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
-    state.end(request, (status, sentence))
-    usage = state.usage_of(request)
-    return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
+    live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
+    for sequence in live:
+        _release(state, request, sequence)
+    usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
+    return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
 
 def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
@@ -390,26 +362,39 @@ def finish(state: State, request: RequestState, sequence: int, code: int) -> Out
 
 
 def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
+    """End a live sequence, and with the last one its request. Returns what the request took if it has ended."""
     row = request.rows[sequence]
     _note_finished(state, request, row, _num_written(state, request, sequence))
     if request.num_live == 1:
-        end_request(state, request, code, _FINISHED[code][1])
-        return state.usage_of(request)
+        return end_request(state, request, code, _FINISHED[code][1])[-1].usage
     state.admission_blocked = False
-    request.num_output += _num_written(state, request, sequence)
-    request.num_live -= 1
-    if row >= 0:
-        if request.status is Status.RUNNING:
-            state.running_rows.leave([row])
-        state.close_row(request, sequence)
-    request.tokens[sequence] = None
-    state.outstanding.void(request, sequence)
+    if row >= 0 and request.status is Status.RUNNING:
+        state.running_rows.leave([row])
+    _release(state, request, sequence)
     if request in state.to_reject:
         longest = state.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
             state.to_reject.remove(request)
     return None
+
+
+def _release(state: State, request: RequestState, sequence: int) -> None:
+    """Release what a live sequence holds: it has ended."""
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if request.rows[sequence] >= 0:
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    state.outstanding.void(request, sequence)
+
+
+def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:
+    """The request, of which nothing is left and which stands nowhere, has ended. Returns what it took."""
+    state.lift_bound(request)
+    if request in state.to_reject:
+        state.to_reject.remove(request)
+    state.end(request, ending)
+    return state.usage_of(request)
 
 
 def _num_known(state: State, request: RequestState, sequence: int) -> int:
@@ -481,21 +466,14 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     with them took."""
     usage: dict[int, RequestUsage] = {}
     state.admission_blocked = False
-    columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():
-        row, code = rows.item(i), codes.item(i)
-        request: RequestState = columns.owner[row]
-        sequence, total = columns.sequence.item(row), num_tokens.item(row)
-        num_output = total - request.prompt_len - request.appended[sequence]
-        request.num_output += num_output
-        request.num_live -= 1
-        _note_finished(state, request, row, num_output)
-        state.close_row(request, sequence)
-        state.outstanding.void(request, sequence)
+        row = rows.item(i)
+        request: RequestState = state.columns.owner[row]
+        sequence = state.columns.sequence.item(row)
+        _note_finished(state, request, row, _num_written(state, request, sequence))
+        _release(state, request, sequence)
         if request.num_live == 0:
             state.queues.leave(request, has_left_rows=True)
-            state.lift_bound(request)
-            state.end(request, _FINISHED[code])
-            usage[i] = state.usage_of(request)
+            usage[i] = _end(state, request, _FINISHED[codes.item(i)])
     return usage

@@ -246,11 +246,11 @@ class State:
         else:
             self.stats.rejected += 1
 
-    def usage_of(self, state: RequestState, num_output: int | None = None) -> RequestUsage:
+    def usage_of(self, state: RequestState) -> RequestUsage:
         """What the request took so far."""
         return RequestUsage(
             state.prompt_len,
-            state.num_output if num_output is None else num_output,
+            state.num_output,
             state.hit_tokens,
             state.recomputed_tokens,
             state.swapped_blocks,
