@@ -26,7 +26,6 @@ from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
 from .errors import (
-    BatchError,
     DuplicateRequest,
     ForeignBatch,
     InvalidRequest,
@@ -198,7 +197,7 @@ class Scheduler(Uncopyable):
     def has_unfinished(self) -> bool:
         """Whether any request is alive, an output has not been delivered, or a batch has not ended."""
         state = self._state
-        return bool(state.requests or state.pending_outputs or state.carried or state.outstanding.batches)
+        return bool(state.requests or state.pending_outputs or state.carried.groups or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
@@ -269,24 +268,25 @@ class Scheduler(Uncopyable):
         state.now = now
         if manager.retentions.next_end <= now:
             manager.retentions.expire(now)
-        if state.carried:
-            ending.forget_stale_carried(state)
+        if state.carried.groups:
+            state.carried.forget_stale()
+        carried = state.carried.groups
         if manager.host_caching:
-            manager.copy_content(not state.carried)
+            manager.copy_content(not carried)
         if state.to_reject:
             reject_overgrown(state)
-        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
         outstanding.begin_step()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
-        if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
+        if not carried or (len(carried) == 1 and not manager.may_copy):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
-        if state.carried:
+        if carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)
         for request in step.asked:
@@ -336,15 +336,9 @@ class Scheduler(Uncopyable):
         if not isinstance(moved, (bool, np.bool_)):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
         self._must_be(batch, -1, "cancelled")
-        if not moved and len(batch.moves) and batch.number < self._state.last_moved:
-            raise BatchError(
-                batch.number,
-                f"runs before batch {self._state.last_moved}, which was cancelled after its moves had run; cancel it with moved=True.",
-            )
-        if moved:
-            self._state.last_moved = max(self._state.last_moved, batch.number)
+        self._state.carried.check_cancel(batch, bool(moved))
         del self._state.outstanding.batches[-1]
-        ending.cancel(self._state, batch, moved)
+        ending.cancel(self._state, batch, bool(moved))
         if self._checks:
             self._raise_violations()
 
@@ -666,9 +660,9 @@ class Scheduler(Uncopyable):
     def _take_carried(self, step: Step) -> None:
         """Moves that a cancelled batch left run with this one, before anything else of it."""
         state = self._state
-        carried = state.carried.pop(0)
+        carried = state.carried.take()
         step.moves.insert(0, carried.moves)
-        for row, first, block in ending.wanted_loads(state, carried.loads, carried.number).tolist():
+        for row, first, block in carried.loads.tolist():
             step.loads.append((row, first, block))
             step.asked.append(state.columns.owner[row])
 

@@ -21,7 +21,7 @@ from .errors import WrongTokens
 from .preemption import drop_rows
 from .request import RequestState, replaced
 from .rows import Rows
-from .state import Carried, State
+from .state import State
 from .status import ABORT, FINISH_REASONS, REJECTED, Status
 from .stopping import finish_codes, kept_counts, kept_of
 
@@ -318,23 +318,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         owner.hit_tokens -= lost
         if owner.num_asked:
             _ask_again(state, owner)
-    loads = wanted_loads(state, batch.loads, batch.number)
-    if not moved and (len(batch.moves) or len(loads)):
-        # Cancels come latest first, so this batch's moves run before what is carried already.
-        state.carried.insert(0, Carried(batch.moves, loads, batch.number))
+    state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
-
-
-def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
-    """Those of batch `number`'s loads whose request still waits for them, int32 [k, 3]."""
-    owners = [state.columns.owner[row] for row in loads[:, 0].tolist()]
-    is_wanted = [owner is not None and owner.num_asked > 0 and owner.load_batch == number for owner in owners]
-    return loads[np.array(is_wanted, np.bool_)]
-
-
-def forget_stale_carried(state: State) -> None:
-    """Drop carried loads for which no request waits any more: an empty remainder must not hold a step up."""
-    state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
 
 
 def take_pending(state: State) -> list[Output]:

@@ -19,6 +19,7 @@ from paged.block_manager import BlockManager, Moves
 
 from .accounting import SchedulerStats
 from .batch import Output, RequestUsage
+from .carried import CarriedCopies
 from .foresight import Foresight
 from .lengths import OutputLengths
 from .outstanding import Outstanding
@@ -87,15 +88,6 @@ class Step(msgspec.Struct, eq=False, gc=False):
         return len(self.decodes) + len(self.chunks)
 
 
-@dataclass(slots=True)
-class Carried:
-    """Moves and loads of a cancelled batch that have not run: the next batch takes them."""
-
-    moves: Moves
-    loads: NDArray[np.int32]
-    number: int
-
-
 class State:
     """All that outlives a step."""
 
@@ -120,9 +112,7 @@ class State:
         self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
         # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
         self.parked_late: list[RequestState] = []
-        # The latest batch that was cancelled after its moves had run: those before it have run theirs, too.
-        self.last_moved = 0
-        self.carried: list[Carried] = []
+        self.carried = CarriedCopies(self.columns)
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
         # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
