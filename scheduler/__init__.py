@@ -25,8 +25,8 @@ from .errors import (
     WrongTokens,
 )
 from .explain import Explanation
-from .forecast import Forecast
 from .listing import RequestView
+from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy
 from .request import Request, Retention
 from .state import Limits
@@ -44,11 +44,11 @@ __all__ = [
     "Drafts",
     "DuplicateRequest",
     "Explanation",
-    "Forecast",
     "ForeignBatch",
     "InvalidRequest",
     "Limits",
     "NeverFits",
+    "Outlook",
     "Output",
     "Outputs",
     "Policy",

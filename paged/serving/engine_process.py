@@ -28,6 +28,7 @@ from paged.block_manager import PagedError, Stored
 from paged.checkpoint import named_or_shipped
 from paged.engine import Engine
 from paged.extras import MissingExtra
+from paged.forecast import forecast
 from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
@@ -327,7 +328,7 @@ class EngineServer:
 
     def _forecast(self) -> list[float]:
         """In how many seconds each waiting request is let in, and those that would come behind them."""
-        found = self._engine.scheduler.forecast(more=MORE, prompt_len=max(1, round(self._prompt_len)))
+        found = forecast(self._engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
         return [round(float(value), 3) for value in seconds.tolist()]
