@@ -7,23 +7,6 @@ from .accounting import SchedulerStats
 from .batch import Batch, Output, Outputs, RequestUsage
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .errors import (
-    BatchEnded,
-    BatchError,
-    BatchOutOfOrder,
-    DuplicateRequest,
-    ForeignBatch,
-    InvalidRequest,
-    NeverFits,
-    RequestInFlight,
-    SchedulerInUse,
-    TooManyOutstanding,
-    UnknownPolicy,
-    UnknownRequest,
-    WaitingFull,
-    WrongDrafts,
-    WrongTokens,
-)
 from .explain import Explanation
 from .listing import RequestView
 from .outlook import Outlook
@@ -37,34 +20,19 @@ __all__ = [
     "POLICIES",
     "UNKNOWN_DRAFT",
     "Batch",
-    "BatchEnded",
-    "BatchError",
-    "BatchOutOfOrder",
     "Costs",
     "Drafts",
-    "DuplicateRequest",
     "Explanation",
-    "ForeignBatch",
-    "InvalidRequest",
     "Limits",
-    "NeverFits",
     "Outlook",
     "Output",
     "Outputs",
     "Policy",
     "Request",
-    "RequestInFlight",
     "RequestUsage",
     "RequestView",
     "Retention",
     "Scheduler",
-    "SchedulerInUse",
     "SchedulerStats",
     "Status",
-    "TooManyOutstanding",
-    "UnknownPolicy",
-    "UnknownRequest",
-    "WaitingFull",
-    "WrongDrafts",
-    "WrongTokens",
 ]

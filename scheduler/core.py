@@ -17,20 +17,14 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
-from paged.block_manager import BlockManager, InvalidConfig
-
-from . import ending, forks
-from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
-from .batch import Batch, Output, Outputs
-from .check import violations_of
-from .drafts import Drafts, place_drafts, validated
-from .errors import (
+from paged.block_manager import BlockManager
+from paged.errors import (
     BatchEnded,
     BatchError,
     BatchOutOfOrder,
     DuplicateRequest,
     ForeignBatch,
+    InvalidConfig,
     InvalidRequest,
     NeverFits,
     RequestInFlight,
@@ -38,6 +32,13 @@ from .errors import (
     UnknownRequest,
     WaitingFull,
 )
+
+from . import ending, forks
+from .accounting import SchedulerStats
+from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .batch import Batch, Output, Outputs
+from .check import violations_of
+from .drafts import Drafts, place_drafts, validated
 from .explain import Explanation, explain, reason
 from .listing import RequestView, listed, view_of
 from .outlook import Outlook, outlook

@@ -10,9 +10,9 @@ write it, and the copy runs before the next batch.
 from __future__ import annotations
 
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.errors import InvalidRequest, RequestInFlight
 
 from .batch import NO_LOADS
-from .errors import InvalidRequest, RequestInFlight
 from .request import RequestState, replaced
 from .state import Carried, State
 from .status import Status

@@ -8,7 +8,8 @@ import os
 import sys
 
 from paged.cli import signals
-from paged.extras import MissingExtra, import_with_extra
+from paged.errors import MissingExtra
+from paged.extras import import_with_extra
 
 __all__ = ["SET_FOR_ITSELF", "main"]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged import InvalidRequest, NeverFits, SamplingParams
+from paged import SamplingParams
 from paged.cli.show import console, counted, loading, printed, say
+from paged.errors import InvalidRequest, NeverFits
 
 if TYPE_CHECKING:
     from paged.results import Completion, EngineOutput

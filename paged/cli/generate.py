@@ -14,16 +14,10 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from paged import (
-    BeamSearchParams,
-    ContrastiveSearchParams,
-    InvalidSampling,
-    PagedError,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
 from paged.cli.options import Json
 from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
+from paged.errors import InvalidSampling, NoPrompt
 
 if TYPE_CHECKING:
     from paged.engine import Engine
@@ -34,10 +28,6 @@ _PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The 
 
 SOME_FAILED = 1
 _EARLY = {"true": True, "false": False}
-
-
-class NoPrompt(PagedError, ValueError):
-    """There is nothing to answer, or a file of prompts that cannot be read as text."""
 
 
 # fmt: off

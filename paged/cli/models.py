@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from paged import InvalidConfig
 from paged.cli.show import loading
+from paged.errors import InvalidConfig
 from paged.extras import import_with_extra
 from paged.hardware import model_named
 

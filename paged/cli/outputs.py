@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.whole_file import writable
 
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged import Costs, InvalidConfig
-from paged.hardware.errors import BadHardwareFile
+from paged import Costs
+from paged.errors import BadHardwareFile, InvalidConfig
 from paged.hardware.files import read_described
 from paged.hardware.least_squares import non_negative_least_squares
 from paged.hardware.model_shape import ModelShape

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from paged import Costs, InvalidConfig
+from paged import Costs
+from paged.errors import InvalidConfig
 from paged.hardware.device import DTYPES
 from paged.hardware.faster import Faster
 from paged.hardware.link import Link, usual_link

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paged import Batch, InvalidConfig, PagedError, SamplingParams
+from paged import Batch, SamplingParams
+from paged.errors import InvalidConfig, UnevenRounds
 from paged.hardware import Profile, ProfiledModel, StepWork
 from paged.profiling.design import DECODES, Design, Scene
 from paged.simulator.work import work_of
@@ -26,10 +27,6 @@ KINDS = ("decode", "prefill", "mixed")
 
 
 _HOST_BLOCKS = 64
-
-
-class UnevenRounds(PagedError, RuntimeError):
-    """A step failed, or a round's steps were not those of the first one."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):

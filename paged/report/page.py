@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.extras import import_with_extra
 from paged.report.comparisons import cost, distributions, preemptions, under_load
 from paged.report.drawing import Figure

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.extras import import_with_extra
 from paged.report.drawing import QUIET, Figure, beside, figure, log_axis, numbered, panel_title
 from paged.report.frame import as_json, framed

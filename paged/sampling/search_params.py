@@ -10,7 +10,7 @@ import msgspec
 
 from paged.base.arguments import is_integer, is_real
 from paged.door import shown
-from paged.sampling.errors import InvalidSampling
+from paged.errors import InvalidSampling
 from paged.sampling.params import check_flag, check_max_tokens, check_stop_ids
 
 

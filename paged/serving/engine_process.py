@@ -24,16 +24,16 @@ from typing import Any
 import msgspec
 import zmq
 
-from paged.block_manager import PagedError, Stored
+from paged.block_manager import Stored
 from paged.checkpoint import named_or_shipped
 from paged.engine import Engine
-from paged.extras import MissingExtra
+from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
 from paged.forecast import forecast
 from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
 from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
-from paged.scheduler import Batch, UnknownRequest
+from paged.scheduler import Batch
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
 from paged.serving.request_log import divert, to_stderr
@@ -52,7 +52,6 @@ from paged.serving.wire import (
     Told,
     received,
 )
-from paged.steps import EngineFailed
 
 FIGURES_EVERY_S, FIGURES_SHARE = 0.25, 0.01
 """Between two Figures while steps are made: so many seconds, and so many that making them is this share of the time."""

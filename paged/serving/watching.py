@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paged.scheduler import Batch, UnknownRequest
+from paged.errors import UnknownRequest
+from paged.scheduler import Batch
 from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
 from paged.serving.sight import (
     BlockSight,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 from paged.traces.limits import MAX_NAME, MAX_PRIORITY, is_name
 from paged.traces.records import Line, Record

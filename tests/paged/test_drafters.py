@@ -6,9 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import Engine, InvalidConfig, SamplingParams, load_model  # noqa: E402
+from paged import Engine, SamplingParams, load_model  # noqa: E402
 from paged.checkpoint import checkpoint_path, draft_path  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
+from paged.errors import InvalidConfig  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.shadowed_pool import ShadowedPool  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402

@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from paged.errors import BadHardwareFile, UnknownKernel
 from paged.hardware.device import Device
-from paged.hardware.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernels import guide
-from paged.hardware.kernels.errors import UnknownKernel
 from paged.hardware.kernels.grid import Grid
 from paged.hardware.kernels.kernel_file import FORMAT, KernelError, KernelFile, PackedGrids
 from paged.hardware.kernels.measurements import Columns, Measurements, Timed

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.hardware.errors import BadHardwareFile
+from paged.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernels.completion import completed
 from paged.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
