@@ -12,16 +12,16 @@ used, so that reading `paged.__version__` costs neither numpy nor, one day, torc
 from typing import TYPE_CHECKING
 
 from paged import errors
+from paged.base.extras import has_extra, import_with_extra
 from paged.errors import PagedError
-from paged.extras import has_extra, import_with_extra
 
 if TYPE_CHECKING:
-    from paged.async_engine import AsyncEngine
     from paged.block_manager import Admission, BlockManager, Cleared, Event, Hit, MemoryStats, Moves, Removed, Stored
-    from paged.engine import Engine
-    from paged.llm import LLM
+    from paged.engine.async_engine import AsyncEngine
+    from paged.engine.engine import Engine
+    from paged.engine.llm import LLM
+    from paged.engine.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
     from paged.model.loading import LoadedModel, load_model
-    from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
     from paged.sampling.params import SamplingParams
     from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams
     from paged.sampling.structured import StructuredOutputsParams
@@ -106,7 +106,7 @@ _PUBLIC_NAMES = {
         "Removed",
         "Stored",
     ),
-    "paged.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
+    "paged.engine.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
     "paged.sampling.params": ("SamplingParams",),
     "paged.sampling.search_params": ("BeamSearchParams", "ContrastiveSearchParams"),
     "paged.sampling.structured": ("StructuredOutputsParams",),
@@ -134,9 +134,9 @@ _PUBLIC_NAMES = {
 
 # These need the extra `engine`.
 _ENGINE_NAMES = {
-    "paged.async_engine": ("AsyncEngine",),
-    "paged.engine": ("Engine",),
-    "paged.llm": ("LLM",),
+    "paged.engine.async_engine": ("AsyncEngine",),
+    "paged.engine.engine": ("Engine",),
+    "paged.engine.llm": ("LLM",),
     "paged.model.loading": ("LoadedModel", "load_model"),
 }
 _PUBLIC_NAMES.update(_ENGINE_NAMES)

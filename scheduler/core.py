@@ -490,7 +490,7 @@ class Scheduler(Uncopyable):
         return explain(self._state, _checked_id(request_id))
 
     def outlook(self) -> Outlook:
-        """Who runs and who waits, without those that wait for append(): what `paged.forecast` begins with."""
+        """Who runs and who waits, without those that wait for append(): what `paged.engine.forecast` begins with."""
         return outlook(self._state)
 
     def reason(self, request_id: str) -> str:

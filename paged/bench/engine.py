@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged import Batch, SamplingParams
 from paged.bench.floor import Floor
 from paged.bench.limits import Limits, measured_limits
-from paged.engine import Engine
+from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.runner import is_small

@@ -7,9 +7,9 @@ import io
 import os
 import sys
 
+from paged.base.extras import import_with_extra
 from paged.cli import signals
 from paged.errors import MissingExtra
-from paged.extras import import_with_extra
 
 __all__ = ["SET_FOR_ITSELF", "main"]
 

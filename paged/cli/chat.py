@@ -14,7 +14,7 @@ from paged.cli.show import console, counted, loading, printed, say
 from paged.errors import InvalidRequest, NeverFits
 
 if TYPE_CHECKING:
-    from paged.results import Completion, EngineOutput
+    from paged.engine.results import Completion, EngineOutput
 
 FAILED = 1
 

@@ -20,8 +20,8 @@ from paged.cli.show import console, counted, loading, print_json, printed, progr
 from paged.errors import InvalidSampling, NoPrompt
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
-    from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats
+    from paged.engine.engine import Engine
+    from paged.engine.results import Completion, CompletionOutput, EngineOutput, EngineStats
 
 _PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The model", "Memory"
 

@@ -19,11 +19,11 @@ import msgspec
 import typer
 from typer import Option
 
+from paged.base.extras import import_with_extra
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.show import figures, is_terminal, printed, say
 from paged.errors import InvalidSettings, PagedError
-from paged.extras import import_with_extra
 from paged.hardware.budget import as_bytes
 from paged.integrations.vllm_flags import translated
 from paged.serving.request_log import to_stderr

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from paged.door import checked_text, shown
+from paged.engine.door import checked_text, shown
 from paged.errors import InvalidChat
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -20,7 +20,7 @@ from paged.profiling.design import DECODES, Design, Scene
 from paged.simulator.work import work_of
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
     from paged.model.loading import LoadedModel
 
 KINDS = ("decode", "prefill", "mixed")
@@ -54,7 +54,7 @@ class TimedStep(msgspec.Struct, frozen=True):
 
 def engine_for(model: LoadedModel, design: Design, *, backend: str = "auto", batch_invariant: bool = True) -> Engine:
     """An engine that a design can be timed on. Raises as Engine does."""
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
 
     return Engine(
         model,

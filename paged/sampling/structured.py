@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paged.door import shown
+from paged.engine.door import shown
 from paged.errors import InvalidSampling
 
 MAX_CHARS = 262_144

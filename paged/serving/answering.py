@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from paged.engine.results import Completion, EngineOutput
 from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
-from paged.results import Completion, EngineOutput
 from paged.serving.answers import DONE, Form, Usage, encode, error_event
 from paged.serving.bodies import field_of
 from paged.serving.engine_client import Inbox

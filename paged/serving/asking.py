@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from paged.door import checked_text
+from paged.engine.door import checked_text
 from paged.errors import InvalidChat, InvalidRequest, InvalidSampling
 from paged.model.chat import chat_prompt
 from paged.sampling.params import SamplingParams

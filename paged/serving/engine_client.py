@@ -23,8 +23,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
-from paged.results import Completion, EngineOutput
 from paged.serving.settings import Settings
 from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
 

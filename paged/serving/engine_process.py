@@ -26,12 +26,12 @@ import zmq
 
 from paged.block_manager import Stored
 from paged.checkpoint import named_or_shipped
-from paged.engine import Engine
+from paged.engine.engine import Engine
+from paged.engine.forecast import forecast
+from paged.engine.live_request import LiveRequest
+from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
-from paged.forecast import forecast
-from paged.live_request import LiveRequest
 from paged.model.capacity import bytes_per_block
-from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch
 from paged.serving.kv_events import KvEventPublisher, configured_publisher

@@ -38,8 +38,8 @@ from paged.serving.sight import (
 )
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
-    from paged.results import EngineOutput
+    from paged.engine.engine import Engine
+    from paged.engine.results import EngineOutput
     from paged.scheduler import RequestView
 
 MAX_CELLS = 16_384

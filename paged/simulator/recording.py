@@ -25,7 +25,7 @@ from paged.simulator.simulation import Step
 from paged.traces import Trace
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
 
 MOST_IDLE_CALLS = 2
 """So often in a row an engine with unfinished requests may run nothing."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from paged import POLICIES, BlockManager, Policy, Request, Scheduler
-from paged.forecast import Forecast, forecast
+from paged.engine.forecast import Forecast, forecast
 
 PLAIN = Policy(name="plain")
 LOOKS_AHEAD = Policy(name="looks ahead", foresight="expected", take="tail", preemption="cheapest")

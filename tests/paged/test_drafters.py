@@ -137,14 +137,14 @@ class Watched:
     """An engine on a pool whose shadow knows what every slot has to hold; memory of nobody is NaN, the draft model's, too."""
 
     def __init__(self, **options):
-        import paged.engine
+        import paged.engine.engine
 
-        real = paged.engine.pool_for
+        real = paged.engine.engine.pool_for
         try:
-            paged.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
+            paged.engine.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
             self.engine = Engine(tiny_model(), block_size=2, **options)
         finally:
-            paged.engine.pool_for = real
+            paged.engine.engine.pool_for = real
         self.pool, runner = self.engine.pool, self.engine.runner
         self.pools, self.real, runner.logits = [self.pool], runner.logits, self.logits
         self.num_nan = 0

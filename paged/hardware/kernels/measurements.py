@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.extras import import_with_extra
 from paged.errors import BadHardwareFile, BadKernelRow
-from paged.extras import import_with_extra
 from paged.hardware.catalogue import device_names
 from paged.hardware.device import Device
 from paged.hardware.kernels import guide

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from paged.base.extras import installed_by
 from paged.errors import UnsupportedTransformers
-from paged.extras import installed_by
 from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
 
 TRIED = ("5.17.0", "5.23.0")

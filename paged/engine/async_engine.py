@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from paged.checkpoint import named_or_shipped
-from paged.door import checked_time
-from paged.engine import Engine
+from paged.engine.door import checked_time
+from paged.engine.engine import Engine
+from paged.engine.results import EngineOutput
 from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest
 from paged.model.loading import LoadedModel
-from paged.results import EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import SearchParams
 

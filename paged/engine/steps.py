@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
 
 from paged.base.growing import rising_from
+from paged.base.uninterrupted import Uninterrupted
 from paged.decoding.drafter import Drafter, Tried
+from paged.engine.results import EngineStats
 from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
 from paged.model.runner import Read, Runner
-from paged.results import EngineStats
 from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
-from paged.uninterrupted import Uninterrupted
 
 OnLogits = Callable[[str, int, Tensor], None]
 
