@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.errors import BatchError
 
 from .batch import NO_LOADS, Batch
-from .errors import BatchError
 from .rows import RowColumns
 
 # What is carried for no batch.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import GrowingView
-from paged.block_manager import OutOfBlocks
 from paged.block_manager.moves import NO_MOVES
+from paged.errors import OutOfBlocks
 
 from .arguments import UNLIMITED
 from .preemption import preempt, victims

@@ -17,17 +17,11 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
-from paged.block_manager import BlockManager, InvalidConfig
-
-from . import ending, forks
-from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
-from .batch import Batch, Output, Outputs
-from .check import violations_of
-from .drafts import Drafts, place_drafts, validated
-from .errors import (
+from paged.block_manager import BlockManager
+from paged.errors import (
     DuplicateRequest,
     ForeignBatch,
+    InvalidConfig,
     InvalidRequest,
     NeverFits,
     RequestInFlight,
@@ -35,9 +29,16 @@ from .errors import (
     UnknownRequest,
     WaitingFull,
 )
+
+from . import ending, forks
+from .accounting import SchedulerStats
+from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .batch import Batch, Output, Outputs
+from .check import violations_of
+from .drafts import Drafts, place_drafts, validated
 from .explain import Explanation, explain, reason
-from .forecast import Forecast, forecast
 from .listing import RequestView, listed, view_of
+from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_parked
@@ -477,19 +478,9 @@ class Scheduler(Uncopyable):
         """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
         return explain(self._state, _checked_id(request_id))
 
-    def forecast(self, *, more: int = 0, prompt_len: int = 1, output_len: int | None = None) -> Forecast:
-        """When each waiting request will be let in, in the order of `waiting_ids` but for those that wait for append(), and after them `more`
-        requests that would come behind the queue, one after the other, with prompts of `prompt_len` tokens and outputs of `output_len` (None:
-        as long as others became).
-
-        A guess: outputs are as long as `expected_tokens` says, else as the mean of those of the last 1,000 that were longer than what is
-        written, and before any was as half of what is left of max_tokens. Changes nothing. Raises InvalidRequest for numbers that cannot be.
-        """
-        for name, value, least in (("more", more, 0), ("prompt_len", prompt_len, 1), ("output_len", output_len, 1)):
-            if not (name == "output_len" and value is None) and not (is_integer(value) and value >= least):
-                raise InvalidRequest(f"{name} has to be an integer of at least {least}; got {value!r}.")
-        output = None if output_len is None else count_of(output_len)
-        return forecast(self._state, count_of(more), count_of(prompt_len), output)
+    def outlook(self) -> Outlook:
+        """Who runs and who waits, without those that wait for append(): what `paged.engine.forecast` begins with."""
+        return outlook(self._state)
 
     def reason(self, request_id: str) -> str:
         """The sentence of `explain` alone, for those who ask of many requests. Raises UnknownRequest."""

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import token_array
 from paged.base.growing import rising_from
-from paged.block_manager import InvalidTokens
+from paged.errors import InvalidTokens, WrongTokens
 
 from .batch import Batch, Left, Output, Outputs, RequestUsage, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
-from .errors import WrongTokens
 from .preemption import drop_rows
 from .request import RequestState, replaced
 from .rows import Rows

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from paged.base.words import counted
+from paged.errors import UnknownRequest
+
 from .admission import watermark
-from .errors import UnknownRequest, counted
 from .request import RequestState
 from .reservations import blocks_to_enter, blocks_to_return, is_due
 from .state import State

@@ -9,7 +9,8 @@ write it, and the copy runs before the next batch.
 
 from __future__ import annotations
 
-from .errors import InvalidRequest, RequestInFlight
+from paged.errors import InvalidRequest, RequestInFlight
+
 from .request import RequestState, replaced
 from .state import State
 from .status import Status

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager
+from paged.errors import BatchEnded, BatchOutOfOrder
 
 from .batch import Batch, Left, Ticket
-from .errors import BatchEnded, BatchOutOfOrder
 from .request import RequestState
 from .rows import RowColumns, Rows
 

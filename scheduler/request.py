@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import checked_level, is_integer, token_array
-from paged.block_manager import InvalidConfig, InvalidNamespace, InvalidTokens
 from paged.block_manager.content_key import root_prefix
+from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
 from .arguments import UNLIMITED, count_of, is_number
-from .errors import InvalidRequest
 from .status import Status
 
 T = TypeVar("T")

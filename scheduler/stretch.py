@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer
+from paged.errors import InvalidRequest, WrongTokens
 
 from .arguments import latest_time
 from .core import Scheduler
-from .errors import InvalidRequest, WrongTokens
 from .rows import Rows
 from .state import State
 from .status import Status

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged import InvalidRequest, NeverFits, SamplingParams
+from paged import SamplingParams
 from paged.cli.show import console, counted, loading, printed, say
+from paged.errors import InvalidRequest, NeverFits
 
 if TYPE_CHECKING:
-    from paged.results import Completion, EngineOutput
+    from paged.engine.results import Completion, EngineOutput
 
 FAILED = 1
 

@@ -19,14 +19,13 @@ import msgspec
 import typer
 from typer import Option
 
+from paged.base.extras import import_with_extra
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.show import figures, is_terminal, printed, say
-from paged.errors import PagedError
-from paged.extras import import_with_extra
+from paged.errors import InvalidSettings, PagedError
 from paged.hardware.budget import as_bytes
 from paged.integrations.vllm_flags import translated
-from paged.serving.errors import InvalidSettings
 from paged.serving.request_log import to_stderr
 from paged.serving.settings import EngineSettings, Settings, read_settings
 

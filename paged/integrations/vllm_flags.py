@@ -15,7 +15,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from paged.serving.errors import InvalidSettings
+from paged.errors import InvalidSettings
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paged.base.arguments import checked_integer
-from paged.block_manager import InvalidConfig
 from paged.checkpoint import checkpoint_path, draft_path
+from paged.errors import InvalidConfig
 from paged.model.loading import LoadedModel, load_model
 
 Speculate = Literal["lookup", "lookahead", "draft"]

@@ -20,9 +20,8 @@ from typing import Any
 
 import uvicorn
 
+from paged.errors import EngineAway, InvalidSettings, ServerFailed
 from paged.serving.app import build_app
-from paged.serving.engine_client import EngineAway
-from paged.serving.errors import InvalidSettings, ServerFailed
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
 from paged.serving.request_log import divert, to_stderr

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from paged.serving.errors import InvalidSettings
+from paged.errors import InvalidSettings
 from paged.serving.kv_config import KvEventsConfig
 
 

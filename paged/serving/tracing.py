@@ -13,9 +13,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
+from paged.errors import InvalidSettings
 from paged.serving.durations import durations
-from paged.serving.errors import InvalidSettings
 from paged.serving.records import RequestRecord
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paged.results import Completion, EngineOutput
+from paged.engine.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.serving.kv_config import KvEventsConfig

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import Costs, Engine, InvalidConfig, Retention, SamplingParams
+from paged import Costs, Engine, Retention, SamplingParams
+from paged.errors import InvalidConfig
 from paged.testing.tiny_model import tiny_model
 
 FIRST, OTHER = [1, 2, 3, 4, 5, 6, 7, 0, 1], [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4]

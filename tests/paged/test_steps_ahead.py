@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from paged import LLM, Engine, InvalidConfig, SamplingParams
+from paged import LLM, Engine, SamplingParams
 from paged.checkpoint import checkpoint_path
+from paged.errors import InvalidConfig
 
 PROMPTS = ["The with statement", "Return a new list", "The with statement is used", "A generator", "def", "Return a"]
 
