@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
+from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 from paged.errors import (
     DuplicateRequest,
@@ -25,6 +26,7 @@ from paged.errors import (
     InvalidRequest,
     NeverFits,
     RequestInFlight,
+    SchedulerInUse,
     TooManyOutstanding,
     UnknownRequest,
     WaitingFull,
@@ -55,7 +57,6 @@ from .request import (
 from .state import Limits, State, Step
 from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
-from .turns import Running, alone
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -166,7 +167,7 @@ class Scheduler(Uncopyable):
         prices, size = self._state.costs, manager.block_size
         manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
-        self._running: dict[str, Running] = {}
+        self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
         manager.take_changes()

@@ -91,8 +91,7 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
         out.show_cursor()
         with at_once():
             from paged.checkpoint import checkpoint_path
-            from paged.demo.model_answers import ModelAnswers
-            from paged.demo.real_text import RealText
+            from paged.cli.demo_model import ModelAnswers, RealText
             from paged.model.loading import load_model
 
             model = load_model(checkpoint_path())

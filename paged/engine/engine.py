@@ -15,6 +15,7 @@ import msgspec
 
 from paged.base.arguments import checked_flag, checked_integer
 from paged.base.extras import import_with_extra
+from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
 from paged.base.words import short_cause
 from paged.block_manager import BlockManager
@@ -27,9 +28,16 @@ from paged.engine.door import checked_limit, checked_text, checked_time, checked
 from paged.engine.live_request import LiveRequest, LiveSequence
 from paged.engine.results import EngineOutput, EngineStats
 from paged.engine.steps import FailedBatch, OnLogits, Steps
-from paged.engine.turns import Turns
 from paged.engine.undelivered import Undelivered
-from paged.errors import BadLogits, CannotAdjust, DuplicateRequest, InvalidConfig, InvalidRequest, InvalidSampling
+from paged.errors import (
+    BadLogits,
+    CannotAdjust,
+    DuplicateRequest,
+    EngineInUse,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidSampling,
+)
 from paged.integrations.vllm_flags import why_not
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
@@ -190,7 +198,7 @@ class Engine:
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
-        self.turns = Turns()
+        self.turns = Turns(EngineInUse)
         self._sampling = RowSampling()
         self._drafter: Drafter | None = None
         if draft is not None:

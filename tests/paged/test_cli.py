@@ -129,7 +129,7 @@ def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
 
 @needs_a_model
 def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypatch):
-    from paged.demo import model_answers
+    from paged.cli import demo_model
 
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, height=24)
@@ -140,8 +140,8 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(paged, monkeypat
         screen.write("<compiled>")
         return runner_for(*arguments, **options)
 
-    runner_for = model_answers.runner_for
-    monkeypatch.setattr(model_answers, "runner_for", marked)
+    runner_for = demo_model.runner_for
+    monkeypatch.setattr(demo_model, "runner_for", marked)
     status, out, err = paged("demo", "--speed", 1000)
     assert (status, out, err) == (0, "", "")
     drawn = screen.getvalue()

@@ -1,11 +1,13 @@
-"""A model in the place of a simulation's stand-in: it runs each batch and answers greedily.
+"""What `paged demo` runs when torch is there: the model that ships, in the place of a simulation's stand-in, over prompts of real text.
 
-Knows a loaded model, a pool and the arrays of a batch. Does not know the trace, the clock or who watches.
+The text is `pydoc`'s topics, which every Python has.
 """
 
 from __future__ import annotations
 
 import time
+from pydoc_data import topics
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,16 @@ from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.scheduler import Batch, Scheduler
+from paged.traces import Trace
+from paged.traces.content import content_ids
+
+# Enough to choose from, and quick to cut into tokens.
+MOST_CHARACTERS = 200_000
+SHORTEST_PARAGRAPH = 80
 
 
 class ModelAnswers:
-    """Runs the batches of one scheduler. `tokens` and `texts` by request id are what it has written."""
+    """Runs the batches of one scheduler, and answers greedily. `tokens` and `texts` by request id are what it has written."""
 
     def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "auto") -> None:
         manager = scheduler.manager
@@ -61,3 +69,31 @@ class ModelAnswers:
             self._streams[request_id] = TextStream(self._tokenizer, [])
             return
         self.texts[request_id] += self._streams[request_id].push([token])
+
+
+class RealText:
+    """Prompts for the requests of `trace`, each as long as the trace says. A segment's content id chooses a paragraph to begin at, so equal
+    segments are equal text."""
+
+    def __init__(self, trace: Trace, tokenizer: Any) -> None:
+        self._trace = trace
+        starts: list[int] = []
+        stream: list[int] = []
+        text = "\n\n".join(topics.topics[name].strip() for name in sorted(topics.topics))[:MOST_CHARACTERS]
+        for paragraph in text.split("\n\n"):
+            if len(paragraph) >= SHORTEST_PARAGRAPH and paragraph[0].isalpha():
+                starts.append(len(stream))
+            stream += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False, verbose=False)
+        self._stream = np.array(stream, np.int32)
+        self._starts = np.array(starts, np.int64)
+
+    def prompt(self, request: int) -> NDArray[np.int32]:
+        """int32 [the trace's length]: the prompt of one request, the same at every call."""
+        trace = self._trace
+        segments = slice(trace.segment_starts[request], trace.segment_starts[request + 1])
+        contents = content_ids(trace.segment_ids[segments], request)
+        parts = []
+        for content, length in zip(contents.tolist(), trace.segment_lengths[segments].tolist(), strict=True):
+            start = int(self._starts[content * 2_654_435_761 % len(self._starts)])
+            parts.append(np.take(self._stream, np.arange(start, start + length), mode="wrap"))
+        return np.concatenate(parts)
