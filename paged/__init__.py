@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnknownContent,
         UnknownRow,
     )
+    from paged.config import EngineConfig
     from paged.engine import Engine
     from paged.errors import PagedWarning
     from paged.llm import LLM
@@ -130,6 +131,7 @@ __all__ = [
     "DuplicateRow",
     "Engine",
     "EngineClosed",
+    "EngineConfig",
     "EngineFailed",
     "EngineInUse",
     "EngineOutput",
@@ -255,6 +257,7 @@ _PUBLIC_NAMES = {
         "WrongDrafts",
         "WrongTokens",
     ),
+    "paged.config": ("EngineConfig",),
     "paged.errors": ("PagedWarning",),
     "paged.model.chat": ("InvalidChat",),
     "paged.model.errors": (

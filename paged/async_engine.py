@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from paged.block_manager import PagedError
-from paged.checkpoint import named_or_shipped
+from paged.config import EngineConfig
 from paged.door import checked_time
 from paged.engine import Engine
 from paged.model.loading import LoadedModel
@@ -45,8 +45,8 @@ class AsyncEngine:
             print(output.text, end="")
     """
 
-    def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
-        self.engine = Engine(named_or_shipped(model), **options)
+    def __init__(self, model: EngineConfig | LoadedModel | str | Path | None = None, **options: Any) -> None:
+        self.engine = Engine(model, **options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged")
         self._queues: dict[str, asyncio.Queue[EngineOutput | BaseException]] = {}
         self._has_work = asyncio.Event()

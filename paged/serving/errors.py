@@ -16,10 +16,6 @@ MAX_CHARS = 1000
 OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error"
 
 
-class InvalidSettings(PagedError, ValueError):
-    """A server that cannot be set up so."""
-
-
 class ServerFailed(PagedError, RuntimeError):
     """The server cannot begin: the port is taken, or its engine did not come up."""
 
