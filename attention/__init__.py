@@ -22,22 +22,16 @@ if TYPE_CHECKING:
         get_backend,
         known_backends,
     )
-    from .errors import AttentionError, BuildFailed, InvalidPool, UnknownBackend, UnsupportedByBackend
     from .kv_pool import KVPool
     from .movement import run_moves
     from .step_tokens import StepTokens
 
 _HOMES = {
     "AttentionBackend": "paged.attention.backend",
-    "AttentionError": "paged.attention.errors",
-    "BuildFailed": "paged.attention.errors",
-    "InvalidPool": "paged.attention.errors",
     "KVPool": "paged.attention.kv_pool",
     "LayerOptions": "paged.attention.backend",
     "LayerShape": "paged.attention.backend",
     "StepTokens": "paged.attention.step_tokens",
-    "UnknownBackend": "paged.attention.errors",
-    "UnsupportedByBackend": "paged.attention.errors",
     "best_backend": "paged.attention.backend",
     "get_backend": "paged.attention.backend",
     "known_backends": "paged.attention.backend",
@@ -46,15 +40,10 @@ _HOMES = {
 
 __all__ = [
     "AttentionBackend",
-    "AttentionError",
-    "BuildFailed",
-    "InvalidPool",
     "KVPool",
     "LayerOptions",
     "LayerShape",
     "StepTokens",
-    "UnknownBackend",
-    "UnsupportedByBackend",
     "best_backend",
     "get_backend",
     "known_backends",

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paged.errors import PagedWarning
+from paged.errors import BuildFailed, PagedWarning, UnknownBackend, UnsupportedByBackend
 
-from .errors import BuildFailed, UnknownBackend, UnsupportedByBackend
 from .kv_pool import KVPool
 from .step_tokens import StepTokens
 

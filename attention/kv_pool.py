@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import InvalidPool
+from paged.errors import InvalidPool
 
 
 class KVPool:

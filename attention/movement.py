@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import InvalidPool
+from paged.errors import InvalidPool
 
 
 class MoveLists(Protocol):

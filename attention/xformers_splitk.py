@@ -31,8 +31,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged.errors import UnsupportedByBackend
+
 from .backend import LayerOptions, LayerShape
-from .errors import UnsupportedByBackend
 from .kv_pool import KVPool
 from .step_tokens import Ints, StepTokens
 

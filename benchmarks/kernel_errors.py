@@ -18,16 +18,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import UnknownKernel
 from paged.hardware import device_named
-from paged.hardware.kernels import (
-    KernelError,
-    KernelTables,
-    Measurements,
-    Timed,
-    UnknownKernel,
-    kernels_named,
-    read_folder,
-)
+from paged.hardware.kernels import KernelError, KernelTables, Measurements, Timed, kernels_named, read_folder
 
 DEVICES = {"a100": "a100-80g", "h100": "h100", "h200": "h200"}
 LARGEST = {"product": "m", "prefill": "batch", "decode": "batch", "all_reduce": "elements"}

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from paged.attention import LayerOptions, StepTokens
 from paged.checkpoint import checkpoint_path
-from paged.engine import Engine
+from paged.engine.engine import Engine
 from paged.model.capacity import pool_for
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel, load_model

@@ -3,20 +3,7 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
-from paged.errors import CannotCopy, InvalidConfig, InvalidTokens, PagedError
-
 from .content_calls import Hit
-from .errors import (
-    DuplicateRow,
-    InvalidNamespace,
-    MemoryClaimed,
-    NothingInFlight,
-    OutOfBlocks,
-    RowInFlight,
-    RowSwapped,
-    UnknownContent,
-    UnknownRow,
-)
 from .events import Cleared, Event, Removed, Stored
 from .manager import Admission, BlockManager
 from .moves import Moves
@@ -26,25 +13,12 @@ from .trusted import Composed
 __all__ = [
     "Admission",
     "BlockManager",
-    "CannotCopy",
     "Cleared",
     "Composed",
-    "DuplicateRow",
     "Event",
     "Hit",
-    "InvalidConfig",
-    "InvalidNamespace",
-    "InvalidTokens",
-    "MemoryClaimed",
     "MemoryStats",
     "Moves",
-    "NothingInFlight",
-    "OutOfBlocks",
-    "PagedError",
     "Removed",
-    "RowInFlight",
-    "RowSwapped",
     "Stored",
-    "UnknownContent",
-    "UnknownRow",
 ]

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import checked_level, logical_time, token_array
-from paged.errors import InvalidConfig, InvalidTokens
+from paged.errors import InvalidConfig, InvalidTokens, UnknownContent
 
 from . import inspection
 from .content_key import root_prefix
-from .errors import UnknownContent
 from .events import Event, EventLog
 from .free_list import Blocks
 from .runs import Segment, first_of

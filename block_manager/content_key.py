@@ -13,7 +13,7 @@ import hashlib
 import struct
 from typing import Any
 
-from .errors import InvalidNamespace
+from paged.errors import InvalidNamespace
 
 NODE = struct.Struct("<qq")
 _ROOT = struct.pack("<q", -1)

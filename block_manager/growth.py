@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising, rising_from
+from paged.errors import OutOfBlocks
 
-from .errors import OutOfBlocks
 from .free_list import Blocks
 from .moves import Moves, pairs_of
 from .pool import Pool

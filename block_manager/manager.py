@@ -17,13 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
 from paged.base.copying import Uncopyable
-from paged.errors import InvalidConfig, InvalidTokens
+from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 
 from . import inspection
 from .check import violations_of
 from .content_calls import ContentCalls
 from .content_key import root_prefix
-from .errors import MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 from .flights import Flight
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats

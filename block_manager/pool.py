@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import OutOfBlocks
+from paged.errors import OutOfBlocks
+
 from .free_list import Blocks, FreeList, Stretch, Taken
 
 if TYPE_CHECKING:

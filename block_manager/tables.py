@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import Tokens, int64_array, is_integer
-
-from .errors import DuplicateRow, RowSwapped, UnknownRow
+from paged.errors import DuplicateRow, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
 

@@ -7,26 +7,9 @@ from .accounting import SchedulerStats
 from .batch import Batch, Output, Outputs, RequestUsage
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .errors import (
-    BatchEnded,
-    BatchError,
-    BatchOutOfOrder,
-    DuplicateRequest,
-    ForeignBatch,
-    InvalidRequest,
-    NeverFits,
-    RequestInFlight,
-    SchedulerInUse,
-    TooManyOutstanding,
-    UnknownPolicy,
-    UnknownRequest,
-    WaitingFull,
-    WrongDrafts,
-    WrongTokens,
-)
 from .explain import Explanation
-from .forecast import Forecast
 from .listing import RequestView
+from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy
 from .request import Request, Retention
 from .state import Limits
@@ -37,34 +20,19 @@ __all__ = [
     "POLICIES",
     "UNKNOWN_DRAFT",
     "Batch",
-    "BatchEnded",
-    "BatchError",
-    "BatchOutOfOrder",
     "Costs",
     "Drafts",
-    "DuplicateRequest",
     "Explanation",
-    "Forecast",
-    "ForeignBatch",
-    "InvalidRequest",
     "Limits",
-    "NeverFits",
+    "Outlook",
     "Output",
     "Outputs",
     "Policy",
     "Request",
-    "RequestInFlight",
     "RequestUsage",
     "RequestView",
     "Retention",
     "Scheduler",
-    "SchedulerInUse",
     "SchedulerStats",
     "Status",
-    "TooManyOutstanding",
-    "UnknownPolicy",
-    "UnknownRequest",
-    "WaitingFull",
-    "WrongDrafts",
-    "WrongTokens",
 ]

@@ -49,7 +49,7 @@ class Admission:
         for request in list(state.away):
             if request.status is Status.LOADING:
                 continue
-            if step.budget <= 0 or state.waits_for_samples(request):
+            if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
             if not _has_seats(state, step, request) or not _can_return(state, step, request):
                 shut(state, step)
@@ -74,7 +74,7 @@ class Admission:
                     admit(state, step, request)
                     continue
             behind = _one_behind(state, step, request)
-            if behind is None and state.waits_for_samples(request):
+            if behind is None and state.outstanding.keeps_out(request):
                 # An update lets it in, though no request ends.
                 return
             if behind is None:
@@ -116,7 +116,7 @@ def _may_enter(state: State, step: Step, request: RequestState) -> bool:
     """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later, and it has its tokens."""
     if not _has_seats(state, step, request) or not fits(state, step, request):
         return False
-    if state.waits_for_samples(request):
+    if state.outstanding.keeps_out(request):
         return False
     return state.foresight is None or state.foresight.fits(request)
 
@@ -149,7 +149,7 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
     """A paused or swapped request, for which there is room, runs again."""
     manager = state.manager
-    state.away.remove(request)
+    state.queues.leave(request)
     _bound_if_due(state, request)
     moves = manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
@@ -226,6 +226,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     state.waiting.let_in(request)
     _bound_if_due(state, request)
     step.admitted.append(request.id)
+    is_loading = False
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
@@ -233,7 +234,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         if request.is_new:
             state.stats.prompt_tokens += len(tokens)
         state.reservation.take(state, request, sequence)
-        if request.wants_load and _ask_for_load(state, step, request, row):
+        is_loading = request.wants_load and _ask_for_load(state, step, request, row)
+        if is_loading:
             continue
         if request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group looks for what this one computes, so it has to be placed first.
@@ -241,8 +243,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if request.is_new:
         state.stats.admitted += 1
         request.is_plain = request.is_new = False
-    if request.status is Status.LOADING:
-        state.away.add(request)
+    if is_loading:
+        state.queues.suspend(request, Status.LOADING)
         _add_debt(state, step, request)
         return
     _start(state, step, request, is_fresh=request.num_live == 1)
@@ -255,7 +257,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     for row in request.rows:
         if row < 0 or manager.is_placed(row):
             continue
-        todo = state.total_of(row) - int(manager.num_launched[row])
+        todo = state.outstanding.total_of(row) - int(manager.num_launched[row])
         if todo <= 0:
             continue
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
@@ -288,7 +290,6 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     for column, block in enumerate(manager.table(row)[first:].tolist(), first):
         if column * size < wanted:
             step.loads.append((row, column * size, block))
-    request.status = Status.LOADING
     request.num_asked = wanted - have
     step.asked.append(request)
     return True

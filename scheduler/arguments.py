@@ -9,8 +9,7 @@ import math
 from typing import Any
 
 from paged.base.arguments import is_integer, is_real
-
-from .errors import InvalidRequest
+from paged.errors import InvalidRequest
 
 # A count above it is no limit at all. Token counts can be added to it in int64.
 UNLIMITED = 2**62

@@ -6,7 +6,7 @@ Knows shapes and dtypes. Does not know how a batch was decided.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from paged.block_manager import Moves
 from paged.block_manager.flights import Flight
 
+from .request import RequestState
 from .status import FINISH_REASONS
-
-if TYPE_CHECKING:
-    from .request import RequestState
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
 NO_LOADS.flags.writeable = False
 
-Heir = tuple["RequestState", int]
-"""A request and which sequence of it."""
+
+class Left(NamedTuple):
+    """A share whose row was given back while its batch was out: the request and the sequence that it belongs to. It is void where that has
+    ended, or got no token that it rests on."""
+
+    request: RequestState
+    sequence: int
+    is_void: bool
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -34,9 +38,8 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth. With
     covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it. ends do not count drafts.
 
-    gone: by place, rows that their sequence gave back while the batch was out. What is sampled there belongs to (request, sequence),
-    which lost its blocks; None where that has ended, or was told 0 tokens: such a share is void. computed_before: by place, tokens of
-    rows that lost blocks while the batch was out, that had been computed before it: what of its share lies below is waste.
+    gone: by place, shares that their rows do not hold any more. computed_before: by place, tokens of rows that lost blocks while the batch
+    was out, that had been computed before it: what of its share lies below is waste. Only `Outstanding` changes either.
     """
 
     owner: object
@@ -50,13 +53,21 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     # Drafts behind the last token of each row, int64 [n], and their tokens, packed; None: there are none.
     draft_counts: NDArray[np.int64] | None
     draft_tokens: NDArray[np.int32] | None
-    gone: dict[int, Heir | None]
+    gone: dict[int, Left]
     computed_before: dict[int, int]
 
     def place_of(self, row: int) -> int:
         """The place of a row that its sequence still holds; -1 where it has none."""
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
+
+    def places_left(self, request: RequestState, sequence: int) -> list[int]:
+        """The places of shares, not void, that the sequence kept when it gave its row back."""
+        return [
+            place
+            for place, left in self.gone.items()
+            if left.request is request and left.sequence == sequence and not left.is_void
+        ]
 
     def has_drafts(self, place: int) -> bool:
         """Whether the row at this place has any."""

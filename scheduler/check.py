@@ -84,16 +84,15 @@ def _in_flight(state: State) -> list[str]:
     found: list[str] = []
     manager, limits = state.manager, state.limits
     in_batches = {
-        row for batch in state.outstanding for row in batch.ticket.rows.tolist() if _computes(state, batch, row)
+        row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(state, batch, row)
     }
     in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
-    numbers = [batch.number for batch in state.outstanding]
+    numbers = [batch.number for batch in state.outstanding.batches]
     if numbers != sorted(set(numbers)):
         found.append(f"8: batches {numbers} are out, not rising.")
-    left: dict[str, int] = {}
-    for batch in state.outstanding:
+    for batch in state.outstanding.batches:
         ticket = batch.ticket
         if len(ticket.rows) and len(set(ticket.rows.tolist())) != len(ticket.rows):
             found.append(f"8: a row is twice in batch {batch.number}.")
@@ -101,12 +100,9 @@ def _in_flight(state: State) -> list[str]:
             found.append(f"8: batch {batch.number} has {batch.num_scheduled_tokens} tokens, more than the budget.")
         if len(ticket.rows) > limits.max_sequences:
             found.append(f"8: batch {batch.number} has {len(ticket.rows)} rows, more than max_sequences.")
-        for heir in ticket.gone.values():
-            if heir is not None:
-                left[heir[0].id] = left.get(heir[0].id, 0) + 1
-    expected = {request.id: request.num_left for request in state.requests.values() if request.num_left}
-    if left != expected:
-        found.append(f"8: batches hold shares of requests that left their rows: {left}; they count {expected}.")
+        for left in ticket.gone.values():
+            if not left.is_void and state.requests.get(left.request.id) is not left.request:
+                found.append(f'8: batch {batch.number} samples for request "{left.request.id}", which has ended.')
     return found
 
 

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import GrowingView
-from paged.block_manager import OutOfBlocks
 from paged.block_manager.moves import NO_MOVES
+from paged.errors import OutOfBlocks
 
 from .arguments import UNLIMITED
-from .awaited import totals_of
 from .preemption import preempt, victims
 from .request import RequestState
 from .rows import Rows
@@ -93,7 +92,7 @@ def compose_running(state: State, step: Step) -> None:
     manager = state.manager
     rows = state.running_rows.array(state.running)
     steady, state.steady = state.steady, None
-    if state.outstanding:
+    if state.outstanding.batches:
         steady = _steady_ahead(state, step, rows)
     if (
         steady is not None
@@ -107,17 +106,15 @@ def compose_running(state: State, step: Step) -> None:
         except OutOfBlocks:
             # Nothing changed: a victim has to give blocks up first.
             step.decodes_after = -1
-            state.await_samples()
             _compose_in_parts(state, step, rows, ones(len(rows)))
         else:
             _owe_nothing(state, step)
         return
     step.decodes_after = -1
-    state.await_samples()
     if not len(rows):
         return
     launched = manager.num_launched[rows]
-    todo = totals_of(state, rows) - launched
+    todo = state.outstanding.totals_of(rows) - launched
     if len(rows) <= min(step.budget, step.seats) and not state.bounded and not np.count_nonzero(todo != 1):
         try:
             _place_decodes(state, step, rows, launched, launched + 1)
@@ -133,19 +130,13 @@ def compose_running(state: State, step: Step) -> None:
 def _steady_ahead(state: State, step: Step, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
     """The running rows with what each has launched and one token more, where the batch before has them all, a token is sampled for
     each of them there, and none ends with it at its full length."""
-    last = state.outstanding[-1]
-    ticket = last.ticket
-    if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone or state.silent:
-        return None
-    if ticket.draft_counts is not None:
-        # How many of them are right decides where those rows go on.
-        return None
-    if state.resumes_known and (state.retold or last.number != state.batch_before):
+    ticket = state.outstanding.steady_source(rows)
+    if ticket is None or state.silent:
         return None
     starts = ticket.ends
     if state.columns.reach_length(rows, starts + 1):
         return None
-    step.decodes_after = last.number
+    step.decodes_after = state.outstanding.batches[-1].number
     return rows, starts, starts + 1
 
 
@@ -169,7 +160,7 @@ def place_chunk(
     if leader is not None:
         return 0
     launched = int(manager.num_launched[row])
-    todo = state.total_of(row) - launched
+    todo = state.outstanding.total_of(row) - launched
     count = min(todo, step.budget, state.composition.most(state, launched))
     if most is not None:
         count = min(count, most)
@@ -202,7 +193,7 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 def _owe_nothing(state: State, step: Step) -> None:
     """Every running row has the blocks for all that it knows, unless some are in flight elsewhere; more may be kept for it
     by count."""
-    if not state.away.num and not state.outstanding and not state.reservation.is_counted:
+    if not state.away.num and not state.outstanding.batches and not state.reservation.is_counted:
         step.owed = 0
 
 

@@ -17,20 +17,11 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
-from paged.block_manager import BlockManager, InvalidConfig
-
-from . import ending, forks
-from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
-from .batch import Batch, Output, Outputs
-from .check import violations_of
-from .drafts import Drafts, place_drafts, validated
-from .errors import (
-    BatchEnded,
-    BatchError,
-    BatchOutOfOrder,
+from paged.block_manager import BlockManager
+from paged.errors import (
     DuplicateRequest,
     ForeignBatch,
+    InvalidConfig,
     InvalidRequest,
     NeverFits,
     RequestInFlight,
@@ -38,9 +29,16 @@ from .errors import (
     UnknownRequest,
     WaitingFull,
 )
+
+from . import ending, forks
+from .accounting import SchedulerStats
+from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .batch import Batch, Output, Outputs
+from .check import violations_of
+from .drafts import Drafts, place_drafts, validated
 from .explain import Explanation, explain, reason
-from .forecast import Forecast, forecast
 from .listing import RequestView, listed, view_of
+from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_parked
@@ -200,7 +198,7 @@ class Scheduler(Uncopyable):
     def has_unfinished(self) -> bool:
         """Whether any request is alive, an output has not been delivered, or a batch has not ended."""
         state = self._state
-        return bool(state.requests or state.pending_outputs or state.carried or state.outstanding)
+        return bool(state.requests or state.pending_outputs or state.carried.groups or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
@@ -223,7 +221,7 @@ class Scheduler(Uncopyable):
         undelivered = state.pending_outputs
         if (
             request.id in state.requests
-            or request.id in state.busy_ids
+            or state.outstanding.is_busy(request.id)
             or (undelivered and any(output.id == request.id for output in undelivered))
         ):
             raise DuplicateRequest(request.id)
@@ -241,7 +239,7 @@ class Scheduler(Uncopyable):
         if num_tokens >= state.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
-        state.waiting.add(new)
+        state.queues.wait(new)
         if state.foresight is not None or state.waiting.head() is new:
             state.admission_blocked = False
 
@@ -259,8 +257,9 @@ class Scheduler(Uncopyable):
         """
         state = self._state
         manager, limits = state.manager, state.limits
-        if len(state.outstanding) >= limits.max_outstanding:
-            raise TooManyOutstanding(len(state.outstanding), limits.max_outstanding)
+        outstanding = state.outstanding
+        if len(outstanding.batches) >= limits.max_outstanding:
+            raise TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
         now = latest_time(now, state.now)
         proposed = drafts if drafts is None else validated(state, drafts)
         if state.waiting.num:
@@ -270,33 +269,31 @@ class Scheduler(Uncopyable):
         state.now = now
         if manager.retentions.next_end <= now:
             manager.retentions.expire(now)
-        if state.carried:
-            ending.forget_stale_carried(state)
+        if state.carried.groups:
+            state.carried.forget_stale()
+        carried = state.carried.groups
         if manager.host_caching:
-            manager.copy_content(not state.carried)
+            manager.copy_content(not carried)
         if state.to_reject:
             reject_overgrown(state)
-        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not state.carried)
-        state.awaited = None
-        if state.resumes_known:
-            # Before this step lets any table grow.
-            state.retold = set(manager.changed_rows.tolist()) if state.outstanding else set()
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
+        outstanding.begin_step()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
-        if not state.carried or (len(state.carried) == 1 and not manager.may_copy):
+        if not carried or (len(carried) == 1 and not manager.may_copy):
             state.composition.compose(state, step)
-        if not step.num_rows and not state.outstanding and step.may_move and not step.loads:
+        if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
-        if state.carried:
+        if carried:
             self._take_carried(step)
         batch = self._packer.pack(state, step, self._owner)
         for request in step.asked:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:
-            state.outstanding.append(batch)
+            outstanding.batches.append(batch)
         if self._checks:
             self._raise_violations()
         return batch
@@ -321,7 +318,7 @@ class Scheduler(Uncopyable):
         self._must_be(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
         state.now = now
-        del state.outstanding[0]
+        del state.outstanding.batches[0]
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
             self._raise_violations()
@@ -340,15 +337,9 @@ class Scheduler(Uncopyable):
         if not isinstance(moved, (bool, np.bool_)):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
         self._must_be(batch, -1, "cancelled")
-        if not moved and len(batch.moves) and batch.number < self._state.last_moved:
-            raise BatchError(
-                batch.number,
-                f"runs before batch {self._state.last_moved}, which was cancelled after its moves had run; cancel it with moved=True.",
-            )
-        if moved:
-            self._state.last_moved = max(self._state.last_moved, batch.number)
-        del self._state.outstanding[-1]
-        ending.cancel(self._state, batch, moved)
+        self._state.carried.check_cancel(batch, bool(moved))
+        del self._state.outstanding.batches[-1]
+        ending.cancel(self._state, batch, bool(moved))
         if self._checks:
             self._raise_violations()
 
@@ -417,7 +408,7 @@ class Scheduler(Uncopyable):
                 f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
             )
         sequence = self._live_sequence(request, sequence)
-        if state.is_in_flight(request) or request_id in state.busy_ids:
+        if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
         row, known = request.rows[sequence], request.tokens[sequence]
@@ -439,9 +430,8 @@ class Scheduler(Uncopyable):
             state.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
-        if request_id in state.parked and len(array):
-            del state.parked[request_id]
-            state.waiting.add(request)
+        if len(array):
+            state.queues.unpark(request)
         request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
         longest_now = min(request.max_total[sequence] + len(array), longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
@@ -477,7 +467,7 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
-        state.away.remove(request)
+        state.queues.leave(request)
         state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
@@ -488,19 +478,9 @@ class Scheduler(Uncopyable):
         """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
         return explain(self._state, _checked_id(request_id))
 
-    def forecast(self, *, more: int = 0, prompt_len: int = 1, output_len: int | None = None) -> Forecast:
-        """When each waiting request will be let in, in the order of `waiting_ids` but for those that wait for append(), and after them `more`
-        requests that would come behind the queue, one after the other, with prompts of `prompt_len` tokens and outputs of `output_len` (None:
-        as long as others became).
-
-        A guess: outputs are as long as `expected_tokens` says, else as the mean of those of the last 1,000 that were longer than what is
-        written, and before any was as half of what is left of max_tokens. Changes nothing. Raises InvalidRequest for numbers that cannot be.
-        """
-        for name, value, least in (("more", more, 0), ("prompt_len", prompt_len, 1), ("output_len", output_len, 1)):
-            if not (name == "output_len" and value is None) and not (is_integer(value) and value >= least):
-                raise InvalidRequest(f"{name} has to be an integer of at least {least}; got {value!r}.")
-        output = None if output_len is None else count_of(output_len)
-        return forecast(self._state, count_of(more), count_of(prompt_len), output)
+    def outlook(self) -> Outlook:
+        """Who runs and who waits, without those that wait for append(): what `paged.engine.forecast` begins with."""
+        return outlook(self._state)
 
     def reason(self, request_id: str) -> str:
         """The sentence of `explain` alone, for those who ask of many requests. Raises UnknownRequest."""
@@ -638,11 +618,7 @@ class Scheduler(Uncopyable):
     def _must_be(self, batch: Batch, place: int, verb: str) -> None:
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        outstanding = self._state.outstanding
-        if batch not in outstanding:
-            raise BatchEnded(batch.number)
-        if outstanding[place] is not batch:
-            raise BatchOutOfOrder(batch.number, outstanding[place].number, verb)
+        self._state.outstanding.must_be(batch, place, verb)
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         state, request_id = self._state, new.id
@@ -675,9 +651,9 @@ class Scheduler(Uncopyable):
     def _take_carried(self, step: Step) -> None:
         """Moves that a cancelled batch left run with this one, before anything else of it."""
         state = self._state
-        carried = state.carried.pop(0)
+        carried = state.carried.take()
         step.moves.insert(0, carried.moves)
-        for row, first, block in ending.wanted_loads(state, carried.loads, carried.number).tolist():
+        for row, first, block in carried.loads.tolist():
             step.loads.append((row, first, block))
             step.asked.append(state.columns.owner[row])
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer, token_array
 from paged.base.growing import rising_from
-from paged.block_manager import InvalidTokens
+from paged.errors import InvalidTokens, WrongDrafts
 
 from .admission import owed, watermark
-from .errors import WrongDrafts
 from .state import State, Step
 from .status import Status
 

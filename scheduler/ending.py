@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import token_array
 from paged.base.growing import rising_from
-from paged.block_manager import InvalidTokens
+from paged.errors import InvalidTokens, WrongTokens
 
-from .batch import Batch, Heir, Output, Outputs, RequestUsage, Ticket
+from .batch import Batch, Left, Output, Outputs, RequestUsage, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
-from .errors import WrongTokens
 from .preemption import drop_rows
 from .request import RequestState, replaced
 from .rows import Rows
-from .state import Carried, State
+from .state import State
 from .status import ABORT, FINISH_REASONS, REJECTED, Status
 from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in FINISH_REASONS)
 
 
@@ -78,7 +78,7 @@ def validated_tokens(
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if state.outstanding and (array > 1).any():
+    if state.outstanding.batches and (array > 1).any():
         _must_not_rest_on(state, batch, array)
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
@@ -115,7 +115,7 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
 
 def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
     """Raise WrongTokens where a row gets several tokens, and a later batch counts on one."""
-    for later in state.outstanding:
+    for later in state.outstanding.batches:
         places = later.source_places[later.source_batches == batch.number]
         wrong = places[counts[places] > 1]
         if len(wrong):
@@ -127,61 +127,64 @@ def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """The batch, the oldest that is out, ran: confirm its tokens, append what was sampled, end who has ended."""
-    manager, ticket = state.manager, batch.ticket
-    rows = ticket.rows
+    ticket = batch.ticket
     _account(state, batch)
-    if state.busy_ids or state.loading_blocks:
-        state.batch_ended(batch.number)
-    if counts is not None or ticket.draft_counts is not None:
-        each = ticket.samples.astype(np.int64) if counts is None else counts
-        return _update_ragged(state, batch, tokens, each)
-    ids, sequences, ends = batch.ids, batch.sequences, ticket.ends
-    late: list[tuple[Heir, list[int]]] = []
-    if ticket.gone:
-        late = _sampled_elsewhere(ticket, tokens, None)
-        tokens = tokens[(np.cumsum(ticket.samples) - 1)[ticket.places_sampled()]]
+    state.outstanding.release_loading(batch.number)
+    if counts is None and ticket.draft_counts is not None:
+        counts = ticket.samples.astype(np.int64)
+    late = _sampled_elsewhere(ticket, tokens, counts) if ticket.gone else []
+    rows, ids, sequences, ends, picked = ticket.rows, batch.ids, batch.sequences, ticket.ends, None
     if ticket.gone or not ticket.all_sample:
         picked = ticket.places_sampled()
         rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    totals = ends if ticket.flight is None else manager.end_step(ticket.flight, rows, tokens, ends)
-    codes, done = finish_codes(state.columns, rows, tokens, totals)
-    state.stats.output_tokens += len(rows)
-    may_be_steady = ticket.covers_running and rows is ticket.rows and not state.outstanding
+    is_even = True
+    if counts is None:
+        if ticket.gone:
+            tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
+        totals = ends if ticket.flight is None else state.manager.end_step(ticket.flight, rows, tokens, ends)
+        codes, done = finish_codes(state.columns, rows, tokens, totals)
+        kept = ones(len(rows))
+    else:
+        tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
+        done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
+    state.stats.output_tokens += len(tokens)
+    # A token to go for each of these rows: what leaves or joins from now on makes another array, and so is told from this one by identity.
+    may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage = {}
     if len(done):
         goes_on = np.empty(len(rows), np.bool_)
         goes_on.fill(True)
         goes_on[done] = False
-        left = rows[goes_on]
-        if may_be_steady and state.running_rows.replace(rows, left):
-            state.steady = (left, ends[goes_on], totals[goes_on])
+        staying = rows[goes_on]
+        if may_be_steady and state.running_rows.replace(rows, staying):
+            state.steady = (staying, ends[goes_on], totals[goes_on])
         else:
             state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
         usage = _end_rows(state, rows, codes, done)
     elif may_be_steady:
-        # What leaves or joins from now on makes another array, and so is told from this one by identity.
         state.steady = (rows, ends, totals)
-    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
-    return Outputs(ids, sequences, tokens, ones(len(rows)), codes, usage, others)
+    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
+    return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
-def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> Outputs:
-    """`update` where rows got none or several tokens, or had drafts."""
-    manager, ticket, stats = state.manager, batch.ticket, state.stats
+def _extend_unevenly(
+    state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
+) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
+    """Settle the batch and extend its rows, which got none or several tokens, or had drafts.
+
+    `counts` are those of all rows of the batch, of which `rows` are the `picked` ones. Returns the tokens that are kept, and of each row how
+    many these are, its tokens that are computed and known, and why it ends.
+    """
+    manager, stats = state.manager, state.stats
     state.columns.advance_unevenly()
-    late: list[tuple[Heir, list[int]]] = []
-    rows, given, ends, drafted = ticket.rows, counts, ticket.ends, ticket.draft_counts
-    ids, sequences, first = batch.ids, batch.sequences, counts.cumsum() - counts
-    if ticket.gone or not ticket.all_sample:
-        late = _sampled_elsewhere(ticket, tokens, counts)
-        picked = ticket.places_sampled()
-        rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-        given, first, drafted = given[picked], first[picked], None if drafted is None else drafted[picked]
+    given, first, drafted, ends = counts, counts.cumsum() - counts, ticket.draft_counts, ticket.ends
+    if picked is not None:
+        given, first, ends = given[picked], first[picked], ends[picked]
+        drafted = None if drafted is None else drafted[picked]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
-    packed = tokens
     if int(kept.sum()) != len(tokens):
-        packed = tokens[rising_from(first, kept)]
-    totals = manager.extend_by(rows, packed, kept)
+        tokens = tokens[rising_from(first, kept)]
+    totals = manager.extend_by(rows, tokens, kept)
     if drafted is not None:
         assert ticket.draft_counts is not None, "some are given"
         accepted = np.minimum(np.maximum(given - 1, 0), drafted)
@@ -189,43 +192,25 @@ def _update_ragged(state: State, batch: Batch, tokens: NDArray[np.int32], counts
         stats.accepted_tokens += int(accepted.sum()) + _accepted_elsewhere(ticket, counts)
         ends = ends + accepted
         has_drafts = drafted > 0
-        if has_drafts.all():
-            manager.reject(rows, ends)
-        else:
-            manager.reject(rows[has_drafts], ends[has_drafts])
+        manager.reject(rows[has_drafts], ends[has_drafts])
     if ticket.flight is not None:
         manager.settle(ticket.flight)
-    stats.output_tokens += len(packed)
-    done = codes.nonzero()[0]
     goes_on = codes == 0
-    if (
-        not (state.outstanding or len(done))
-        and ticket.covers_running
-        and rows is ticket.rows
-        and (totals == ends + 1).all()
-    ):
-        # As after an ordinary update: each has one token to go.
-        state.steady = (rows, ends, totals)
-    if state.outstanding:
+    if state.outstanding.batches:
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
         # Who waits for tokens from the caller takes no seat.
         state.admission_blocked = False
         _hush(state, rows[(given == 0) & goes_on])
-    usage = {}
-    if len(done):
-        state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-        usage = _end_rows(state, rows, codes, done)
-    others = [output for heir, sampled in late for output in _deliver(state, heir, sampled)] + take_pending(state)
-    return Outputs(ids, sequences, packed, kept, codes, usage, others)
+    return tokens, kept, ends, totals, codes
 
 
 def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
     """Drafts that were right, of sequences that gave their rows back."""
     drafted = ticket.draft_counts
     assert drafted is not None, "the batch has drafts"
-    places = [place for place, heir in ticket.gone.items() if heir is not None]
+    places = [place for place, left in ticket.gone.items() if not left.is_void]
     return int(np.minimum(np.maximum(counts[places] - 1, 0), drafted[places]).sum()) if places else 0
 
 
@@ -238,7 +223,7 @@ def _hush(state: State, rows: Rows) -> None:
     sample again."""
     manager = state.manager
     for row in rows.tolist():
-        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding)
+        is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.num_launched[row] < manager.num_tokens[row]:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
             request.is_quiet = replaced(request.is_quiet, sequence, True)
@@ -251,12 +236,11 @@ def _hush(state: State, rows: Rows) -> None:
 def _park(state: State, request: RequestState) -> None:
     """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
     state.remember_high_water(request)
-    state.away.remove(request)
+    state.queues.leave(request)
     state.lift_bound(request)
     drop_rows(state, request)
     request.is_quiet = (True,)
-    request.status = Status.WAITING
-    state.parked[request.id] = request
+    state.queues.park(request)
     state.parked_late.append(request)
 
 
@@ -265,37 +249,27 @@ def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
     also what they compute in a row that it gave back."""
     manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
     num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
-    for batch in state.outstanding:
-        ticket = batch.ticket
-        places = [place for place, heir in ticket.gone.items() if heir is not None and heir == (request, sequence)]
-        request.num_left -= sum(bool(ticket.ends[place] > num_known) for place in places)
-        places.append(ticket.place_of(row) if row >= 0 else -1)
-        for place in places:
-            if place >= 0 and ticket.ends[place] > num_known:
-                ticket.gone[place] = None
-                state.busy_ids.setdefault(request.id, set()).add(batch.number)
+    state.outstanding.void_beyond(request, sequence, num_known)
     if row >= 0:
         manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
     ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
-) -> list[tuple[Heir, list[int]]]:
+) -> list[tuple[Left, list[int]]]:
     """What the batch sampled for sequences that gave their rows back while it was out."""
-    found: list[tuple[Heir, list[int]]] = []
+    found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
     stops = np.cumsum(each)
-    for place, heir in sorted(ticket.gone.items()):
-        if heir is not None:
-            heir[0].num_left -= 1
-            if ticket.samples[place]:
-                found.append((heir, tokens[stops[place] - each[place] : stops[place]].tolist()))
+    for place, left in sorted(ticket.gone.items()):
+        if not left.is_void and ticket.samples[place]:
+            found.append((left, tokens[stops[place] - each[place] : stops[place]].tolist()))
     return found
 
 
-def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
+def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     """Tokens of a sequence that lost its row after they were placed: it knows them now, wherever it is."""
-    (request, sequence), manager = heir, state.manager
+    (request, sequence, _), manager = left, state.manager
     row, known = request.rows[sequence], request.tokens[sequence]
     if not sampled:
         # It waits for tokens from the caller: computed again, it does not sample again.
@@ -306,8 +280,8 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
         elif request.id not in state.parked and all(
             quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
         ):
-            state.waiting.remove(request)
-            state.parked[request.id] = request
+            state.queues.leave(request)
+            state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
     total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
     before = request.prompt_len + request.appended[sequence]
@@ -322,11 +296,9 @@ def _deliver(state: State, heir: Heir, sampled: list[int]) -> list[Output]:
         assert known is not None, "a sequence without a row keeps its tokens"
         request.tokens[sequence] = np.concatenate([known, new])
         request.is_quiet = replaced(request.is_quiet, sequence, False)
-        if request.id in state.parked:
-            del state.parked[request.id]
-            state.waiting.add(request)
+        state.queues.unpark(request)
     usage = _end_sequence(state, request, sequence, code) if code else None
-    if not code and count != 1 and state.outstanding:
+    if not code and count != 1 and state.outstanding.batches:
         _void_unknown(state, request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
@@ -338,9 +310,6 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
-    for heir in ticket.gone.values():
-        if heir is not None:
-            heir[0].num_left -= 1
     state.admission_blocked = False
     state.steady = None
     for row, lost in rolled_back.items():
@@ -348,28 +317,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         owner.hit_tokens -= lost
         if owner.num_asked:
             _ask_again(state, owner)
-    loads = wanted_loads(state, batch.loads, batch.number)
-    if not moved and (len(batch.moves) or len(loads)):
-        # Cancels come latest first, so this batch's moves run before what is carried already.
-        state.carried.insert(0, Carried(batch.moves, loads, batch.number))
-    state.batch_ended(batch.number)
-
-
-def wanted_loads(state: State, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
-    """Those of batch `number`'s loads whose request still waits for them, int32 [k, 3]."""
-    owners = [state.columns.owner[row] for row in loads[:, 0].tolist()]
-    is_wanted = [owner is not None and owner.num_asked > 0 and owner.load_batch == number for owner in owners]
-    return loads[np.array(is_wanted, np.bool_)]
-
-
-def forget_stale_carried(state: State) -> None:
-    """Drop carried loads for which no request waits any more: an empty remainder must not hold a step up."""
-    state.carried = [c for c in state.carried if len(c.moves) or len(wanted_loads(state, c.loads, c.number))]
-
-
-def num_output_of(state: State, request: RequestState) -> int:
-    """Output tokens of all its sequences so far, those that have ended and those that live."""
-    return request.num_output + sum(_num_written(state, request, i) for i in range(len(request.rows)))
+    state.carried.keep(batch, moved)
+    state.outstanding.release_loading(batch.number)
 
 
 def take_pending(state: State) -> list[Output]:
@@ -379,38 +328,15 @@ def take_pending(state: State) -> list[Output]:
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
-    """The request ends now, in flight or not: everything it holds goes back. Returns the last output of each live sequence, the last one
-    with the usage."""
+    """End the request now, in flight or not. Returns the last output of each live sequence, the last one with the usage."""
     state.admission_blocked = False
-    if request.id in state.parked:
-        del state.parked[request.id]
-    elif request.status is Status.WAITING:
-        state.waiting.remove(request)
-    elif request.status is Status.RUNNING:
-        state.stop_running(request, request.live_rows)
-    else:
-        state.away.remove(request)
-    request.num_output = num_output_of(state, request)
-    if request.num_asked and any(other.number == request.load_batch for other in state.outstanding):
-        # The batch that lists the loads may still be to run.
-        for row in request.live_rows:
-            blocks = state.manager.table(row).astype(np.int64)
-            state.manager.hold(blocks)
-            state.loading_blocks.append((request.load_batch, blocks))
-        state.busy_ids.setdefault(request.id, set()).add(request.load_batch)
-    ended = [i for i, row in enumerate(request.rows) if row >= 0 or request.tokens[i] is not None]
-    for i in ended:
-        if request.rows[i] >= 0:
-            state.close_row(request, i)
-    for i in range(len(request.rows)):
-        state.void_shares(request, i)
-    for group in (state.bounded, state.to_reject):
-        if request in group:
-            group.remove(request)
-    status = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}.get(code, Status.FINISHED)
-    state.end(request, (status, sentence))
-    usage = state.usage_of(request)
-    return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == ended[-1] else None) for i in ended]
+    state.queues.leave(request)
+    state.outstanding.hold_loading(request)
+    live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
+    for sequence in live:
+        _release(state, request, sequence)
+    usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
+    return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
 
 def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
@@ -420,26 +346,39 @@ def finish(state: State, request: RequestState, sequence: int, code: int) -> Out
 
 
 def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """What a sequence holds goes back; with the last one the request ends, and what it took is returned."""
+    """End a live sequence, and with the last one its request. Returns what the request took if it has ended."""
     row = request.rows[sequence]
     _note_finished(state, request, row, _num_written(state, request, sequence))
     if request.num_live == 1:
-        end_request(state, request, code, _FINISHED[code][1])
-        return state.usage_of(request)
+        return end_request(state, request, code, _FINISHED[code][1])[-1].usage
     state.admission_blocked = False
-    request.num_output += _num_written(state, request, sequence)
-    request.num_live -= 1
-    if row >= 0:
-        if request.status is Status.RUNNING:
-            state.running_rows.leave([row])
-        state.close_row(request, sequence)
-    request.tokens[sequence] = None
-    state.void_shares(request, sequence)
+    if row >= 0 and request.status is Status.RUNNING:
+        state.running_rows.leave([row])
+    _release(state, request, sequence)
     if request in state.to_reject:
         longest = state.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
             state.to_reject.remove(request)
     return None
+
+
+def _release(state: State, request: RequestState, sequence: int) -> None:
+    """Release what a live sequence holds: it has ended."""
+    request.num_output += _num_written(state, request, sequence)
+    request.num_live -= 1
+    if request.rows[sequence] >= 0:
+        state.close_row(request, sequence)
+    request.tokens[sequence] = None
+    state.outstanding.void(request, sequence)
+
+
+def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:
+    """The request, of which nothing is left and which stands nowhere, has ended. Returns what it took."""
+    state.lift_bound(request)
+    if request in state.to_reject:
+        state.to_reject.remove(request)
+    state.end(request, ending)
+    return state.usage_of(request)
 
 
 def _num_known(state: State, request: RequestState, sequence: int) -> int:
@@ -471,14 +410,14 @@ def _account(state: State, batch: Batch) -> None:
     if len(ticket.rows):
         stats.steps += 1
     stats.computed_tokens += len(batch.token_ids)
-    for place, heir in ticket.gone.items():
-        if heir is None:
+    for place, left in ticket.gone.items():
+        if left.is_void:
             stats.voided_tokens += int(batch.num_tokens[place])
     for place, high in ticket.computed_before.items():
-        row = int(ticket.rows[place])
-        heir = ticket.gone.get(place, (state.columns.owner[row], 0))
-        if heir is not None:
-            _count_recomputed(state, batch, place, high, heir[0])
+        gone = ticket.gone.get(place)
+        if gone is None or not gone.is_void:
+            owner = state.columns.owner[int(ticket.rows[place])] if gone is None else gone.request
+            _count_recomputed(state, batch, place, high, owner)
     for row, high in list(state.recovering.items()):
         place = ticket.place_of(row)
         if place >= 0 and place not in ticket.computed_before:
@@ -499,12 +438,11 @@ def _count_recomputed(state: State, batch: Batch, place: int, high: int, request
 
 def _ask_again(state: State, request: RequestState) -> None:
     """A loading request lost blocks before those that were to be loaded: it asks again when it is admitted again."""
-    state.away.remove(request)
+    state.queues.leave(request)
     drop_rows(state, request)
     request.num_asked = 0
     request.wants_load = True
-    request.status = Status.WAITING
-    state.waiting.add(request)
+    state.queues.wait(request)
 
 
 def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
@@ -512,23 +450,14 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     with them took."""
     usage: dict[int, RequestUsage] = {}
     state.admission_blocked = False
-    columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():
-        row, code = rows.item(i), codes.item(i)
-        request: RequestState = columns.owner[row]
-        sequence, total = columns.sequence.item(row), num_tokens.item(row)
-        num_output = total - request.prompt_len - request.appended[sequence]
-        request.num_output += num_output
-        request.num_live -= 1
-        _note_finished(state, request, row, num_output)
-        state.close_row(request, sequence)
-        if state.outstanding:
-            state.void_shares(request, sequence)
+        row = rows.item(i)
+        request: RequestState = state.columns.owner[row]
+        sequence = state.columns.sequence.item(row)
+        _note_finished(state, request, row, _num_written(state, request, sequence))
+        _release(state, request, sequence)
         if request.num_live == 0:
-            (state.running if request.status is Status.RUNNING else state.away).remove(request)
-            request.follows = None
-            state.lift_bound(request)
-            state.end(request, _FINISHED[code])
-            usage[i] = state.usage_of(request)
+            state.queues.leave(request, has_left_rows=True)
+            usage[i] = _end(state, request, _FINISHED[codes.item(i)])
     return usage

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from paged.base.words import counted
+from paged.errors import UnknownRequest
+
 from .admission import watermark
-from .errors import UnknownRequest, counted
 from .request import RequestState
 from .reservations import blocks_to_enter, blocks_to_return, is_due
 from .state import State
@@ -128,7 +130,7 @@ def _waiting(state: State, request: RequestState) -> _Found:
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
-    elif state.waits_for_samples(request):
+    elif state.outstanding.keeps_out(request):
         reason = _SAMPLES_ARE_OUT
     elif ahead:
         reason = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
@@ -166,7 +168,7 @@ def _away(state: State, request: RequestState) -> _Found:
         f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
         f"{counted(needed, 'block')} to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
     )
-    if state.waits_for_samples(request):
+    if state.outstanding.keeps_out(request):
         reason = _SAMPLES_ARE_OUT
     return _Found(reason, needed + kept, free)
 
@@ -179,9 +181,9 @@ def _running(state: State, request: RequestState) -> _Found:
             f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.'
         )
         return _Found(reason, 0, free_blocks(state))
-    if state.is_in_flight(request):
+    if state.outstanding.computes(request):
         return _Found("it is in a batch that has not ended.", 0, free_blocks(state))
-    if state.is_idle(request):
+    if state.outstanding.is_idle(request):
         return _Found("everything that it knows is computed; it waits for append().", 0, free_blocks(state))
     needed = state.debt_of(request)
     # What is owed to it is not kept from it.

@@ -9,18 +9,14 @@ write it, and the copy runs before the next batch.
 
 from __future__ import annotations
 
-from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.errors import InvalidRequest, RequestInFlight
 
-from .batch import NO_LOADS
-from .errors import InvalidRequest, RequestInFlight
 from .request import RequestState, replaced
-from .state import Carried, State
+from .state import State
 from .status import Status
 
 # What a request's state says of each of its sequences.
 _BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
-# What is carried for no batch.
-_NO_BATCH = 0
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
@@ -44,7 +40,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # A batch that is out may be cancelled: its moves would run with what leaves the device now.
-    state.manager.copy_content(not state.outstanding and all(c.number == _NO_BATCH for c in state.carried))
+    state.manager.copy_content(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1
@@ -66,26 +62,14 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.running_rows.join([child], at_end=False)
     _note_other_sequences(state, request)
     if len(moves):
-        _carry(state, *moves.device_to_device[0].tolist())
+        state.carried.add_copy(*moves.device_to_device[0].tolist())
     return number
-
-
-def _carry(state: State, source: int, copy: int) -> None:
-    """The copy runs with the next batch. Engines run the pairs of a group at once: none reads what another one writes."""
-    group = state.carried[-1] if state.carried and state.carried[-1].number == _NO_BATCH else None
-    pairs: dict[int, int] = {} if group is None else dict(group.moves.device_to_device[:, ::-1].tolist())
-    # What is still to be copied itself is read where it comes from. A copy whose fork is gone gives way.
-    pairs[copy] = pairs.get(source, source)
-    if group is None or pairs.keys() & set(pairs.values()):
-        pairs, group = {copy: source}, Carried(NO_MOVES, NO_LOADS, _NO_BATCH)
-        state.carried.append(group)
-    group.moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
 
 
 def _must_run(state: State, request: RequestState, sequence: int) -> None:
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
-    if state.is_in_flight(request) or request.id in state.busy_ids:
+    if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
         raise RequestInFlight(request.id)
 
 

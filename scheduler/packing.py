@@ -11,7 +11,6 @@ from paged.base.growing import GrowingView, rising, rising_from
 from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
-from .awaited import sources_of
 from .batch import NO_LOADS, Batch, Ticket
 from .composition import ones
 from .rows import Rows
@@ -152,7 +151,7 @@ class Packer:
         count, tokens = len(step.decodes), composed.last_tokens
         batches = places = _NOWHERE.first(count)
         bounds, samples = rising(count + 1), _ALL_TRUE.first(count)
-        if state.outstanding and count:
+        if state.outstanding.batches and count:
             tokens, batches, places = self._await(state, step, tokens)
         if counts is None:
             counts = ones(count)
@@ -187,7 +186,7 @@ class Packer:
         for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
             end, stop, skipped = first + count, start + count, first % size
             rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
-            known = manager.num_tokens.item(row) if state.outstanding else end
+            known = manager.num_tokens.item(row) if state.outstanding.batches else end
             if known < end:
                 self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
             token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
@@ -232,8 +231,7 @@ class Packer:
         count = len(tokens)
         if step.decodes_after >= 0:
             return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
-        state.await_samples()
-        awaited = state.awaited
+        awaited = state.outstanding.awaited()
         assert awaited is not None, "a batch is out"
         is_known = step.decode_starts < state.manager.num_tokens[step.decodes]
         batches = np.where(is_known, -1, awaited.batch[step.decodes])
@@ -251,7 +249,7 @@ class Packer:
         """Positions of a chunk (row, first, end, place of the first) whose tokens batches that are out sample, in their order."""
         row, first, end, start = chunk
         known = state.manager.num_tokens.item(row)
-        sources = sources_of(state, state.columns.owner[row], state.columns.sequence.item(row))
+        sources = state.outstanding.sources_of(state.columns.owner[row], state.columns.sequence.item(row))
         for position in range(max(first, known), end):
             at = start + position - first
             token_ids[at], (batches[at], places[at]) = -1, sources[position - known]

@@ -10,10 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from paged.block_manager import InvalidConfig
+from paged.errors import InvalidConfig, UnknownPolicy
 
 from .arguments import UNLIMITED, is_number
-from .errors import UnknownPolicy
 
 _STRATEGIES = {
     "order": ("priority", "fcfs", "fair"),

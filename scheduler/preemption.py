@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .awaited import sources_of
 from .request import RequestState, replaced
 from .state import State, Step
 from .status import Status
@@ -80,7 +79,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     was_running = victim.status is Status.RUNNING
     manager = state.manager
     # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
-    is_idle = was_running and state.is_idle(victim)
+    is_idle = was_running and state.outstanding.is_idle(victim)
     step.is_short = True
     keep = 0
     if not state.victims.takes_whole and not is_idle and len(rows) == 1:
@@ -88,10 +87,8 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     available = manager.num_available
     swaps = not is_idle and _swaps(state, step, victim, keep)
     state.remember_high_water(victim)
-    if was_running:
-        state.stop_running(victim, rows)
-    else:
-        state.away.remove(victim)
+    state.queues.leave(victim)
+    victim.follows = None
     gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
@@ -105,15 +102,13 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     else:
         drop_rows(state, victim)
     if not victim.live_rows:
-        victim.status = Status.WAITING
         if is_idle:
-            state.parked[victim.id] = victim
+            state.queues.park(victim)
         else:
-            state.waiting.add(victim)
+            state.queues.wait(victim)
     else:
         has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
-        victim.status = Status.PAUSED if has_device_blocks else Status.SWAPPED
-        state.away.add(victim)
+        state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
     return manager.num_available - available
 
 
@@ -155,7 +150,9 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
             victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            if manager.num_tokens[row] == manager.num_launched[row] and not sources_of(state, victim, sequence):
+            if manager.num_tokens[row] == manager.num_launched[row] and not state.outstanding.sources_of(
+                victim, sequence
+            ):
                 victim.is_quiet = replaced(victim.is_quiet, sequence, True)
             state.close_row(victim, sequence, has_ended=False)
 

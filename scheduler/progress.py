@@ -135,6 +135,6 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
 def reject_overgrown(state: State) -> None:
     """End requests to which the caller appended more than the pool or the model can ever hold."""
     for request in list(state.to_reject):
-        if not state.is_in_flight(request):
+        if not state.outstanding.computes(request):
             sentence = f"was rejected: appended tokens brought it over the {state.max_total} tokens that can ever fit."
             state.pending_outputs += end_request(state, request, REJECTED, sentence)

@@ -1,6 +1,10 @@
-"""Requests in their order: smaller keys first, equal ones by the number in which they came.
+"""Where each request stands: in one of four places, each in its order.
 
-Knows the order. Does not know what a request is waiting for.
+    waiting ──> running ⇄ away (loading, paused, swapped)
+       ⇅            │
+    parked <────────┘     waits for tokens from the caller, and holds no blocks
+
+`Queues` is the only code that sets a request's status.
 """
 
 from __future__ import annotations
@@ -10,9 +14,20 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from .request import RequestState
+from .rows import RunningRows
+from .status import Status
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
+
+_ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
+_NEXT = {
+    Status.WAITING: {Status.RUNNING, Status.LOADING, *_ENDED},
+    Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
+    Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.SWAPPED: {Status.RUNNING, Status.WAITING, *_ENDED},
+}
 
 
 class Queue(Protocol):
@@ -100,3 +115,72 @@ class OrderedQueue:
     def let_in(self, state: RequestState) -> None:
         """Take a request out that is admitted; it is there, and keeps its order."""
         self.remove(state)
+
+
+class Queues:
+    """All requests that are alive, and the rows of those that run."""
+
+    def __init__(self, waiting: Queue) -> None:
+        self.waiting = waiting
+        self.running = OrderedQueue()
+        # Requests with rows that do not run: loading, paused and swapped ones.
+        self.away = OrderedQueue()
+        # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
+        self.parked: dict[str, RequestState] = {}
+        self.running_rows = RunningRows()
+
+    def run(self, request: RequestState) -> None:
+        """Let a request run that has rows and stands nowhere."""
+        running, running_rows, rows = self.running, self.running_rows, request.live_rows
+        place = None
+        at_end = running.add(request)
+        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
+            # All others have one row each, too.
+            place = running.place_of(request)
+        running_rows.join(rows, at_end=at_end, place=place)
+        _turn(request, Status.RUNNING)
+
+    def suspend(self, request: RequestState, status: Status) -> None:
+        """Put a request away that stands nowhere: loading, paused or swapped."""
+        _turn(request, status)
+        self.away.add(request)
+
+    def wait(self, request: RequestState) -> None:
+        """Let a request wait that stands nowhere and has no rows."""
+        if request.status is not Status.WAITING:
+            _turn(request, Status.WAITING)
+        self.waiting.add(request)
+
+    def park(self, request: RequestState) -> None:
+        """Let a request that stands nowhere and has no rows wait for tokens from the caller."""
+        if request.status is not Status.WAITING:
+            _turn(request, Status.WAITING)
+        self.parked[request.id] = request
+
+    def unpark(self, request: RequestState) -> None:
+        """The request, if it is parked, has tokens to compute: it waits as the others do."""
+        if request.id in self.parked:
+            del self.parked[request.id]
+            self.waiting.add(request)
+
+    def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
+        """Take the request out of where it stands. `has_left_rows`: its rows are no running ones any more."""
+        if request.id in self.parked:
+            del self.parked[request.id]
+        elif request.status is Status.WAITING:
+            self.waiting.remove(request)
+        elif request.status is Status.RUNNING:
+            self.running.remove(request)
+            if not has_left_rows:
+                self.running_rows.leave(request.live_rows)
+        else:
+            self.away.remove(request)
+
+    def end(self, request: RequestState, status: Status) -> None:
+        """The request, which stands nowhere, has ended."""
+        _turn(request, status)
+
+
+def _turn(request: RequestState, status: Status) -> None:
+    assert status in _NEXT[request.status], f'request "{request.id}" turns from {request.status} to {status}'
+    request.status = status

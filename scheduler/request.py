@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import checked_level, is_integer, token_array
-from paged.block_manager import InvalidConfig, InvalidNamespace, InvalidTokens
 from paged.block_manager.content_key import root_prefix
+from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
 from .arguments import UNLIMITED, count_of, is_number
-from .errors import InvalidRequest
 from .status import Status
 
 T = TypeVar("T")
@@ -242,7 +241,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
                  steps that it stood still for at the longest, because blocks were taken from it
     is_bounded   its worst case is reserved and it is no victim
     passed       how often one behind it was admitted before it
-    num_left     shares in batches that are out whose rows it has given back, and whose tokens are still its own
     num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
     """
 
@@ -270,7 +268,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     follows: str | None = None
     is_bounded: bool = False
     passed: int = 0
-    num_left: int = 0
     is_new: bool = True
     has_given: bool = False
     gave_at: int = 0

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import BlockManager
+from paged.errors import NeverFits
 
-from .errors import NeverFits
 from .request import RequestState
 from .rows import Rows
 from .state import State

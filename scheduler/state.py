@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, Moves
 
 from .accounting import SchedulerStats
-from .awaited import Awaited, is_undecided, sources_of
-from .batch import Batch, Output, RequestUsage
+from .batch import Output, RequestUsage
+from .carried import CarriedCopies
 from .foresight import Foresight
 from .lengths import OutputLengths
+from .outstanding import Outstanding
 from .policies import Costs, Policy
-from .queues import OrderedQueue
+from .queues import Queues
 from .request import RequestState, replaced
-from .rows import RowColumns, Rows, RunningRows
+from .rows import RowColumns, Rows
 from .status import Status
 
 if TYPE_CHECKING:
@@ -87,15 +88,6 @@ class Step(msgspec.Struct, eq=False, gc=False):
         return len(self.decodes) + len(self.chunks)
 
 
-@dataclass(slots=True)
-class Carried:
-    """Moves and loads of a cancelled batch that have not run: the next batch takes them."""
-
-    moves: Moves
-    loads: NDArray[np.int32]
-    number: int
-
-
 class State:
     """All that outlives a step."""
 
@@ -114,30 +106,13 @@ class State:
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
         self.limits = limits
         self.costs = costs
-        self.resumes_known = resumes_known
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
-        self.running = OrderedQueue()
-        # Requests with rows that do not run: loading, paused and swapped ones.
-        self.away = OrderedQueue()
-        # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
-        self.parked: dict[str, RequestState] = {}
         self.columns = RowColumns()
-        self.running_rows = RunningRows()
-        self.outstanding: list[Batch] = []
-        # While a step is made with batches out: the samples that rows wait for.
-        self.awaited: Awaited | None = None
-        # While a step is made with `resumes_known`: rows whose blocks are not those of the batch before.
-        self.retold: set[int] = set()
+        self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
         # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
         self.parked_late: list[RequestState] = []
-        # Ids of requests that have ended, with the batches that are out and hold shares of them.
-        self.busy_ids: dict[str, set[int]] = {}
-        # Blocks into which a batch that is out loads for a request that was aborted: (batch, blocks).
-        self.loading_blocks: list[tuple[int, NDArray[np.int64]]] = []
-        # The latest batch that was cancelled after its moves had run: those before it have run theirs, too.
-        self.last_moved = 0
-        self.carried: list[Carried] = []
+        self.carried = CarriedCopies(self.columns)
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
         # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
@@ -161,7 +136,9 @@ class State:
         # How long outputs became. Where admission looks ahead, assumed ones stand in at first.
         looks_ahead = policy.foresight != "none"
         self.lengths = OutputLengths(self.max_total, policy.known_outputs if looks_ahead else 0)
-        self.waiting = self.order.queue(self.lengths)
+        self.queues = queues = Queues(self.order.queue(self.lengths))
+        self.waiting, self.running, self.away, self.parked = queues.waiting, queues.running, queues.away, queues.parked
+        self.running_rows = queues.running_rows
         # What admission foresees, where the policy looks ahead.
         self.foresight = Foresight(self) if looks_ahead else None
 
@@ -173,104 +150,12 @@ class State:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
 
-    def await_samples(self) -> None:
-        """Look at what batches that are out sample, for a step that has to know it row by row."""
-        if self.outstanding and self.awaited is None:
-            self.awaited = Awaited(len(self.manager.num_tokens), self.outstanding)
-
-    def total_of(self, row: int) -> int:
-        """Tokens that the row will know when all batches that are out have ended, as far as that is foreseen."""
-        return int(self.manager.num_tokens[row]) if not self.outstanding else self._total_ahead(row)
-
-    def _total_ahead(self, row: int) -> int:
-        request, sequence = self.columns.owner[row], self.columns.sequence.item(row)
-        sources = sources_of(self, request, sequence)
-        total = int(self.manager.num_tokens[row]) + len(sources)
-        if sources and (
-            total >= request.max_total[sequence]
-            or is_undecided(self, request, sequence)
-            or (self.resumes_known and (row in self.retold or sources[-1][0] != self.batch_before))
-        ):
-            # It ends with them, goes on from a place that is not known, or has to know them first.
-            return min(total, int(self.manager.num_launched[row]))
-        return total
-
-    @property
-    def batch_before(self) -> int:
-        """The number of the batch before the step that is made; it may have been empty, or have ended."""
-        return self.manager.batch - 1
-
-    def waits_for_samples(self, state: RequestState) -> bool:
-        """Whether the request, which does not run, comes in again only when batches that are out have sampled for it."""
-        if not (self.resumes_known and self.outstanding):
-            return False
-        return any(sources_of(self, state, sequence) for sequence in range(len(state.rows)))
-
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
-        running, running_rows, rows = self.running, self.running_rows, state.live_rows
-        place = None
-        at_end = running.add(state)
-        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
-            # All others have one row each, too.
-            place = running.place_of(state)
-        running_rows.join(rows, at_end=at_end, place=place)
-        state.status = Status.RUNNING
-
-    def stop_running(self, state: RequestState, rows: list[int]) -> None:
-        """The request, which holds these rows, runs no more."""
-        self.running.remove(state)
-        self.running_rows.leave(rows)
-        state.follows = None
-
-    def is_in_flight(self, state: RequestState) -> bool:
-        """Whether a batch that has not ended computes for the request, or samples for it."""
-        if not self.outstanding:
-            return False
-        return state.num_left > 0 or any(
-            batch.ticket.place_of(row) >= 0 for batch in self.outstanding for row in state.live_rows
-        )
-
-    def is_idle(self, state: RequestState) -> bool:
-        """Whether nothing can become of a request with rows until the caller appends tokens."""
-        manager = self.manager
-        return all(manager.num_tokens[row] == manager.num_launched[row] for row in state.live_rows) and not any(
-            sources_of(self, state, sequence) for sequence in range(len(state.rows))
-        )
-
-    def leave_batches(self, state: RequestState, sequence: int, *, has_ended: bool) -> None:
-        """The sequence gives its row back: what batches that are out sample there is its own, or void where it has ended."""
-        row = state.rows[sequence]
-        for batch in self.outstanding:
-            ticket = batch.ticket
-            if (place := ticket.place_of(row)) >= 0:
-                ticket.gone[place] = None if has_ended else (state, sequence)
-                state.num_left += not has_ended
-                if has_ended:
-                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
-
-    def void_shares(self, state: RequestState, sequence: int) -> None:
-        """The sequence, which has no row, has ended: what batches that are out sample for it is void."""
-        for batch in self.outstanding if state.num_left else ():
-            gone = batch.ticket.gone
-            for place, heir in gone.items():
-                if heir is not None and heir[0] is state and heir[1] == sequence:
-                    gone[place] = None
-                    state.num_left -= 1
-                    self.busy_ids.setdefault(state.id, set()).add(batch.number)
-
-    def batch_ended(self, number: int) -> None:
-        """Batch `number` has ended: what it alone held is free."""
-        for request_id in [each for each, numbers in self.busy_ids.items() if number in numbers]:
-            self.busy_ids[request_id].discard(number)
-            if not self.busy_ids[request_id]:
-                del self.busy_ids[request_id]
-        for held in [held for held in self.loading_blocks if held[0] == number]:
-            self.loading_blocks.remove(held)
-            self.manager.release_held(held[1])
+        self.queues.run(state)
 
     def delivers(self, state: RequestState, sequence: int) -> bool:
         """Whether the sequence has an output to come."""
@@ -297,8 +182,8 @@ class State:
     def close_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
         """The sequence gives its row back and forgets its tokens."""
         row = state.rows[sequence]
-        if self.outstanding:
-            self.leave_batches(state, sequence, has_ended=has_ended)
+        if self.outstanding.batches:
+            self.outstanding.leave(state, sequence, has_ended=has_ended)
         state.rows[sequence] = -1
         if self.recovering:
             self.recovering.pop(row, None)
@@ -327,15 +212,14 @@ class State:
             if row >= 0:
                 launched = int(self.manager.num_launched[row])
                 before = self.recovering.get(row, 0)
-                for batch in self.outstanding:
-                    if (place := batch.ticket.place_of(row)) >= 0:
-                        batch.ticket.computed_before.setdefault(place, before)
+                self.outstanding.note_computed(row, before)
                 state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))
                 self.recovering[row] = state.high_water[sequence]
 
     def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
         """The request, which holds nothing any more, has ended: its status from now on, and the sentence that `explain` says."""
-        state.status = status = ending[0]
+        status = ending[0]
+        self.queues.end(state, status)
         request_id, ended = state.request.id, self.ended
         del self.requests[request_id]
         self.order.ended(state)
@@ -352,11 +236,11 @@ class State:
         else:
             self.stats.rejected += 1
 
-    def usage_of(self, state: RequestState, num_output: int | None = None) -> RequestUsage:
+    def usage_of(self, state: RequestState) -> RequestUsage:
         """What the request took so far."""
         return RequestUsage(
             state.prompt_len,
-            state.num_output if num_output is None else num_output,
+            state.num_output,
             state.hit_tokens,
             state.recomputed_tokens,
             state.swapped_blocks,

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer
+from paged.errors import InvalidRequest, WrongTokens
 
 from .arguments import latest_time
 from .core import Scheduler
-from .errors import InvalidRequest, WrongTokens
 from .rows import Rows
 from .state import State
 from .status import Status
@@ -112,7 +112,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
         return None
-    if state.outstanding or state.carried or state.to_reject or state.bounded:
+    if state.outstanding.batches or state.carried.groups or state.to_reject or state.bounded:
         return None
     if state.pending_outputs or state.silent:
         return None

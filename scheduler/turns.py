@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from .errors import SchedulerInUse
+from paged.errors import SchedulerInUse
 
 Running = tuple[str, int]
 """Of the call that runs: its name and its thread."""

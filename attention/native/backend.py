@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged.errors import BuildFailed, UnsupportedByBackend
+
 from ..backend import LayerOptions, LayerShape
-from ..errors import BuildFailed, UnsupportedByBackend
 from ..kv_pool import KVPool
 from ..step_tokens import StepTokens
 from .build import library

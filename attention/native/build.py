@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import BuildFailed
+from paged.errors import BuildFailed
 
 # Where libraries are kept, the compiler, and flags beside ours, for who wants others.
 CACHE_VARIABLE, COMPILER_VARIABLE, FLAGS_VARIABLE = "PAGED_CACHE", "CC", "PAGED_CFLAGS"

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Moves, OutOfBlocks
+from paged import Moves
+from paged.errors import OutOfBlocks
 from paged.testing import ManagerAdapter
 from paged.testing.content import typed
 

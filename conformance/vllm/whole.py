@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from conformance.vllm.manager import CAPABILITIES, Row, VllmManager, pool_of, request_of, salt_of, vllm_names
-from paged import DuplicateRequest, Moves, NeverFits, Output, UnknownRequest
+from paged import Moves, Output
+from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
 from paged.testing.books import namespace_of
 from paged.testing.scheduler_rig import content_namespace
 from paged.testing.world import World

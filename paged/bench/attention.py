@@ -18,17 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
-from paged.attention import (
-    AttentionBackend,
-    KVPool,
-    LayerOptions,
-    LayerShape,
-    StepTokens,
-    UnsupportedByBackend,
-    get_backend,
-)
+from paged.attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend
 from paged.bench.measured import Measured
+from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.hardware import StepWork
 from paged.model.free_memory import check_fits
 

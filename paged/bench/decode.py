@@ -11,7 +11,8 @@ import time
 import msgspec
 import numpy as np
 
-from paged import BlockManager, InvalidConfig, Request, Scheduler
+from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidConfig
 
 BLOCK_SIZE = 16
 BUDGET = 8192

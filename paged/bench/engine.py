@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged import Batch, InvalidConfig, PagedError, SamplingParams
+from paged import Batch, SamplingParams
 from paged.bench.floor import Floor
 from paged.bench.limits import Limits, measured_limits
-from paged.engine import Engine
+from paged.engine.engine import Engine
+from paged.errors import BenchmarkFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.runner import is_small
 from paged.model.shape import num_parameters, shape_of
@@ -26,10 +27,6 @@ from paged.simulator.latencies import Latencies
 from paged.simulator.result import Percentiles
 from paged.simulator.work import work_of
 from paged.traces import Trace
-
-
-class BenchmarkFailed(PagedError, RuntimeError):
-    """The engine did not give every request the tokens that it was to get."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):

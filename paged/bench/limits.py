@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paged.attention import BuildFailed
 from paged.attention.native.backend import ELEMENTS
+from paged.errors import BuildFailed
 from paged.model.native.packed import model_library, multiply, pack
 
 Product = Callable[[Tensor, Tensor], Callable[[], object]]

@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 import torch
 
-from paged import Batch, InvalidConfig, SamplingParams
-from paged.attention import BuildFailed, StepTokens
+from paged import Batch, SamplingParams
+from paged.attention import StepTokens
 from paged.attention.native.backend import ELEMENTS
-from paged.bench.engine import BenchmarkFailed, Serving
+from paged.bench.engine import Serving
 from paged.bench.measured import Measured
-from paged.engine import Engine
+from paged.engine.engine import Engine
+from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.native.packed import PackedLinear, Product, model_library
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces import LogNormal, Trace, open_trace
 from paged.traces.content import UNSHARED
 

@@ -7,8 +7,9 @@ import io
 import os
 import sys
 
+from paged.base.extras import import_with_extra
 from paged.cli import signals
-from paged.extras import MissingExtra, import_with_extra
+from paged.errors import MissingExtra
 
 __all__ = ["SET_FOR_ITSELF", "main"]
 

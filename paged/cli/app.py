@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged import MissingExtra, PagedError, PagedWarning, __version__
+from paged import PagedError, __version__
 from paged.cli import signals
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
@@ -31,6 +31,7 @@ from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
 from paged.cli.top import top
 from paged.cli.validate import validate
+from paged.errors import MissingExtra, PagedWarning
 
 WRONG_INPUT = 2
 READER_GONE = 1

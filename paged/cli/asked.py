@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
 from paged.cli import options
+from paged.errors import InvalidConfig
 from paged.hardware import device_named, model_named, usual_dtype
 from paged.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Option
 
-from paged import InvalidConfig
+from paged.base.extras import import_with_extra
 from paged.cli.options import Json, count, listed
 from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
-from paged.extras import import_with_extra
+from paged.errors import InvalidConfig
 from paged.hardware.budget import short
 
 if TYPE_CHECKING:

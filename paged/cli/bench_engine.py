@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from typer import Option
 
-from paged import InvalidConfig
 from paged.bench.measured import Measured
 from paged.bench.workloads import WORKLOADS, workload as made_workload
 from paged.cli import models
 from paged.cli.options import Json
 from paged.cli.show import counted, figures, print_json, progress_bar
+from paged.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from paged.bench.engine import EngineRun, EngineTimes

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paged import InvalidRequest, NeverFits, SamplingParams
+from paged import SamplingParams
 from paged.cli.config_options import takes
 from paged.cli.show import console, counted, loading, printed, say
-from paged.config import EngineConfig
+from paged.engine.config import EngineConfig
+from paged.errors import InvalidRequest, NeverFits
 
 if TYPE_CHECKING:
-    from paged.results import Completion, EngineOutput
+    from paged.engine.results import Completion, EngineOutput
 
 FAILED = 1
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from paged.config import Config, Field, fields_of
+from paged.engine.config import Config, Field, fields_of
 
 
 def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:

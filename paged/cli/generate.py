@@ -14,32 +14,22 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from paged import (
-    BeamSearchParams,
-    ContrastiveSearchParams,
-    InvalidSampling,
-    PagedError,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
 from paged.cli.config_options import takes
 from paged.cli.options import Json
 from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
-from paged.config import EngineConfig
+from paged.engine.config import EngineConfig
+from paged.errors import InvalidSampling, NoPrompt
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
-    from paged.results import Completion, CompletionOutput, EngineOutput, EngineStats
+    from paged.engine.engine import Engine
+    from paged.engine.results import Completion, CompletionOutput, EngineOutput, EngineStats
 
 _PROMPTS, _SAMPLING = "Prompts", "How tokens are chosen"
 
 
 SOME_FAILED = 1
 _EARLY = {"true": True, "false": False}
-
-
-class NoPrompt(PagedError, ValueError):
-    """There is nothing to answer, or a file of prompts that cannot be read as text."""
 
 
 # fmt: off

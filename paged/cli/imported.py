@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paged import InvalidConfig
 from paged.cli.show import figures, print_json, printed, table
+from paged.errors import InvalidConfig
 from paged.hardware import device_named, model_named
 from paged.hardware.kernels import KernelError, fit_folder
 from paged.hardware.kernels.layer_measurements import LayerMeasurements, described, is_layer_folder, read_layers

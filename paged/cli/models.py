@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from paged import InvalidConfig
+from paged.base.extras import import_with_extra
 from paged.cli.show import loading
-from paged.extras import import_with_extra
+from paged.errors import InvalidConfig
 from paged.hardware import model_named
 
 if TYPE_CHECKING:

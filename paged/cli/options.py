@@ -10,7 +10,8 @@ from typing import Annotated, Literal, TypeVar
 
 from typer import Argument, Option
 
-from paged import POLICIES, InvalidConfig
+from paged import POLICIES
+from paged.errors import InvalidConfig
 from paged.traces import EXCERPTS
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from paged import InvalidConfig
-from paged.whole_file import writable
+from paged.base.whole_file import writable
+from paged.errors import InvalidConfig
 
 
 def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path | None] = ()) -> None:

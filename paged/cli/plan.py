@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
 
-from paged import InvalidConfig
+from paged.base.extras import import_with_extra
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
 from paged.cli.binding_words import binds, why
@@ -26,7 +26,7 @@ from paged.cli.plan_words import (
 )
 from paged.cli.show import counted, print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled
-from paged.extras import import_with_extra
+from paged.errors import InvalidConfig
 from paged.report import PlanPage, write_plan_csv, write_plan_html
 from paged.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 

@@ -11,12 +11,12 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from paged import InvalidConfig
 from paged.cli.imported import imported
 from paged.cli.models import MODEL, Backend, Dtype, Fast, Shape, check_one, loaded_model, model_name
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
+from paged.errors import InvalidConfig
 from paged.hardware import Profile, device_names
 from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from paged.base.extras import import_with_extra
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.config_options import takes
 from paged.cli.show import figures, is_terminal, printed, say
+from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
-from paged.extras import import_with_extra
 from paged.hardware.budget import as_bytes
-from paged.integrations.vllm_flags import translated
 from paged.serving.request_log import to_stderr
 from paged.serving.settings import SERVED, Settings, read_settings
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any, NoReturn
 
-from paged.uninterrupted import ENDING, handled_by
+from paged.base.uninterrupted import ENDING, handled_by
 
 GRACE_S = 0.6
 """Between a signal and the end of the process, whatever it does."""

@@ -9,17 +9,17 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from paged import InvalidConfig
+from paged.base.extras import import_with_extra
+from paged.base.whole_file import whole_file
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, progress_bar, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
-from paged.extras import import_with_extra
+from paged.errors import InvalidConfig
 from paged.report import TraceEvents, write_csv, write_html, write_trace_events
 from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
-from paged.whole_file import whole_file
 
 
 @asks_for_scenarios

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
+from paged.base.extras import import_with_extra
 from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, printed, table
-from paged.extras import import_with_extra
 from paged.hardware import device_names, model_names
 from paged.report import validation_rows, write_validation_html
 from paged.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated

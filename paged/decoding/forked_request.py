@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paged.block_manager import OutOfBlocks
 from paged.decoding.search import Ahead, Search
-from paged.scheduler import InvalidRequest, Request, RequestInFlight, RequestUsage, Scheduler, UnknownRequest
+from paged.errors import InvalidRequest, OutOfBlocks, RequestInFlight, UnknownRequest
+from paged.scheduler import Request, RequestUsage, Scheduler
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,10 @@ from paged.decoding.contrastive import ContrastiveSearch
 from paged.decoding.drafter import Drafter
 from paged.decoding.forked_request import Branch, ForkedRequest
 from paged.decoding.search import Hypothesis, Search
+from paged.errors import NeverFits
 from paged.sampling.rows import RowSampling
 from paged.sampling.search_params import BeamSearchParams, SearchParams
-from paged.scheduler import Batch, NeverFits, Request, RequestUsage, Scheduler
+from paged.scheduler import Batch, Request, RequestUsage, Scheduler
 
 
 class Found(NamedTuple):

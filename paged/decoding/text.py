@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paged.base.arguments import token_array
-from paged.block_manager import PagedError
+from paged.errors import TextEnded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,10 +30,6 @@ _LEAST_TOKENS = 8
 _MOST_TOKENS = 32
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-class TextEnded(PagedError, ValueError):
-    """Tokens for a stream that was finished."""
 
 
 class TextStream:

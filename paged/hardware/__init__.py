@@ -4,7 +4,6 @@ from paged.hardware.capacity import Capacity, Intensity, capacity_of
 from paged.hardware.catalogue import device_named, device_names, is_path, model_named, model_names
 from paged.hardware.cost_model import CostModel
 from paged.hardware.device import DTYPES, Device
-from paged.hardware.errors import BadHardwareFile, UnknownDevice, UnknownModel
 from paged.hardware.faster import Faster
 from paged.hardware.model_shape import Experts, Latent, ModelShape
 from paged.hardware.placement import Placement, usual_dtype
@@ -16,7 +15,6 @@ from paged.hardware.token_budget import budgets, suiting_budget
 __all__ = [
     "DTYPES",
     "Amount",
-    "BadHardwareFile",
     "Capacity",
     "CostModel",
     "Device",
@@ -33,8 +31,6 @@ __all__ = [
     "Roofline",
     "StepWork",
     "Tiling",
-    "UnknownDevice",
-    "UnknownModel",
     "budgets",
     "capacity_of",
     "device_named",

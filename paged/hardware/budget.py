@@ -3,7 +3,7 @@
 Knows bytes and tokens. Does not know models: what a block takes is the caller's, from a loaded model or from a published shape.
 """
 
-from paged import BudgetTooSmall
+from paged.errors import BudgetTooSmall
 
 
 def as_bytes(number: float) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.hardware.device import DTYPES
 from paged.hardware.placement import Placement
 from paged.hardware.roofline import Roofline

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from paged.errors import UnknownDevice, UnknownModel
 from paged.hardware.device import Device
-from paged.hardware.errors import UnknownDevice, UnknownModel
 from paged.hardware.files import read_described
 from paged.hardware.hf_config import is_config, shape_of_config
 from paged.hardware.model_shape import ModelShape

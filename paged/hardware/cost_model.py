@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from paged import Costs
 from paged.hardware.step_work import StepWork, Tiling
+from paged.scheduler import Costs
 
 
 class CostModel(Protocol):

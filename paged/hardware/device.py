@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """The dtypes of weights, activations and KV, and the bytes of an element."""

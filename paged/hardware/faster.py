@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 
 class Faster(msgspec.Struct, frozen=True):

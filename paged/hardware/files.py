@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from paged.hardware.errors import BadHardwareFile
+from paged.errors import BadHardwareFile
 
 _Described = TypeVar("_Described")
 

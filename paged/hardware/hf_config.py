@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from paged import InvalidConfig
-from paged.hardware.errors import BadHardwareFile
+from paged.errors import BadHardwareFile, InvalidConfig
 from paged.hardware.hf_kinds import KINDS
 from paged.hardware.model_shape import Experts, Latent, ModelShape
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.hardware.kernels import KernelTables, UnknownKernel
+from paged.errors import UnknownKernel
+from paged.hardware.kernels import KernelTables
 from paged.hardware.kernels.multilinear import Multilinear
 from paged.hardware.placement import LOGIT_BYTES
 from paged.hardware.roofline import Roofline

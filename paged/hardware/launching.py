@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 
 class Launching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.hardware.device import Device
 
 _PCIE = 128e9

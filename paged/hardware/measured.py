@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import BadHardwareFile
 from paged.hardware.catalogue import model_named
 from paged.hardware.derived_layers import DerivedLayers, Timing
-from paged.hardware.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernel_layers import KernelLayers
 from paged.hardware.kernels import KernelTables, kernel_names, kernels_named

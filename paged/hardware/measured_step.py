@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Costs
 from paged.hardware.launching import Launching
 from paged.hardware.roofline import Part, Roofline
 from paged.hardware.step_work import StepWork, Tiling
+from paged.scheduler import Costs
 
 MOST_TOKENS = 8192
 """Tokens of a step up to which its dense layers are tabulated; beyond, as between the last two thousand."""

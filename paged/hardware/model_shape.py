@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

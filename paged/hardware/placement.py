@@ -10,7 +10,7 @@ from functools import cached_property
 
 import msgspec
 
-from paged import BudgetTooSmall, InvalidConfig
+from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.hardware.budget import as_bytes, blocks_within
 from paged.hardware.device import DTYPES, Device
 from paged.hardware.link import Link

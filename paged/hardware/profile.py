@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged import Costs, InvalidConfig
-from paged.hardware.errors import BadHardwareFile
+from paged.base.whole_file import whole_file
+from paged.errors import BadHardwareFile, InvalidConfig
 from paged.hardware.files import read_described
 from paged.hardware.least_squares import non_negative_least_squares
 from paged.hardware.model_shape import ModelShape
 from paged.hardware.step_work import StepWork, Tiling
-from paged.whole_file import whole_file
+from paged.scheduler import Costs
 
 _AMOUNTS = {
     "seconds_per_computed_token": "computed_tokens",

@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from paged import Costs, InvalidConfig
+from paged.errors import InvalidConfig
 from paged.hardware.device import DTYPES
 from paged.hardware.faster import Faster
 from paged.hardware.link import Link, usual_link
 from paged.hardware.placement import LOGIT_BYTES, Placement
 from paged.hardware.step_work import Amount, StepWork, Tiling
+from paged.scheduler import Costs
 
 _REDUCTIONS_A_LAYER = 2
 

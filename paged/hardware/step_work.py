@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 Amount: TypeAlias = float | NDArray[Any]
 """A number, or an array of one number a step; all amounts of a `StepWork` have one shape, or are numbers."""

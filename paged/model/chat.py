@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from paged.block_manager import PagedError
-from paged.door import checked_text, shown
+from paged.engine.door import checked_text, shown
+from paged.errors import InvalidChat
 
 ROLES = ("system", "user", "assistant", "tool")
 # Of the model that ships: it was never taught to talk.
@@ -21,10 +21,6 @@ _MORE = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 _ANSWER = "Answer:"
 
 Message = Mapping[str, Any]
-
-
-class InvalidChat(PagedError, ValueError):
-    """Messages of the wrong shape, or a model without a template for them."""
 
 
 def chat_prompt(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged.block_manager import InvalidConfig
 from paged.checkpoint import checkpoint_path, draft_path
+from paged.errors import InvalidConfig
 from paged.model.loading import LoadedModel, load_model
 
 

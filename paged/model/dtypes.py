@@ -13,9 +13,8 @@ from functools import cache
 
 import torch
 
-from paged.attention import BuildFailed
 from paged.attention.native.build import has_instructions
-from paged.errors import PagedWarning
+from paged.errors import BuildFailed, PagedWarning
 from paged.model.loading import LoadedModel
 from paged.model.native.packed import PackedLinear, model_library
 

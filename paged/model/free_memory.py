@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paged.block_manager import InvalidConfig
+from paged.errors import InvalidConfig
 
 if TYPE_CHECKING:
     import torch

@@ -23,10 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paged.attention import BuildFailed, StepTokens
+from paged.attention import StepTokens
 from paged.attention.native.build import cache_folder, processor
+from paged.base.words import short_cause
+from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.capacity import pool_for
-from paged.model.errors import UnsupportedModel, short_cause
 from paged.model.hook import ATTENTION
 from paged.model.loading import LoadedModel, as_loaded, refusing
 from paged.model.runner import Runner, runner_for

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from paged.attention import LayerOptions
-from paged.model.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel, short_cause
+from paged.base.words import short_cause
+from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
 from paged.model.hook import ATTENTION, register, under_way
 from paged.model.native.packed import pack_linears
 from paged.model.rotary import follow_rows

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from paged import BudgetTooSmall
+from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.hardware import ModelShape
 from paged.hardware.budget import as_bytes
-from paged.model.errors import UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, check_dtype, usable_device
 

@@ -30,9 +30,9 @@ from paged.attention import (
     run_moves,
 )
 from paged.block_manager import Moves
+from paged.errors import UnsupportedModel
 from paged.hardware import Tiling
 from paged.model.capacity import pool_for
-from paged.model.errors import UnsupportedModel
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged.model.errors import BrokenCheckpoint, short_cause
+from paged.base.words import short_cause
+from paged.errors import BrokenCheckpoint
 
 
 def load_tokenizer(folder: Path) -> Any:

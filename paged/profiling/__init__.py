@@ -2,7 +2,7 @@
 
 from paged.profiling.design import Chunk, Design, Scene, designed
 from paged.profiling.machine import machine
-from paged.profiling.step_times import KINDS, StepTimes, TimedStep, UnevenRounds, engine_for
+from paged.profiling.step_times import KINDS, StepTimes, TimedStep, engine_for
 
 __all__ = [
     "KINDS",
@@ -11,7 +11,6 @@ __all__ = [
     "Scene",
     "StepTimes",
     "TimedStep",
-    "UnevenRounds",
     "designed",
     "engine_for",
     "machine",

@@ -16,7 +16,7 @@ from itertools import cycle
 import msgspec
 import numpy as np
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 DECODES = 2
 """Decode steps of a scene, before its newcomers and after the step in which its rows come in."""

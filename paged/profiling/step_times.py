@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paged import Batch, InvalidConfig, PagedError, SamplingParams
+from paged import Batch, SamplingParams
+from paged.errors import InvalidConfig, UnevenRounds
 from paged.hardware import Profile, ProfiledModel, StepWork
 from paged.profiling.design import DECODES, Design, Scene
 from paged.simulator.work import work_of
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
     from paged.model.loading import LoadedModel
 
 KINDS = ("decode", "prefill", "mixed")
 
 
 _HOST_BLOCKS = 64
-
-
-class UnevenRounds(PagedError, RuntimeError):
-    """A step failed, or a round's steps were not those of the first one."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
@@ -57,7 +54,7 @@ class TimedStep(msgspec.Struct, frozen=True):
 
 def engine_for(model: LoadedModel, design: Design, *, backend: str = "auto", batch_invariant: bool = True) -> Engine:
     """An engine that a design can be timed on. Raises as Engine does."""
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
 
     return Engine(
         model,

@@ -3,17 +3,16 @@
 Knows outcomes and how they are drawn. Nothing is simulated here. Plots need the extra `report`.
 """
 
+from paged.base.whole_file import writable
 from paged.report.columns import flat, write_csv
 from paged.report.page import write_html
 from paged.report.plan_page import PlanPage, write_plan_csv, write_plan_html
 from paged.report.trace_events import TraceEvents, write_trace_events
 from paged.report.validation_page import validation_rows, write_validation_html
-from paged.whole_file import UnwritablePath, writable
 
 __all__ = [
     "PlanPage",
     "TraceEvents",
-    "UnwritablePath",
     "flat",
     "validation_rows",
     "writable",

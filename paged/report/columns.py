@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from paged import __version__
+from paged.base.whole_file import whole_file
 from paged.simulator import Outcome
-from paged.whole_file import whole_file
 
 Cell = str | int | float | bool | None
 

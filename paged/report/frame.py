@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
 from paged.report.drawing import Figure
 
 # A browser that honours it cannot fetch anything, whatever a script in the file should try.

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from paged import InvalidConfig
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
+from paged.base.whole_file import whole_file
+from paged.errors import InvalidConfig
 from paged.report.comparisons import cost, distributions, preemptions, under_load
 from paged.report.drawing import Figure
 from paged.report.facts import facts, sentence
@@ -22,7 +23,6 @@ from paged.report.roof import roofline
 from paged.report.sections import SECTIONS
 from paged.report.table import lines
 from paged.simulator import Outcome
-from paged.whole_file import whole_file
 
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2"}
 

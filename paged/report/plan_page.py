@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
+from paged.base.whole_file import whole_file
+from paged.errors import InvalidConfig
 from paged.report.drawing import QUIET, Figure, beside, figure, log_axis, numbered, panel_title
 from paged.report.frame import as_json, framed
 from paged.simulator import Plan, Probe
-from paged.whole_file import whole_file
 
 _VALUES = {"rate": "rate, times the trace's own", "memory": "blocks", "devices": "replicas"}
 _NAMES = {"ttft_s": "time to first token", "gap_s": "longest gap of a request", "itl_s": "between two tokens"}

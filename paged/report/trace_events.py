@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paged.base.whole_file import whole_file
 from paged.simulator import Outcome, Step
-from paged.whole_file import whole_file
 
 Event = dict[str, Any]
 

@@ -7,11 +7,11 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
+from paged.base.whole_file import whole_file
 from paged.report.drawing import Figure, axis, figure, numbered, panel_title, stacked
 from paged.report.frame import as_json, framed
 from paged.simulator import METRICS, STATISTICS, Validation
-from paged.whole_file import whole_file
 
 _LOOKS = (("measured", "#57606a", "solid"), ("simulated", "#0072B2", "solid"))
 _PANELS = {"running": "sequences that run", "waiting": "requests that wait", "kv_usage": "share of KV in use"}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
-from paged.block_manager import PagedError
+from paged.errors import GrammarFailed, ProcessorFailed
 from paged.sampling.lines import NOTHING, Lines
 from paged.sampling.params import SamplingParams
 
@@ -31,29 +31,6 @@ LogitsProcessor = Callable[[Any, Any], Any]
 
 NO_LANE = -1
 _NO_LIMIT = 2**62
-
-
-class CannotAdjust(PagedError, RuntimeError):
-    """Something that a request wants done to its logits cannot be: `row` of the batch, and `what` is wrong."""
-
-    def __init__(self, row: int, what: str) -> None:
-        super().__init__(row, what)
-        self.row = row
-        self.what = what
-
-
-class ProcessorFailed(CannotAdjust):
-    """A logits processor of the user's raised something, or returned what are no logits."""
-
-    def __str__(self) -> str:
-        return f"a logits processor failed: {self.what}"
-
-
-class GrammarFailed(CannotAdjust):
-    """A grammar could not say what may come next: it takes more time or memory than it may, for the most part."""
-
-    def __str__(self) -> str:
-        return f"the grammar cannot be followed: {self.what}"
 
 
 class Adjustments:

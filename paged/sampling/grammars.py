@@ -22,8 +22,8 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
+from paged.errors import InvalidSampling
 from paged.sampling import form_probe
-from paged.sampling.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams
 
 _PROBE_S = 60.0

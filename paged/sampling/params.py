@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from paged.base.arguments import is_integer, is_real
-from paged.door import shown
-from paged.sampling.errors import InvalidSampling
+from paged.engine.door import shown
+from paged.errors import InvalidSampling
 from paged.sampling.structured import StructuredOutputsParams
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import PagedError
-from paged.sampling.errors import InvalidSampling
+from paged.errors import BadLogits, InvalidSampling, NoTokenAllowed
 from paged.sampling.params import check_seed
 from paged.sampling.weights import column, likeliest, numbers, rows_at_once, rows_of, total_weights, unit_bits, weights
 
@@ -48,20 +47,6 @@ _DTYPES = {
     "seeds": np.dtype(np.uint64),
     "places": np.dtype(np.int64),
 }
-
-
-class BadLogits(PagedError, ValueError):
-    """Logits that no token can be chosen from: `row` of the batch, and its largest logit, `value`."""
-
-    def __init__(self, row: int, value: float) -> None:
-        what = "all its logits are -inf" if value == -np.inf else f"a logit is {'NaN' if np.isnan(value) else 'inf'}"
-        super().__init__(f"row {row}: {what}; a token is chosen from finite logits, at least one of them, and -inf.")
-        self.row = row
-        self.value = value
-
-
-class NoTokenAllowed(BadLogits):
-    """The same of a row of -inf alone: what may follow and what may not, as its request says, leaves no token."""
 
 
 def seed_of(request_id: str, engine_seed: int) -> int:

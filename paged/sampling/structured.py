@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from paged.door import shown
-from paged.sampling.errors import InvalidSampling
+from paged.engine.door import shown
+from paged.errors import InvalidSampling
 
 MAX_CHARS = 262_144
 """Of a schema, an expression, a grammar, or all choices."""

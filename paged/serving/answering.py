@@ -16,13 +16,11 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from paged.block_manager import PagedError
-from paged.results import Completion, EngineOutput
-from paged.sampling import NoTokenAllowed
-from paged.sampling.adjustments import GrammarFailed
+from paged.engine.results import Completion, EngineOutput
+from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
 from paged.serving.answers import DONE, Form, Usage, encode, error_event
 from paged.serving.bodies import field_of
-from paged.serving.engine_client import EngineAway, Inbox, RefusedByEngine
+from paged.serving.engine_client import Inbox
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
 from paged.serving.records import RequestRecord
 
@@ -30,10 +28,6 @@ Send = Callable[[dict[str, Any]], Any]
 _BODY = "http.response.body"
 # Errors of the engine that say that a request is too long for it.
 _TOO_LONG = {"NeverFits"}
-
-
-class ClientGone(PagedError, ConnectionError):
-    """Nobody reads the answer."""
 
 
 class Answering(Response):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paged.results import Alternatives, Completion, EngineOutput, Logprob
+from paged.engine.results import Alternatives, Completion, EngineOutput, Logprob
 from paged.scheduler import RequestUsage
 
 encode = msgspec.json.Encoder().encode

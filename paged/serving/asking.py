@@ -9,12 +9,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from paged.door import checked_text
-from paged.model.chat import InvalidChat, chat_prompt
-from paged.sampling.errors import InvalidSampling
+from paged.engine.door import checked_text
+from paged.errors import InvalidChat, InvalidRequest, InvalidSampling
+from paged.model.chat import chat_prompt
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
-from paged.scheduler import InvalidRequest
 from paged.serving.bodies import (
     ChatRequest,
     CompletionRequest,

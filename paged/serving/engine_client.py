@@ -23,37 +23,13 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from paged.block_manager import PagedError
-from paged.results import Completion, EngineOutput
+from paged.engine.results import Completion, EngineOutput
+from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.serving.settings import Settings
 from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
-
-
-class EngineAway(PagedError, RuntimeError):
-    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come. `code` is what a client is told."""
-
-    def __init__(self, message: str, back_in_s: float | None, code: str = "engine_unavailable") -> None:
-        super().__init__(message)
-        self.back_in_s = back_in_s
-        self.code = code
-
-
-class EngineDied(EngineAway):
-    """The engine process ended while it had this request."""
-
-    def __init__(self, message: str, back_in_s: float | None) -> None:
-        super().__init__(message, back_in_s, "engine_died")
-
-
-class RefusedByEngine(PagedError, ValueError):
-    """The engine did not take a request; `kind` is the class of its error."""
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class Inbox:

@@ -24,14 +24,15 @@ from typing import Any
 import msgspec
 import zmq
 
-from paged.block_manager import PagedError, Stored
-from paged.engine import Engine
-from paged.extras import MissingExtra
-from paged.live_request import LiveRequest
+from paged.block_manager import Stored
+from paged.engine.engine import Engine
+from paged.engine.forecast import forecast
+from paged.engine.live_request import LiveRequest
+from paged.engine.results import Completion, EngineOutput
+from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
 from paged.model.capacity import bytes_per_block
-from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
-from paged.scheduler import Batch, UnknownRequest
+from paged.scheduler import Batch
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
 from paged.serving.request_log import divert, to_stderr
@@ -50,7 +51,6 @@ from paged.serving.wire import (
     Told,
     received,
 )
-from paged.steps import EngineFailed
 
 FIGURES_EVERY_S, FIGURES_SHARE = 0.25, 0.01
 """Between two Figures while steps are made: so many seconds, and so many that making them is this share of the time."""
@@ -326,7 +326,7 @@ class EngineServer:
 
     def _forecast(self) -> list[float]:
         """In how many seconds each waiting request is let in, and those that would come behind them."""
-        found = self._engine.scheduler.forecast(more=MORE, prompt_len=max(1, round(self._prompt_len)))
+        found = forecast(self._engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
         return [round(float(value), 3) for value in seconds.tolist()]

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import math
 
-from paged.block_manager import PagedError
+from paged.errors import PagedError
 
 INVALID, AUTHENTICATION, PERMISSION = "invalid_request_error", "authentication_error", "permission_error"
 MAX_CHARS = 1000
 OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error"
-
-
-class ServerFailed(PagedError, RuntimeError):
-    """The server cannot begin: the port is taken, or its engine did not come up."""
 
 
 class ApiError(PagedError):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from paged.errors import PagedError
+from paged.errors import NoFeed
 from paged.serving.sight import Snapshot
 
 SILENCE_S = 10.0
@@ -24,14 +24,6 @@ class _Error(msgspec.Struct):
 
 class _Failure(msgspec.Struct):
     error: _Error
-
-
-class NoFeed(PagedError, ConnectionError):
-    """No pictures come from `url`: nobody is there, or the key is wrong, or it is another kind of server."""
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"{url}: {why}")
-        self.url = url
 
 
 def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from paged.base.extras import import_with_extra
 from paged.checkpoint import checkpoint_path
-from paged.extras import import_with_extra
+from paged.errors import EngineAway
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
 from paged.serving.answering import Answering, as_api_error
 from paged.serving.answers import Form
 from paged.serving.asking import Asking
 from paged.serving.bodies import ChatRequest, CompletionRequest
-from paged.serving.engine_client import EngineAway, EngineClient, Inbox
+from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
 from paged.serving.metrics import Metrics

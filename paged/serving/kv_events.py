@@ -20,7 +20,8 @@ from typing import Any
 
 import zmq
 
-from paged import BlockManager, Event, PagedError
+from paged import BlockManager, Event
+from paged.errors import PublisherFailed, UnusableEndpoint
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_journal import Journal
 from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
@@ -43,20 +44,6 @@ _BREATH_S = 5e-5
 """Long enough that the engine's thread goes on, where it waits for the interpreter."""
 
 _Message = tuple[bytes, ...]
-
-
-class UnusableEndpoint(PagedError, OSError):
-    """An address that cannot be bound or connected to: `endpoint`."""
-
-    def __init__(self, endpoint: str, problem: str) -> None:
-        super().__init__(
-            f"{endpoint}: {problem}. An address to bind is tcp://*:5557 or ipc:///tmp/events, one to connect to tcp://router:5557."
-        )
-        self.endpoint = endpoint
-
-
-class PublisherFailed(PagedError, RuntimeError):
-    """The publisher's thread has ended on its own; what it raised is the cause."""
 
 
 class KvEventPublisher:

@@ -14,21 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged import PagedError
+from paged.errors import EventsLost
 from paged.serving.kv_wire import AllBlocksCleared, EventBatch
 
 Numbered = tuple[int, EventBatch]
-
-
-class EventsLost(PagedError, RuntimeError):
-    """A publisher cannot tell what was missed: its replay has batch `seq`, which rests on one that is not there. Ours never does."""
-
-    def __init__(self, seq: int, wanted: int) -> None:
-        super().__init__(
-            f"batches from {wanted} on are wanted; the publisher's replay has {seq} without the one before it, and does not clear first."
-        )
-        self.seq = seq
-        self.wanted = wanted
 
 
 class KvFollower:

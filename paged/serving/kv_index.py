@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from paged import PagedError
 from paged.base.arguments import token_array
 from paged.block_manager.content_key import extend_chain, namespace_digest, root_prefix
+from paged.errors import InconsistentEvent
 from paged.serving.kv_wire import (
     MEDIA,
     AllBlocksCleared,
@@ -28,10 +28,6 @@ from paged.serving.kv_wire import (
 
 _LONGEST = 256
 """Blocks in one event of a summary."""
-
-
-class InconsistentEvent(PagedError, ValueError):
-    """An event that contradicts itself, such as one with fewer tokens than its blocks hold."""
 
 
 class IndexHit(NamedTuple):

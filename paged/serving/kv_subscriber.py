@@ -10,8 +10,9 @@ import time
 import zmq
 import zmq.utils.monitor
 
+from paged.errors import UnreadableBatch
 from paged.serving.kv_follower import KvFollower, Numbered
-from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, UnreadableBatch, decoded
+from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, decoded
 
 
 class KvSubscriber:

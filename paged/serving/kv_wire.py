@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from paged import Event, PagedError, Removed, Stored
+from paged import Event, Removed, Stored
 from paged.block_manager.content_key import namespace_of, root_prefix
+from paged.errors import UnreadableBatch
 
 MEDIA = {"device": "GPU", "host": "CPU"}
 """By tier of ours, what vLLM calls it."""
@@ -32,10 +33,6 @@ ExtraKeys = tuple[Any, ...] | None
 """What besides its tokens and its parent makes a block another one."""
 
 _NO_NAMESPACE = root_prefix(None)
-
-
-class UnreadableBatch(PagedError, ValueError):
-    """A payload that is no batch of KV events."""
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):

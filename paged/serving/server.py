@@ -20,10 +20,8 @@ from typing import Any
 
 import uvicorn
 
-from paged.errors import InvalidConfig
+from paged.errors import EngineAway, InvalidConfig, ServerFailed
 from paged.serving.app import build_app
-from paged.serving.engine_client import EngineAway
-from paged.serving.errors import ServerFailed
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
 from paged.serving.request_log import divert, to_stderr

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from paged.config import Config, EngineConfig, Field, engine_table, environment, read_toml
+from paged.engine.config import Config, EngineConfig, Field, engine_table, environment, read_toml
 from paged.errors import InvalidConfig
 from paged.serving.kv_config import KvEventsConfig
 

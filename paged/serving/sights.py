@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from paged.serving.engine_client import EngineAway, EngineClient
+from paged.errors import EngineAway
+from paged.serving.engine_client import EngineClient
 from paged.serving.errors import unavailable
 
 EVERY_S = 0.5

@@ -13,8 +13,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from paged.base.extras import import_with_extra
 from paged.errors import InvalidConfig
-from paged.extras import import_with_extra
 from paged.serving.durations import durations
 from paged.serving.records import RequestRecord
 

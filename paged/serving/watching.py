@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paged.scheduler import Batch, UnknownRequest
+from paged.errors import UnknownRequest
+from paged.scheduler import Batch
 from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
 from paged.serving.sight import (
     BlockSight,
@@ -37,8 +38,8 @@ from paged.serving.sight import (
 )
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
-    from paged.results import EngineOutput
+    from paged.engine.engine import Engine
+    from paged.engine.results import EngineOutput
     from paged.scheduler import RequestView
 
 MAX_CELLS = 16_384

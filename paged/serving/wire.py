@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from paged.config import EngineConfig
-from paged.results import Completion, EngineOutput
+from paged.engine.config import EngineConfig
+from paged.engine.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.serving.kv_config import KvEventsConfig

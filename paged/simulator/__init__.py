@@ -6,17 +6,17 @@ Nothing about memory or decisions is written here. Knows traces, clocks and figu
 from paged.simulator.binding import Binding, Effect, Knob, what_binds
 from paged.simulator.closed_loops import Cell, by_engine, closed_loops
 from paged.simulator.decisions import Decision, as_line, decision_of, differences
-from paged.simulator.engine_description import EngineDescription, UnknownEngine, engine_named, engine_names
+from paged.simulator.engine_description import EngineDescription, engine_named, engine_names
 from paged.simulator.fidelity import RecordedSeconds, predict, replay
 from paged.simulator.ledger import UNBOUNDED
 from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
 from paged.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
 from paged.simulator.probe import P99s, Probe
-from paged.simulator.recorded_run import BadRun, RecordedRun, RunSetup, Series, read_run
-from paged.simulator.recording import Recording, RecordingFailed, Setup, record
+from paged.simulator.recorded_run import RecordedRun, RunSetup, Series, read_run
+from paged.simulator.recording import Recording, Setup, record
 from paged.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
-from paged.simulator.simulation import Simulation, SimulationStuck, Step, simulate
+from paged.simulator.simulation import Simulation, Step, simulate
 from paged.simulator.step_time import StepTime
 from paged.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.simulator.targets import Miss, Targets
@@ -31,7 +31,6 @@ __all__ = [
     "TOLERANCES",
     "UNBOUNDED",
     "Asked",
-    "BadRun",
     "Binding",
     "Cell",
     "Decision",
@@ -55,21 +54,18 @@ __all__ = [
     "RecordedRun",
     "RecordedSeconds",
     "Recording",
-    "RecordingFailed",
     "RunSetup",
     "Scenario",
     "Series",
     "Setup",
     "Simulation",
     "SimulationResult",
-    "SimulationStuck",
     "Spread",
     "Step",
     "StepTime",
     "Targets",
     "Timeline",
     "TraceFacts",
-    "UnknownEngine",
     "Validation",
     "Weighed",
     "as_line",

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from paged import BudgetTooSmall
+from paged.errors import BudgetTooSmall
 from paged.hardware import budgets
 from paged.simulator.driver import Search, driven
 from paged.simulator.ledger import UNBOUNDED

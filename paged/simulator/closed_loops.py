@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from paged.errors import BadRun
 from paged.hardware.measured_step import MeasuredStep
-from paged.simulator.recorded_run import BadRun, RecordedRun, RunSetup
+from paged.simulator.recorded_run import RecordedRun, RunSetup
 from paged.simulator.validation import Asked, Prepared, prepared, simulation_of
 from paged.traces import Trace
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.simulator.probe import Round
 from paged.simulator.trial import Tally, tried
 from paged.simulator.workers import processes

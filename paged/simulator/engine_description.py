@@ -10,22 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from paged import POLICIES, InvalidConfig, PagedError, Policy
+from paged import POLICIES, Policy
+from paged.errors import InvalidConfig, UnknownEngine
 from paged.hardware.files import read_described
 from paged.hardware.launching import Launching
 
 _FOLDER = Path(__file__).parent / "engines"
-
-
-class UnknownEngine(PagedError, ValueError):
-    """An engine's name that is not known: `name`, and `known`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.known = engine_names()
-        super().__init__(
-            f'unknown engine "{name}". Known are {", ".join(self.known)}; a path that ends in .json names a file of your own.'
-        )
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,5 +72,5 @@ def engine_named(name: str) -> EngineDescription:
     if name.endswith(".json"):
         return read_described(Path(name), EngineDescription)
     if name not in engine_names():
-        raise UnknownEngine(name)
+        raise UnknownEngine(name, engine_names())
     return read_described(_FOLDER / f"{name}.json", EngineDescription)

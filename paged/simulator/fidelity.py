@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, Costs, InvalidConfig
+from paged import Batch, Costs
+from paged.errors import InvalidConfig
 from paged.hardware import CostModel, StepWork, Tiling
 from paged.simulator.decisions import Decision, decision_of
 from paged.simulator.recording import Recording

@@ -5,7 +5,7 @@ Knows what is refused before anything is simulated. Does not know how a search g
 
 from collections.abc import Sequence
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.simulator.driver import Search, driven
 from paged.simulator.plan import TOLERANCES, Find, Plan, Progress, Watching
 from paged.simulator.scenario import Scenario

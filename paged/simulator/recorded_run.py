@@ -18,20 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import PagedError
+from paged.errors import BadRun
 from paged.simulator import run_fields
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
 _TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
-
-
-class BadRun(PagedError, ValueError):
-    """A file of a recorded run that cannot be read as one: `path`, `row` (counted from 1; None: the file), `problem`."""
-
-    def __init__(self, path: Path, row: int | None, problem: str) -> None:
-        self.path, self.row, self.problem = path, row, problem
-        super().__init__(f"{path}{'' if row is None else f', row {row:,}'}: {problem}")
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, BlockManager, Costs, InvalidConfig, NeverFits, PagedError, Policy, SamplingParams, Scheduler
+from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
+from paged.errors import InvalidConfig, NeverFits, RecordingFailed
 from paged.simulator.decisions import Decision, decision_of
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Percentiles, Preemptions
@@ -24,14 +25,10 @@ from paged.simulator.simulation import Step
 from paged.traces import Trace
 
 if TYPE_CHECKING:
-    from paged.engine import Engine
+    from paged.engine.engine import Engine
 
 MOST_IDLE_CALLS = 2
 """So often in a row an engine with unfinished requests may run nothing."""
-
-
-class RecordingFailed(PagedError, RuntimeError):
-    """The engine did not do what a recording can tell: a step failed, or none ran although requests were alive."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

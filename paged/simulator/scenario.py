@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import POLICIES, BlockManager, InvalidConfig, Policy, Scheduler, UnknownPolicy
+from paged import POLICIES, BlockManager, Policy, Scheduler
+from paged.errors import InvalidConfig, UnknownPolicy
 from paged.hardware import CostModel, Faster, Profile, Roofline, device_named, is_path, model_named, suiting_budget
 from paged.hardware.link import link_of
 from paged.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, InvalidConfig, NeverFits, PagedError, Request, Scheduler
+from paged import Batch, Request, Scheduler
+from paged.errors import InvalidConfig, NeverFits, SimulationStuck
 from paged.hardware import CostModel, StepWork
 from paged.scheduler.stretch import skip, steady_batch, steady_steps
 from paged.simulator.answers import STOP, Answers
@@ -27,10 +28,6 @@ LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512
 time that all were taken; more win nothing."""
 
 Answer = Callable[[Batch], NDArray[np.int32]]
-
-
-class SimulationStuck(PagedError, RuntimeError):
-    """The scheduler has unfinished requests, none of them in flight, and twice scheduled nothing. A bug, never a slow trace."""
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 import msgspec
 import numpy as np
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.simulator.driver import Search
 from paged.simulator.plan import Find, Plan, Progress, Watching, scenario_at
 from paged.simulator.probe import Probe, Round

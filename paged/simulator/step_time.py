@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from paged import Costs, InvalidConfig
+from paged import Costs
+from paged.errors import InvalidConfig
 from paged.hardware import StepWork, Tiling
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig, Policy
+from paged import Policy
+from paged.errors import InvalidConfig
 from paged.simulator.scenario import Budget, Outcome, Scenario, run
 from paged.simulator.workers import processes
 

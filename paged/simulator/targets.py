@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.simulator.result import Percentiles
 from paged.simulator.simulation import Simulation
 from paged.traces import Trace

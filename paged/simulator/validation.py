@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import BlockManager, InvalidConfig, Scheduler
+from paged import BlockManager, Scheduler
+from paged.errors import InvalidConfig
 from paged.hardware import DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
 from paged.hardware.link import link_of
 from paged.hardware.measured import step_of, timed_by

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 
 import msgspec
 
-from paged import BudgetTooSmall
+from paged.errors import BudgetTooSmall
 from paged.hardware import StepWork, budgets, suiting_budget
 from paged.simulator.driver import Search
 from paged.simulator.plan import Plan, Weighed

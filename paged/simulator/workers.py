@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
 from typing import Any
 
-from paged.uninterrupted import held_back
+from paged.base.uninterrupted import held_back
 
 
 class _Worker(SpawnProcess):

@@ -36,11 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import token_array
-from paged.block_manager import (
+from paged.block_manager import Moves
+from paged.errors import (
     DuplicateRow,
     InvalidConfig,
     InvalidTokens,
-    Moves,
     NothingInFlight,
     OutOfBlocks,
     RowInFlight,

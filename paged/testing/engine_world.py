@@ -142,7 +142,7 @@ def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None
     """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
     MissingExtra without the extra `engine`."""
     from paged import Engine
-    from paged.extras import import_with_extra
+    from paged.base.extras import import_with_extra
 
     tiny_model = import_with_extra("paged.testing.tiny_model", "Engine").tiny_model
     return Engine(

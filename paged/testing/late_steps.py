@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from paged.engine import Engine
+from paged.base.uninterrupted import Uninterrupted
+from paged.engine.engine import Engine
+from paged.engine.steps import FailedBatch, OnLogits, Steps
 from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
-from paged.steps import FailedBatch, OnLogits, Steps
 from paged.testing.late_runner import NO_BLOCKS, Blocks, LateRunner
-from paged.uninterrupted import Uninterrupted
 
 
 class DeviceLost(Exception):

@@ -457,7 +457,7 @@ class ManagerRig:
 
     def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
         """One operation on both. Where the model has no room the real one has to say so and change nothing: (None, None)."""
-        from paged import OutOfBlocks
+        from paged.errors import OutOfBlocks
 
         before = self.manager.snapshot()
         try:
@@ -501,7 +501,7 @@ class ManagerRig:
 
     def _unless_unknown(self, nodes: Sequence[Node], keep: Callable[[], Any]) -> Any:
         """What `keep` returns for content that is there; None for a prompt of which nothing is, which has to be refused."""
-        from paged import UnknownContent
+        from paged.errors import UnknownContent
 
         before = self.manager.snapshot()
         try:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from paged.block_manager import PagedError
+from paged.errors import InvalidProgram
 from paged.scheduler import Request, Retention
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
@@ -42,10 +42,6 @@ _STRUCTS: dict[str, Any] = {
     "engine_request": EngineRequest(id="", prompt=[]),
     "retention": Retention(),
 }
-
-
-class InvalidProgram(PagedError, ValueError):
-    """A file that is no saved program, or one that this version cannot run; or a subject that cannot be built from its name."""
 
 
 class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,7 +132,7 @@ class SchedulerRig:
 
     def add(self, request: Any) -> None:
         """Submit a request. What no empty pool could hold has to be refused by `NeverFits`, and nothing else may be."""
-        from paged import DuplicateRequest, NeverFits, WaitingFull
+        from paged.errors import DuplicateRequest, NeverFits, WaitingFull
 
         self._note("add", request)
         is_known = request.id in self.books and (self.books[request.id].is_live or self.is_held(request.id))
@@ -175,7 +175,7 @@ class SchedulerRig:
     def schedule(self) -> Any:
         """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding. None where so many batches
         are out that one more has to be refused."""
-        from paged import TooManyOutstanding
+        from paged.errors import TooManyOutstanding
 
         self._note("schedule")
         before = batch_oracles.observe(self)
@@ -333,7 +333,7 @@ class SchedulerRig:
 
     def cancel(self, moved: bool) -> None:
         """Take back the latest batch. `moved` says that its moves ran; its forward pass then stopped half way."""
-        from paged import BatchError
+        from paged.errors import BatchError
 
         if not self.flights:
             return
@@ -380,7 +380,7 @@ class SchedulerRig:
 
     def abort(self, id: str) -> None:
         """The client is gone. Idempotent in every state; one last output, and nothing of that id after it."""
-        from paged import UnknownRequest
+        from paged.errors import UnknownRequest
 
         self._note("abort", id)
         book = self.books.get(id)
@@ -429,7 +429,8 @@ class SchedulerRig:
 
     def append(self, id: str, tokens: list[int], sequence: int = 0) -> None:
         """More known tokens for a live sequence: refused by type while the request is in flight."""
-        from paged import PagedError, RequestInFlight
+        from paged import PagedError
+        from paged.errors import RequestInFlight
 
         self._note("append", id, tokens, sequence)
         state = self.books[id].sequences[sequence]
@@ -451,7 +452,8 @@ class SchedulerRig:
 
     def fork(self, id: str, sequence: int = 0) -> None:
         """One more sequence of a request that runs, from where this one is: full blocks shared, the partial one copied."""
-        from paged import OutOfBlocks, PagedError, RequestInFlight
+        from paged import PagedError
+        from paged.errors import OutOfBlocks, RequestInFlight
 
         self._note("fork", id, sequence)
         book, policy = self.books[id], getattr(self.scheduler, "policy", None)
@@ -513,7 +515,7 @@ class SchedulerRig:
 
     def loaded(self, id: str, num_tokens: int) -> None:
         """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""
-        from paged import RequestInFlight
+        from paged.errors import RequestInFlight
 
         if id not in self.loads:
             return
@@ -664,7 +666,7 @@ class SchedulerRig:
         return tokens, given, expected
 
     def _refuse_several(self, flight: Flight, place: int) -> None:
-        from paged import WrongTokens
+        from paged.errors import WrongTokens
 
         counts = flight.batch.samples.astype(np.int64)
         counts[place] = 2

@@ -6,7 +6,6 @@ or time passing: a trace is data.
 
 from paged.traces.applied import Applied
 from paged.traces.arrivals import PROCESSES
-from paged.traces.errors import InvalidSpec, TraceError
 from paged.traces.excerpts import EXCERPTS, Excerpt, excerpt_path
 from paged.traces.formats import FORMATS, Format, read_trace
 from paged.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
@@ -27,11 +26,9 @@ __all__ = [
     "Excerpt",
     "Fixed",
     "Format",
-    "InvalidSpec",
     "LengthPreset",
     "LogNormal",
     "Trace",
-    "TraceError",
     "excerpt_path",
     "is_synthetic",
     "open_trace",

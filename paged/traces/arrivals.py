@@ -6,7 +6,7 @@ Knows processes and rates. Does not know what arrives.
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.limits import between, positive
 
 PROCESSES = {

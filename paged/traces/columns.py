@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.content import MAX_REQUESTS, MAX_SHARED_IDS, UNSHARED
 from paged.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least
 

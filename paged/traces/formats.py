@@ -11,9 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig, TraceError
 from paged.traces.content import UNSHARED
-from paged.traces.errors import TraceError
 from paged.traces.records import Line, Record, collect, csv_lines, json_lines, json_object, text_lines
 from paged.traces.schema import schema_records
 from paged.traces.trace import Trace

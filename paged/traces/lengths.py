@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.limits import MAX_TOKENS, between, positive
 
 MAX_SIGMA = 10.0

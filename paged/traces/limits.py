@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 
 MAX_TOKENS = 10_000_000
 """Longer than any model reads. More than this in one request is a damaged file, not a prompt."""

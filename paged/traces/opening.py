@@ -8,8 +8,7 @@ import errno
 from dataclasses import replace
 from pathlib import Path
 
-from paged import InvalidConfig
-from paged.traces.errors import InvalidSpec
+from paged.errors import InvalidConfig, InvalidSpec
 from paged.traces.excerpts import EXCERPTS, excerpt_path
 from paged.traces.formats import read_trace
 from paged.traces.lengths import PRESETS

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import TraceError
 from paged.traces.content import MAX_SHARED_IDS, UNSHARED
-from paged.traces.errors import TraceError
 from paged.traces.limits import MAX_NAME, MAX_TOKENS, is_name
 from paged.traces.segments import starts_of
 from paged.traces.trace import NOT_DECLARED, Trace

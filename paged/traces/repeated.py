@@ -6,7 +6,7 @@ Knows ids of content and which request each copy is of. Does not know why reques
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 
 Ids = NDArray[np.int64]

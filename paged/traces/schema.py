@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from paged import InvalidConfig
+from paged.base.whole_file import whole_file
+from paged.errors import InvalidConfig
 from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 from paged.traces.limits import MAX_NAME, MAX_PRIORITY, is_name
 from paged.traces.records import Line, Record
 from paged.traces.trace import NOT_DECLARED, Trace
-from paged.whole_file import whole_file
 
 _LINES_AT_ONCE = 10_000
 

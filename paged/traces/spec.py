@@ -7,9 +7,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig, InvalidSpec
 from paged.traces.arrivals import PROCESSES
-from paged.traces.errors import InvalidSpec
 from paged.traces.lengths import PRESETS, LogNormal
 
 PREFIX = "synthetic:"

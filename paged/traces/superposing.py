@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.applied import Applied
 from paged.traces.content import MAX_SHARED_IDS, UNSHARED
 from paged.traces.limits import at_least, generators

@@ -6,7 +6,7 @@ Knows how the pieces are put together. Does not know how a description on a comm
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.arrivals import arrivals, check_process
 from paged.traces.content import MAX_REQUESTS, UNSHARED
 from paged.traces.lengths import PRESETS, Fixed, LogNormal

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces.applied import Applied
 from paged.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
 from paged.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens

@@ -12,10 +12,11 @@ import math
 
 import numpy as np
 
+from paged.base.words import counted
+
 from ..admission import owed, watermark
 from ..arguments import UNLIMITED
 from ..composition import Composition, Counts, compose_running
-from ..errors import counted
 from ..reservations import blocks_to_enter
 from ..rows import Rows
 from ..state import State, Step

@@ -5,9 +5,10 @@ Knows what a request says of its length. Does not know how regions are laid out;
 
 from __future__ import annotations
 
+from paged.base.words import counted
 from paged.block_manager import BlockManager
+from paged.errors import NeverFits
 
-from ..errors import NeverFits, counted
 from ..request import RequestState
 from ..reservations import Drawn, Reservation, Totals
 from ..state import State

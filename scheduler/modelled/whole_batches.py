@@ -30,7 +30,7 @@ class WholeBatches(Admission):
         num_rows = 0
         for request in state.waiting:
             num_rows += request.num_live
-            if num_rows > min(step.seats, state.limits.max_sequences) or state.waits_for_samples(request):
+            if num_rows > min(step.seats, state.limits.max_sequences) or state.outstanding.keeps_out(request):
                 break
             # Alone it may share what is cached; what a batch shares is not foreseen.
             together = [*batch, request]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import BlockManager, DuplicateRow, InvalidConfig, OutOfBlocks, UnknownRow
+from paged import BlockManager
+from paged.errors import DuplicateRow, InvalidConfig, OutOfBlocks, UnknownRow
 
 
 def test_A1_a_fresh_pool_hands_out_every_block_once(make_manager, fill):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import OutOfBlocks, PagedError
+from paged import PagedError
+from paged.errors import OutOfBlocks
 
 LENGTHS = (1, 16, 129)
 

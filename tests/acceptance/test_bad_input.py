@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import (
-    POLICIES,
+from paged import POLICIES, BlockManager, PagedError, Policy, Request, Scheduler
+from paged.errors import (
     BatchEnded,
     BatchOutOfOrder,
-    BlockManager,
     DuplicateRequest,
     DuplicateRow,
     ForeignBatch,
@@ -18,12 +17,8 @@ from paged import (
     InvalidTokens,
     NeverFits,
     NothingInFlight,
-    PagedError,
-    Policy,
-    Request,
     RequestInFlight,
     RowInFlight,
-    Scheduler,
     UnknownPolicy,
     UnknownRequest,
     UnknownRow,

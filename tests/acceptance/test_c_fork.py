@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import OutOfBlocks, UnknownRow
+from paged.errors import OutOfBlocks, UnknownRow
 
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 

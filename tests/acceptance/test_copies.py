@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from paged import BlockManager, CannotCopy, Request, Scheduler
+from paged import BlockManager, Request, Scheduler
+from paged.errors import CannotCopy
 
 
 @pytest.mark.parametrize("taken", [copy.copy, copy.deepcopy, pickle.dumps])

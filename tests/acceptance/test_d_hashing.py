@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paged import InvalidNamespace
+from paged.errors import InvalidNamespace
 
 
 def test_D1_equal_content_has_equal_hashes_in_two_managers(make_manager, fill):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import UNKNOWN_DRAFT, Drafts, PagedError, WrongDrafts, WrongTokens
+from paged import UNKNOWN_DRAFT, Drafts, PagedError
+from paged.errors import WrongDrafts, WrongTokens
 
 
 def started(scheduler, request_of, length=5, **options):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import Admission, OutOfBlocks
+from paged import Admission
+from paged.errors import OutOfBlocks
 
 
 def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):

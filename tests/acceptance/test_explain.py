@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import NeverFits, UnknownRequest
+from paged.errors import NeverFits, UnknownRequest
 
 
 def test_a_request_that_waits_for_memory_says_how_much_and_who_holds_it(make_scheduler, request_of, step):

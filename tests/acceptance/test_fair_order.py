@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import BlockManager, InvalidConfig, InvalidRequest, NeverFits, Policy, Request, Scheduler
+from paged import BlockManager, Policy, Request, Scheduler
+from paged.errors import InvalidConfig, InvalidRequest, NeverFits
 
 FAIR = Policy(name="fair", order="fair", composition="in_order")
 COSTS = st.tuples(st.integers(1, 12), st.integers(1, 9))

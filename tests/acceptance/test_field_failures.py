@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, NeverFits, OutOfBlocks, Request, Scheduler, UnknownRequest
+from paged import POLICIES, BlockManager, Request, Scheduler
+from paged.errors import NeverFits, OutOfBlocks, UnknownRequest
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Costs, DuplicateRequest, InvalidRequest, Request, Retention, UnknownRequest
+from paged import Costs, Request, Retention
+from paged.errors import DuplicateRequest, InvalidRequest, UnknownRequest
 
 
 def known(output):

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from paged import (
-    BlockManager,
-    InvalidRequest,
-    OutOfBlocks,
-    Request,
-    RequestInFlight,
-    Scheduler,
-    UnknownRequest,
-)
+from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidRequest, OutOfBlocks, RequestInFlight, UnknownRequest
 
 
 def running(num_blocks=16, prompt=(1, 2, 3, 4, 5, 6), policy="paged", **limits):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import Admission, OutOfBlocks, Policy, RowSwapped, UnknownRow
+from paged import Admission, Policy
+from paged.errors import OutOfBlocks, RowSwapped, UnknownRow
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import NeverFits
+from paged.errors import NeverFits
 
 
 def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, request_of, step, scheduled):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import Admission, NeverFits, PagedError, Policy, WaitingFull
+from paged import Admission, PagedError, Policy
+from paged.errors import NeverFits, WaitingFull
 
 
 @pytest.mark.parametrize("num_blocks", [8, 40, 80])

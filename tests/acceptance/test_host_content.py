@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from paged import Costs, InvalidConfig
+from paged import Costs
+from paged.errors import InvalidConfig
 
 A, B = list(range(12)), list(range(100, 112))
 

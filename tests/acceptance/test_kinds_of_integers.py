@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from paged import POLICIES, Costs, InvalidConfig, InvalidRequest, Policy, Request
+from paged import POLICIES, Costs, Policy, Request
+from paged.errors import InvalidConfig, InvalidRequest
 
 FIELDS = {
     "max_tokens": 100,

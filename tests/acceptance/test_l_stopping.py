@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged import DuplicateRequest
+from paged.errors import DuplicateRequest
 
 EOS = 2
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import POLICIES, InvalidRequest, NeverFits, Policy
+from paged import POLICIES, Policy
+from paged.errors import InvalidRequest, NeverFits
 
 FIELDS = ("batching", "reservation", "composition", "chunked")
 LEFT = Policy(name="left", padding="left", **{field: getattr(POLICIES["static"], field) for field in FIELDS})

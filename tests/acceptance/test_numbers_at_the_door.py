@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from paged import (
-    BlockManager,
-    InvalidConfig,
-    InvalidTokens,
-    OutOfBlocks,
-    PagedError,
-    Request,
-    Scheduler,
-    UnknownRow,
-    WrongTokens,
-)
+from paged import BlockManager, PagedError, Request, Scheduler
+from paged.errors import InvalidConfig, InvalidTokens, OutOfBlocks, UnknownRow, WrongTokens
 
 NO_COUNTS = [
     True,

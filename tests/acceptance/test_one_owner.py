@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from paged import BlockManager, MemoryClaimed, Request, Scheduler, SchedulerInUse
+from paged import BlockManager, Request, Scheduler
+from paged.errors import MemoryClaimed, SchedulerInUse
 
 CHANGES = {
     "add": ([1, 2],),

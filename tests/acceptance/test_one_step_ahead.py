@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import (
-    BatchError,
-    BatchOutOfOrder,
-    DuplicateRequest,
-    Policy,
-    RequestInFlight,
-    TooManyOutstanding,
-    WrongTokens,
-)
+from paged import Policy
+from paged.errors import BatchError, BatchOutOfOrder, DuplicateRequest, RequestInFlight, TooManyOutstanding, WrongTokens
 
 NOTHING = np.empty(0, np.int64)
 SWAPS = Policy(name="swaps", take="tail", preemption="swap")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import POLICIES, NeverFits
+from paged import POLICIES
+from paged.errors import NeverFits
 
 
 @pytest.mark.parametrize("policy", POLICIES)

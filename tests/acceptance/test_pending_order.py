@@ -2,7 +2,8 @@
 
 import pytest
 
-from paged import BlockManager, InvalidTokens, NothingInFlight
+from paged import BlockManager
+from paged.errors import InvalidTokens, NothingInFlight
 
 PROMPT = list(range(9))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import InvalidConfig, InvalidRequest, Request, Retention, UnknownContent
+from paged import Request, Retention
+from paged.errors import InvalidConfig, InvalidRequest, UnknownContent
 
 A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
 

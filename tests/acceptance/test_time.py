@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from paged import InvalidRequest, Request, Retention
+from paged import Request, Retention
+from paged.errors import InvalidRequest
 
 A = list(range(8))
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import (
-    BatchEnded,
-    BatchOutOfOrder,
-    ForeignBatch,
-    InvalidRequest,
-    PagedError,
-    RequestInFlight,
-    WrongTokens,
-)
+from paged import PagedError
+from paged.errors import BatchEnded, BatchOutOfOrder, ForeignBatch, InvalidRequest, RequestInFlight, WrongTokens
 
 
 def whole_state(scheduler):

@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import InvalidPool, KVPool
+from paged.attention import KVPool
+from paged.errors import InvalidPool
 
 SIZES = {"num_layers": 2, "num_blocks": 3, "block_size": 2, "num_kv_heads": 2, "head_dim": 3}
 NUM_SLOTS = SIZES["num_blocks"] * SIZES["block_size"]

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 import torch
 
 from paged import Moves
-from paged.attention import InvalidPool, KVPool, run_moves
+from paged.attention import KVPool, run_moves
+from paged.errors import InvalidPool
 
 NUM_DEVICE, NUM_HOST, NUM_LAYERS = 5, 4, 3
 

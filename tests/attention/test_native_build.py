@@ -14,15 +14,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import (
-    BuildFailed,
-    LayerShape,
-    UnsupportedByBackend,
-    backend as registry,
-    best_backend,
-    get_backend,
-)
+from paged.attention import LayerShape, backend as registry, best_backend, get_backend
 from paged.attention.native import backend as native, build
+from paged.errors import BuildFailed, UnsupportedByBackend
 
 # They are replaced, or remember what they said, in some of the tests.
 REMEMBER = (build.library, build.processor, native.attention_function, registry._say_once)

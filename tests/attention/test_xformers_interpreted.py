@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
 
-from paged.attention import LayerOptions, StepTokens, UnsupportedByBackend, get_backend
+from paged.attention import LayerOptions, StepTokens, get_backend
+from paged.errors import UnsupportedByBackend
 
 # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
 pytestmark = [

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.lib import NumpyVersion
 
-from paged.attention import LayerShape, UnsupportedByBackend, best_backend, get_backend
+from paged.attention import LayerShape, best_backend, get_backend
 from paged.attention.xformers_splitk import Backend
+from paged.errors import UnsupportedByBackend
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paged.base.arguments import int64_array, token_array
-from paged.block_manager import InvalidTokens
+from paged.errors import InvalidTokens
 
 
 @pytest.mark.parametrize("highest", [np.array([2**63 - 1], np.uint64), [2**63 - 1], np.array([2**63 - 1])])

@@ -7,6 +7,7 @@ beginning with the invariant's number.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from paged.block_manager import BlockManager
 from paged.block_manager.pool import _CONTENT
 from paged.scheduler import Request, Scheduler, Status
+from paged.scheduler.batch import Left
 
 OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
 
@@ -467,15 +469,16 @@ def promise_more_than_the_pool(state):
 
 
 def outstand_twice(state):
-    state.outstanding.append(state.outstanding[0])
+    state.outstanding.batches.append(state.outstanding.batches[0])
 
 
-def forget_that_a_share_was_left_behind(state):
-    state.outstanding[0].ticket.gone[0] = (state.requests["a"], 0)
+def sample_for_one_that_has_ended(state):
+    ended = copy(state.requests["a"])
+    state.outstanding.batches[0].ticket.gone[0] = Left(ended, 0, is_void=False)
 
 
 def forget_a_batch(state):
-    state.outstanding.clear()
+    state.outstanding.batches.clear()
 
 
 def lower_the_budget(state):
@@ -508,10 +511,7 @@ SCHEDULER_PLANTS: list[tuple[Callable[[Any], None], str]] = [
     (mix_up_the_running_rows, "9: the array of running rows differs from the running requests."),
     (promise_more_than_the_pool, "8: 11 blocks are reserved for worst cases; the pool has 8."),
     (outstand_twice, "8: batches [1, 1] are out, not rising."),
-    (
-        forget_that_a_share_was_left_behind,
-        "8: batches hold shares of requests that left their rows: {'a': 1}; they count {}.",
-    ),
+    (sample_for_one_that_has_ended, '8: batch 1 samples for request "a", which has ended.'),
     (forget_a_batch, "8: rows [0, 1] are in flight; the outstanding batches have []."),
     (lower_the_budget, "8: batch 1 has 6 tokens, more than the budget."),
     (lower_max_sequences, "8: batch 1 has 2 rows, more than max_sequences."),

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from paged.block_manager import InvalidNamespace
 from paged.block_manager.content_key import namespace_of, node_prefix, root_prefix
+from paged.errors import InvalidNamespace
 
 # Few letters and small numbers, so that what could be mistaken for something else comes up often.
 LEAVES = (

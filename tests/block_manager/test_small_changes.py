@@ -2,7 +2,8 @@
 
 import pytest
 
-from paged import BlockManager, InvalidConfig, UnknownRow
+from paged import BlockManager
+from paged.errors import InvalidConfig, UnknownRow
 from paged.testing import ManagerRig, ManagerWorld
 
 

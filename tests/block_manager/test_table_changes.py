@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from paged.block_manager import BlockManager, PagedError
+from paged.block_manager import BlockManager
+from paged.errors import PagedError
 
 
 class Mirror:

@@ -21,7 +21,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("zmq")
 
 from paged.cli import app
-from paged.integrations.vllm_flags import FLAGS
+from paged.engine.vllm_flags import FLAGS
 from paged.serving import server as serving
 from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.settings import Settings

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from integrations import vllm_things
 
-from paged import DuplicateRequest, NeverFits, Output, UnknownRequest
+from paged import Output
+from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
 from paged.testing import Capabilities
 from paged.testing.world import World
 

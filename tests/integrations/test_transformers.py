@@ -9,8 +9,8 @@ import torch
 from integrations.batching import Stepped, alone, manager_of, tiny_llama
 
 from paged import POLICIES, Costs, Moves
-from paged.attention import InvalidPool
-from paged.integrations.transformers import RefusedByPaged, Scheduler, UnsupportedTransformers, install, needed
+from paged.errors import InvalidPool, RefusedByPaged, UnsupportedTransformers
+from paged.integrations.transformers import Scheduler, install, needed
 from paged.integrations.transformers.block_store import BlockStore
 
 SHARED = [1, 2, 3, 4, 5, 6, 1, 3, 5, 2, 4, 6]

@@ -195,7 +195,7 @@ def test_after_a_pause_the_runner_is_told_all_tokens():
 
 
 def test_steps_end_in_order():
-    from paged.integrations.vllm.errors import WrongAnswer
+    from paged.errors import WrongAnswer
 
     core = plug_in(is_ahead=True)
     core.add_request(request("a", [1, 2]))

@@ -8,7 +8,7 @@ import torch
 from integrations.plugged import Runner
 from integrations.vllm_things import answer, plug_in, request
 
-from paged.integrations.vllm import RefusedByPaged
+from paged.errors import RefusedByPaged
 from paged.integrations.vllm.host_tier import HostTier
 
 BLOCK_SIZE = 2

@@ -149,7 +149,7 @@ def test_an_id_that_comes_again_while_its_predecessors_step_runs_waits_for_that(
 
 
 def test_an_id_that_lives_is_refused_and_its_first_request_goes_on():
-    from paged.integrations.vllm.errors import WrongAnswer
+    from paged.errors import WrongAnswer
 
     core = plug_in()
     core.add_request(request("a", [1, 2, 3]))
@@ -373,7 +373,7 @@ def test_drafts_that_nobody_judged_are_not_counted():
     ],
 )
 def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sampled, words):
-    from paged.integrations.vllm.errors import WrongAnswer
+    from paged.errors import WrongAnswer
 
     core = plug_in(max_num_batched_tokens=4)
     core.add_request(request("a", [1, 2, 3]))
@@ -388,7 +388,7 @@ def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sa
 
 
 def test_a_runner_that_says_nothing_of_a_request_is_told_which():
-    from paged.integrations.vllm.errors import WrongAnswer
+    from paged.errors import WrongAnswer
 
     core = plug_in()
     core.add_request(request("a", [1, 2, 3]))
@@ -401,7 +401,7 @@ def test_a_runner_that_says_nothing_of_a_request_is_told_which():
 
 
 def test_a_step_ends_once():
-    from paged.integrations.vllm.errors import WrongAnswer
+    from paged.errors import WrongAnswer
 
     core = plug_in()
     core.add_request(request("a", [1]))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from integrations.vllm_things import IS_REAL, Grammars, config, memory, plug_in
 
-from paged.integrations.vllm import Options, RefusedByPaged, Scheduler, UnsupportedVllm, needed
+from paged.errors import RefusedByPaged, UnsupportedVllm
+from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
 ASKED = {

@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paged import Engine, InvalidRequest, SamplingParams, UnsupportedModel
+from paged import Engine, SamplingParams
+from paged.errors import InvalidRequest, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.shrinking import VOCABULARY, shrunk
 

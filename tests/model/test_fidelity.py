@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import Engine, InvalidConfig, Policy
-from paged.simulator import Recording, RecordingFailed, StepTime, differences, predict, record, replay
+from paged import Engine, Policy
+from paged.errors import InvalidConfig, RecordingFailed
+from paged.simulator import Recording, StepTime, differences, predict, record, replay
 from paged.testing.tiny_model import tiny_model
 from paged.traces import Trace, synthetic
 

@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import Engine, InvalidConfig  # noqa: E402
+from paged import Engine  # noqa: E402
+from paged.errors import InvalidConfig  # noqa: E402
 from paged.model import free_memory  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 

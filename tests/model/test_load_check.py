@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from transformers import AttentionMaskInterface, AutoConfig
 
-from paged import UnsupportedModel
+from paged.errors import UnsupportedModel
 from paged.model.hook import ATTENTION, Mask, register
 from paged.model.load_check import check_answers
 from paged.model.shrinking import shrunk

@@ -19,9 +19,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
-from paged import LLM, InvalidRequest, SamplingParams, StructuredOutputsParams
+from paged import LLM, SamplingParams, StructuredOutputsParams
+from paged.errors import (
+    BrokenCheckpoint,
+    BudgetTooSmall,
+    CheckpointNotFound,
+    InvalidRequest,
+    ModelError,
+    UnsupportedModel,
+)
 from paged.model.capacity import blocks_within, bytes_per_block
-from paged.model.errors import BrokenCheckpoint, BudgetTooSmall, CheckpointNotFound, ModelError, UnsupportedModel
 from paged.model.loading import load_model
 
 WEIGHTS = "model.safetensors"

@@ -10,7 +10,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from paged import BudgetTooSmall, Engine, SamplingParams, UnsupportedModel
+from paged import Engine, SamplingParams
+from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.hardware import ModelShape, model_named
 from paged.model.random_weights import random_model
 

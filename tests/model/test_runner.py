@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 import torch
 
 from paged import Request
-from paged.attention import StepTokens, UnknownBackend
+from paged.attention import StepTokens
+from paged.errors import UnknownBackend
 from paged.model import capacity
 from paged.model.runner import runner_for
 from paged.model.threads import THREADS

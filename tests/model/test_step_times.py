@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import Engine, InvalidConfig
+from paged import Engine
+from paged.errors import InvalidConfig, UnevenRounds
 from paged.hardware import Profile
-from paged.profiling import KINDS, StepTimes, UnevenRounds, designed, engine_for
+from paged.profiling import KINDS, StepTimes, designed, engine_for
 from paged.simulator import work_of
 from paged.testing.tiny_model import tiny_model
 

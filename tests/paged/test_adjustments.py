@@ -6,8 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 processors = pytest.importorskip("transformers.generation.logits_process")
 
-from paged.sampling import BadLogits, SamplingParams, sample  # noqa: E402
-from paged.sampling.adjustments import NO_LANE, Adjustments, ProcessorFailed  # noqa: E402
+from paged.errors import BadLogits, ProcessorFailed  # noqa: E402
+from paged.sampling import SamplingParams, sample  # noqa: E402
+from paged.sampling.adjustments import NO_LANE, Adjustments  # noqa: E402
 
 VOCABULARY = 40
 STOPS = (3, 4)

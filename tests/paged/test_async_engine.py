@@ -8,18 +8,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import (
-    AsyncEngine,
-    BeamSearchParams,
-    DeadlineExceeded,
-    DuplicateRequest,
-    EngineClosed,
-    InvalidRequest,
-    NeverFits,
-    SamplingParams,
-    load_model,
-)
+from paged import AsyncEngine, BeamSearchParams, SamplingParams, load_model
 from paged.checkpoint import checkpoint_path
+from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest, NeverFits
 
 PROMPTS = ["The with statement", "Return a new list", "def", "A generator is", "The with statement is used to"]
 

@@ -14,12 +14,12 @@ pytest.importorskip("transformers")
 
 import torch
 
-from paged import InvalidConfig
 from paged.bench import WORKLOADS, limits, workload
 from paged.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
 from paged.bench.floor import Floor
 from paged.bench.limits import Limits, product_rate
 from paged.checkpoint import checkpoint_path
+from paged.errors import InvalidConfig
 from paged.hardware import ModelShape, StepWork
 from paged.model.loading import load_model
 from paged.model.random_weights import random_model

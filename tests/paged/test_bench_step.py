@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged.attention import BuildFailed
 from paged.bench.step import StepParts
+from paged.errors import BuildFailed
 from paged.model.native.packed import model_library
 
 TINY = ["--rows", 3, "--context", 8, "--steps", 4]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import typer
 
-from paged import Costs, EngineConfig, InvalidConfig
+from paged import Costs, EngineConfig
 from paged.cli.app import app
-from paged.config import fields_of
+from paged.engine.config import fields_of
+from paged.errors import InvalidConfig
 from paged.serving.settings import Settings, read_settings
 
 SETTINGS = fields_of(EngineConfig)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.profiling import designed
 
 

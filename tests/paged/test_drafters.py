@@ -6,9 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import Engine, InvalidConfig, SamplingParams, load_model  # noqa: E402
+from paged import Engine, SamplingParams, load_model  # noqa: E402
 from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
+from paged.errors import InvalidConfig  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.shadowed_pool import ShadowedPool  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
@@ -136,14 +137,14 @@ class Watched:
     """An engine on a pool whose shadow knows what every slot has to hold; memory of nobody is NaN, the draft model's, too."""
 
     def __init__(self, **options):
-        import paged.engine
+        import paged.engine.engine
 
-        real = paged.engine.pool_for
+        real = paged.engine.engine.pool_for
         try:
-            paged.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
+            paged.engine.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
             self.engine = Engine(tiny_model(), block_size=2, **options)
         finally:
-            paged.engine.pool_for = real
+            paged.engine.engine.pool_for = real
         self.pool, runner = self.engine.pool, self.engine.runner
         self.pools, self.real, runner.logits = [self.pool], runner.logits, self.logits
         self.num_nan = 0

@@ -7,22 +7,19 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import (
-    LLM,
+from paged import LLM, Engine, SamplingParams, load_model
+from paged.checkpoint import checkpoint_path
+from paged.errors import (
     BudgetTooSmall,
     DuplicateRequest,
-    Engine,
     EngineFailed,
     InvalidConfig,
     InvalidRequest,
     InvalidSampling,
     NeverFits,
-    SamplingParams,
     UnknownBackend,
     UnknownRequest,
-    load_model,
 )
-from paged.checkpoint import checkpoint_path
 
 PROMPT = "The with statement"
 

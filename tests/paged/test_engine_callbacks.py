@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import LLM, Engine, EngineInUse, SamplingParams
+from paged import LLM, Engine, SamplingParams
+from paged.errors import EngineInUse
 from paged.testing.tiny_model import tiny_model
 
 SIX = SamplingParams(max_tokens=6)

@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged import LLM, Engine, EngineFailed, SamplingParams
+from paged import LLM, Engine, SamplingParams
+from paged.errors import EngineFailed
 from paged.testing.tiny_model import tiny_model
 
 SIX = SamplingParams(max_tokens=6)

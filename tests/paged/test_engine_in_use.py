@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import LLM, EngineInUse, SamplingParams
+from paged import LLM, SamplingParams
+from paged.errors import EngineInUse
 from paged.testing.tiny_model import tiny_model
 
 SIX = SamplingParams(max_tokens=6)

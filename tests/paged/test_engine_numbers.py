@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import LLM, Engine, InvalidConfig, InvalidRequest, InvalidSampling, SamplingParams
+from paged import LLM, Engine, SamplingParams
+from paged.errors import InvalidConfig, InvalidRequest, InvalidSampling
 from paged.testing.tiny_model import tiny_model
 
 NAN = float("nan")

@@ -5,19 +5,9 @@ import re
 
 import pytest
 
-from paged import InvalidConfig, PagedError
-from paged.hardware import (
-    BadHardwareFile,
-    Device,
-    Experts,
-    ModelShape,
-    UnknownDevice,
-    UnknownModel,
-    device_named,
-    device_names,
-    model_named,
-    model_names,
-)
+from paged import PagedError
+from paged.errors import BadHardwareFile, InvalidConfig, UnknownDevice, UnknownModel
+from paged.hardware import Device, Experts, ModelShape, device_named, device_names, model_named, model_names
 
 TINY = {
     "name": "tiny",

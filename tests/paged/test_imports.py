@@ -33,10 +33,7 @@ def test_importing_a_package_leaves_the_heavy_ones_out(run_python: RunPython, pa
 ENGINE_NAMES = (
     "LLM",
     "AsyncEngine",
-    "DeadlineExceeded",
     "Engine",
-    "EngineClosed",
-    "EngineFailed",
     "LoadedModel",
     "load_model",
 )
@@ -78,7 +75,7 @@ def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPyt
     assert result.stdout == "[('a', [7], 'length')]\n", result.stderr
 
 
-@pytest.mark.parametrize("start", [["-c", "from paged import Scheduler, AttentionError"], ["-m", "paged", "policies"]])
+@pytest.mark.parametrize("start", [["-c", "from paged import Scheduler, attention"], ["-m", "paged", "policies"]])
 def test_modules_of_the_same_names_beside_a_program_are_left_alone(
     run_python: RunPython, tmp_path: Path, start: list[str]
 ) -> None:
@@ -90,11 +87,9 @@ def test_modules_of_the_same_names_beside_a_program_are_left_alone(
 
 def test_a_room_has_one_name(run_python: RunPython, repository: Path) -> None:
     # In the checkout the three folders lie beside paged; what is loaded, pickled and type-checked is paged's part.
-    program = (
-        f"import sys; sys.path.insert(0, {str(repository)!r}); import paged; paged.Scheduler; paged.AttentionError"
-    )
+    program = f"import sys; sys.path.insert(0, {str(repository)!r}); import paged.attention; paged.Scheduler"
     loaded = loaded_after(run_python, program)
-    assert {"paged.attention.errors", "paged.block_manager.manager", "paged.scheduler.core"} <= loaded
+    assert {"paged.attention", "paged.block_manager.manager", "paged.scheduler.core"} <= loaded
     assert {name.partition(".")[0] for name in loaded}.isdisjoint({"attention", "block_manager", "scheduler"})
 
 
@@ -108,7 +103,7 @@ def test_a_name_that_needs_a_library_which_is_not_there_says_what_installs_it(ru
         "sys.meta_path.insert(0, Finder())\n"
         "import paged\n"
         f"try: paged.{name}\n"
-        "except paged.MissingExtra as error: print(error)\n"
+        "except paged.errors.MissingExtra as error: print(error)\n"
     )
     result = run_python("-c", program)
     assert (
@@ -149,16 +144,20 @@ def test_type_checkers_see_the_same_names_from_the_same_packages() -> None:
     }
     assert seen == {package: tuple(sorted(names)) for package, names in paged._PUBLIC_NAMES.items()}
     lazy = {name for names in paged._PUBLIC_NAMES.values() for name in names}
-    assert lazy | {"MissingExtra"} == set(paged.__all__)
+    assert lazy | {"PagedError"} == set(paged.__all__)
 
 
-@pytest.mark.parametrize("package", ["paged.block_manager", "paged.scheduler"])
-def test_every_typed_error_of_a_package_can_be_caught_by_its_name_in_paged(package: str) -> None:
-    module = importlib.import_module(package)
-    public = {name: getattr(module, name) for name in module.__all__}
-    errors = {name for name, value in public.items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert errors
-    assert errors <= set(paged.__all__)
+@pytest.mark.parametrize("name", ["OutOfBlocks", "MissingExtra", "PagedWarning"])
+def test_an_error_is_a_name_of_paged_errors_alone_and_who_asks_paged_for_it_is_told(name: str) -> None:
+    assert getattr(paged.errors, name).__module__ == "paged.errors"
+    with pytest.raises(AttributeError, match=f"module 'paged' has no attribute '{name}'; it is paged.errors.{name}"):
+        getattr(paged, name)
+
+
+@pytest.mark.parametrize("room", ["attention", "block_manager", "scheduler"])
+def test_no_room_has_errors_of_its_own(room: str) -> None:
+    module = importlib.import_module(f"paged.{room}")
+    assert {name for name in vars(paged.errors) if name[0].isupper()}.isdisjoint(module.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -8,16 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from paged.hardware import BadHardwareFile, UnknownDevice, device_named
-from paged.hardware.kernels import (
-    BadKernelRow,
-    KernelTables,
-    UnknownKernel,
-    fit_folder,
-    kernel_names,
-    kernels_named,
-    read_folder,
-)
+from paged.errors import BadHardwareFile, BadKernelRow, UnknownDevice, UnknownKernel
+from paged.hardware import device_named
+from paged.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
 from paged.hardware.kernels.completion import completed
 
 LAUNCH_MS = 0.004

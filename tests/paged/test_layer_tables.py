@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paged.hardware import BadHardwareFile, model_named
-from paged.hardware.kernels import BadKernelRow
+from paged.errors import BadHardwareFile, BadKernelRow
+from paged.hardware import model_named
 from paged.hardware.kernels.layer_measurements import described, read_layers
 from paged.hardware.kernels.layer_tables import LayerTables
 from paged.hardware.kernels.multilinear import Multilinear

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import InvalidConfig
-from paged.hardware import BadHardwareFile, Faster, Roofline, StepWork, device_named, model_named
+from paged.errors import BadHardwareFile, InvalidConfig
+from paged.hardware import Faster, Roofline, StepWork, device_named, model_named
 from paged.hardware.derived_layers import DerivedLayers, Timing
 from paged.hardware.launching import Launching
 from paged.hardware.link import Link, link_of

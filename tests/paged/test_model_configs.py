@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from paged.hardware import BadHardwareFile, UnknownModel, model_named
+from paged.errors import BadHardwareFile, UnknownModel
+from paged.hardware import model_named
 
 LLAMA = {
     "model_type": "llama",

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import InvalidConfig, UnknownPolicy
-from paged.hardware import UnknownModel
+from paged.errors import InvalidConfig, UnknownModel, UnknownPolicy
 from paged.simulator import (
     Device,
     Load,

@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import InvalidConfig
-from paged.hardware import (
-    BadHardwareFile,
-    Profile,
-    ProfiledModel,
-    Roofline,
-    StepWork,
-    Tiling,
-    device_named,
-    model_named,
-)
+from paged.errors import BadHardwareFile, InvalidConfig
+from paged.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
 from paged.hardware.least_squares import non_negative_least_squares
 
 PRICES = Profile(

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paged import BlockManager, InvalidConfig
-from paged.hardware import BadHardwareFile, Profile, ProfiledModel, Tiling, model_named
+from paged import BlockManager
+from paged.errors import BadHardwareFile, InvalidConfig
+from paged.hardware import Profile, ProfiledModel, Tiling, model_named
 from paged.report.facts import facts, sentence
 from paged.simulator import Device, Load, Scenario, run
 

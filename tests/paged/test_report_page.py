@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.report.averages import averaged, edges_of
 from paged.report.comparisons import cumulative, preemptions, under_load
 from paged.report.drawing import count_axis
@@ -180,7 +180,7 @@ def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_w
         "import sys; sys.modules['plotly'] = None\n"
         "import paged, paged.report\n"
         "try: paged.report.write_html('never.html', [])\n"
-        "except paged.MissingExtra as error: print(error)\n"
+        "except paged.errors.MissingExtra as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     expected = "paged.report.write_html needs plotly, which is not installed; `pip install '.[report]'` in a checkout of paged brings it.\n"

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged import BudgetTooSmall, Costs, InvalidConfig
+from paged import Costs
+from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
 GIB = 1 << 30

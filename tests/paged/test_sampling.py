@@ -5,16 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from paged.block_manager import PagedError
-from paged.sampling import (
-    BadLogits,
-    InvalidSampling,
-    SamplingParams,
-    sample,
-    sampler as the_sampler,
-    seed_of,
-    weights as weights_of,
-)
+from paged.errors import BadLogits, InvalidSampling, PagedError
+from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of
 from paged.sampling.weights import weights
 
 torch = pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidProgram
 from paged.testing import (
     ManagerRig,
     ManagerWorld,
@@ -19,7 +20,7 @@ from paged.testing import (
     soak,
 )
 from paged.testing.machines import ManagerMachine, run_machine
-from paged.testing.saved import InvalidProgram, imported, keep, load, rerun, save
+from paged.testing.saved import imported, keep, load, rerun, save
 from paged.testing.world import build_scheduler
 
 THEIRS = '''

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paged import uninterrupted
+from paged.base import uninterrupted
 from paged.cli import signals
 from paged.simulator import workers
 from paged.simulator.workers import _Worker, processes

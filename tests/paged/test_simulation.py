@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, InvalidConfig, Scheduler
+from paged import POLICIES, BlockManager, Scheduler
+from paged.errors import InvalidConfig, SimulationStuck
 from paged.hardware import StepWork
-from paged.simulator import Simulation, SimulationStuck, StepTime, simulate
+from paged.simulator import Simulation, StepTime, simulate
 from paged.simulator.latencies import Latencies
 from paged.simulator.result import Percentiles
 from paged.traces import excerpt_path, read_trace

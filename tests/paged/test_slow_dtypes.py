@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import LLM, BuildFailed, PagedWarning, SamplingParams  # noqa: E402
+from paged import LLM, SamplingParams  # noqa: E402
+from paged.errors import BuildFailed, PagedWarning  # noqa: E402
 from paged.model import dtypes  # noqa: E402
 from paged.model.native import packed  # noqa: E402
 

@@ -12,14 +12,12 @@ pytest.importorskip("llguidance")
 from paged import (  # noqa: E402
     LLM,
     Engine,
-    GrammarFailed,
-    InvalidRequest,
-    InvalidSampling,
     SamplingParams,
     StructuredOutputsParams,
     load_model,
 )
 from paged.checkpoint import checkpoint_path  # noqa: E402
+from paged.errors import GrammarFailed, InvalidRequest, InvalidSampling  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
 SCHEMA = {
@@ -213,7 +211,7 @@ def test_what_does_not_go_together_is_refused():
 def test_the_extra_is_named_where_it_is_not_installed(model, monkeypatch):
     import sys
 
-    from paged.extras import MissingExtra
+    from paged.errors import MissingExtra
 
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     monkeypatch.delitem(sys.modules, "paged.sampling.grammars", raising=False)

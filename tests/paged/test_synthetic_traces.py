@@ -5,18 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from paged import BlockManager, InvalidConfig, Request, Scheduler
-from paged.traces import (
-    PRESETS,
-    InvalidSpec,
-    LogNormal,
-    Trace,
-    excerpt_path,
-    open_trace,
-    read_trace,
-    save_trace,
-    synthetic,
-)
+from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidConfig, InvalidSpec
+from paged.traces import PRESETS, LogNormal, Trace, excerpt_path, open_trace, read_trace, save_trace, synthetic
 
 MANY = 200_000
 

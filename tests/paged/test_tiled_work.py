@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, InvalidConfig, Request, Scheduler
+from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidConfig
 from paged.hardware import Profile, StepWork, Tiling
 from paged.scheduler.stretch import SteadyBatch
 from paged.simulator import Simulation, steady_work, work_of

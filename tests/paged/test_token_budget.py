@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.hardware import Faster, Roofline, StepWork, budgets, device_named, model_named, suiting_budget
 from paged.simulator import Device, Load, Scenario, StepTime
 

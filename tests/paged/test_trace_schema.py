@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged import InvalidConfig
-from paged.traces import Trace, TraceError, read_trace, save_trace
+from paged.errors import InvalidConfig, TraceError
+from paged.traces import Trace, read_trace, save_trace
 
 ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.traces import Trace, excerpt_path, read_trace, superposed, synthetic
 
 

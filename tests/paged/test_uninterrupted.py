@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from paged.uninterrupted import ENDING, Uninterrupted, handled_by
+from paged.base.uninterrupted import ENDING, Uninterrupted, handled_by
 
 
 @pytest.fixture(autouse=True)

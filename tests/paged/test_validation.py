@@ -5,19 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from paged import InvalidConfig
-from paged.simulator import (
-    METRICS,
-    STATISTICS,
-    Asked,
-    BadRun,
-    UnknownEngine,
-    closed_loops,
-    engine_named,
-    engine_names,
-    read_run,
-    validated,
-)
+from paged.errors import BadRun, InvalidConfig, UnknownEngine
+from paged.simulator import METRICS, STATISTICS, Asked, closed_loops, engine_named, engine_names, read_run, validated
 from paged.simulator.validation import prepared, simulation_of, taken_in
 from paged.traces import Trace
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from paged import InvalidRequest, InvalidSampling, SamplingParams
+from paged import SamplingParams
 from paged.cli.app import run
-from paged.door import checked_text, checked_tokens
+from paged.engine.door import checked_text, checked_tokens
+from paged.errors import InvalidRequest, InvalidSampling
 
 LOAD = ["azure", "--limit", "20", "--blocks", "500"]
 

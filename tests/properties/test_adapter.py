@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from paged import DuplicateRow, InvalidConfig, InvalidTokens, NothingInFlight, OutOfBlocks, RowInFlight, UnknownRow
+from paged.errors import (
+    DuplicateRow,
+    InvalidConfig,
+    InvalidTokens,
+    NothingInFlight,
+    OutOfBlocks,
+    RowInFlight,
+    UnknownRow,
+)
 from paged.testing import BrokenPromise, KVManager, ManagerAdapter, ManagerWorld, Violation, held_to, replay
 from paged.testing.machines import AdapterMachine, run_machine
 

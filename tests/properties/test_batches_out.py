@@ -13,17 +13,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from paged import (
-    POLICIES,
-    BlockManager,
-    DuplicateRequest,
-    NeverFits,
-    PagedError,
-    Request,
-    RequestInFlight,
-    Scheduler,
-    WrongTokens,
-)
+from paged import POLICIES, BlockManager, PagedError, Request, Scheduler
+from paged.errors import DuplicateRequest, NeverFits, RequestInFlight, WrongTokens
 
 VOCABULARY = 3
 

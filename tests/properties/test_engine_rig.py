@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from paged import NeverFits
+from paged.errors import NeverFits
 from paged.testing import Capabilities, EngineRequest, EngineRig, EngineWorld, ServingEngine, Violation, capabilities_of
 from paged.testing.engine_rig import Stream
 from paged.testing.machines import EngineMachine

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st, target
 
-from paged import POLICIES, BlockManager, InvalidConfig, NeverFits, Policy, Request, Scheduler
+from paged import POLICIES, BlockManager, Policy, Request, Scheduler
+from paged.errors import InvalidConfig, NeverFits
 
 STRATEGIES = {
     name: get_args(hint) for name, hint in get_type_hints(Policy).items() if str(hint).startswith("typing.Lit")

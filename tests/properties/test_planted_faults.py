@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import BlockManager, OutOfBlocks, Scheduler
+from paged import BlockManager, Scheduler
+from paged.errors import OutOfBlocks
 from paged.testing import Violation, random_program
 from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler

@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from paged import NeverFits, Scheduler
+from paged import Scheduler
+from paged.errors import NeverFits
 from paged.testing import SCENARIOS, Capabilities, Violation, run_scenario
 from paged.testing.saved import load, rerun, save
 from paged.testing.world import build_scheduler

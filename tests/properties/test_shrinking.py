@@ -2,7 +2,8 @@
 
 import pytest
 
-from paged import BlockManager, InvalidConfig, Request
+from paged import BlockManager, Request
+from paged.errors import InvalidConfig
 from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
 from paged.testing.machines import ManagerMachine, run_machine
 from paged.testing.violation import Program

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import event, example, given, strategies as st, target
 
-from paged import POLICIES, BlockManager, InvalidRequest, NeverFits, Request, Scheduler, WrongTokens
+from paged import POLICIES, BlockManager, Request, Scheduler
+from paged.errors import InvalidRequest, NeverFits, WrongTokens
 from paged.scheduler.stretch import skip, steady_batch, steady_steps
 
 ON_DEMAND = msgspec.structs.replace(POLICIES["static"], name="lockstep on demand", reservation="prompt")

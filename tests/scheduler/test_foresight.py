@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.block_manager import BlockManager, InvalidConfig
+from paged.block_manager import BlockManager
+from paged.errors import InvalidConfig
 from paged.scheduler import POLICIES, Request, Scheduler
 from paged.scheduler.admission import watermark
 from paged.scheduler.foresight import ROWS, STRIDE, peak

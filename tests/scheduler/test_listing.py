@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from paged import POLICIES, BlockManager, InvalidConfig, Request, Scheduler, UnknownRequest
+from paged import POLICIES, BlockManager, Request, Scheduler
+from paged.errors import InvalidConfig, UnknownRequest
 
 
 def run(policy, seed):

@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from paged.block_manager import InvalidConfig
-from paged.scheduler import POLICIES, Costs, Policy, UnknownPolicy
+from paged.errors import InvalidConfig, UnknownPolicy
+from paged.scheduler import POLICIES, Costs, Policy
 from paged.scheduler.policies import _STRATEGIES, policy_named
 
 NAMES = (

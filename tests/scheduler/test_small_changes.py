@@ -2,7 +2,8 @@
 
 import pytest
 
-from paged import POLICIES, BlockManager, InvalidConfig, NeverFits, Policy, Request, Retention, Scheduler
+from paged import POLICIES, BlockManager, Policy, Request, Retention, Scheduler
+from paged.errors import InvalidConfig, NeverFits
 from paged.scheduler.stopping import STOP, kept_of
 from paged.scheduler.stretch import steady_batch
 

@@ -17,15 +17,14 @@ import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from paged import BlockManager, InvalidConfig  # noqa: E402
-from paged.serving.kv_config import KvEventsConfig  # noqa: E402
-from paged.serving.kv_events import (  # noqa: E402
-    KvEventPublisher,
+from paged import BlockManager  # noqa: E402
+from paged.errors import (  # noqa: E402
+    InvalidConfig,
     PublisherFailed,
     UnusableEndpoint,
-    configured_publisher,
-    of_rank,
 )
+from paged.serving.kv_config import KvEventsConfig  # noqa: E402
+from paged.serving.kv_events import KvEventPublisher, configured_publisher, of_rank  # noqa: E402
 from paged.serving.kv_index import KvIndex  # noqa: E402
 from paged.serving.kv_subscriber import KvSubscriber  # noqa: E402
 

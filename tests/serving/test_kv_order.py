@@ -7,8 +7,9 @@ from itertools import count
 import pytest
 from hypothesis import event, given, settings, strategies as st
 
-from paged.serving.kv_follower import EventsLost, KvFollower
-from paged.serving.kv_index import InconsistentEvent, KvIndex
+from paged.errors import EventsLost, InconsistentEvent
+from paged.serving.kv_follower import KvFollower
+from paged.serving.kv_index import KvIndex
 from paged.serving.kv_journal import Journal
 from paged.serving.kv_wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, decoded
 

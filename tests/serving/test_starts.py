@@ -18,7 +18,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from paged.serving.feed import NoFeed, snapshots
+from paged.errors import NoFeed
+from paged.serving.feed import snapshots
 
 from .http_client import ask, get  # noqa: TID252
 from .serving_process import END_S, START_S, started  # noqa: TID252

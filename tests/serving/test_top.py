@@ -14,7 +14,8 @@ from rich.console import Console
 
 from paged.cli.app import run
 from paged.cli.top_view import draw
-from paged.serving.feed import NoFeed, snapshots
+from paged.errors import NoFeed
+from paged.serving.feed import snapshots
 
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)

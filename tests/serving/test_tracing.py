@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanKind, StatusCode, use_span
 
-from paged import InvalidConfig
+from paged.errors import InvalidConfig
 from paged.serving.records import RequestRecord
 from paged.serving.tracing import MOST_SPANS, Traces, checked_url
 
@@ -258,7 +258,7 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == {missing!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 sys.meta_path.insert(0, Finder())
-from paged import MissingExtra
+from paged.errors import MissingExtra
 from paged.serving.tracing import Traces
 try: Traces("http://collector")
 except MissingExtra as error: print(error)

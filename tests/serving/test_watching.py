@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import EngineOutput, UnknownRequest
+from paged import EngineOutput
+from paged.errors import UnknownRequest
 from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
 from paged.serving.sight import KINDS, Snapshot, Story
 

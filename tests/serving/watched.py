@@ -14,8 +14,9 @@ from random import Random
 
 import msgspec
 
-from paged import Engine, SamplingParams, UnknownRequest
+from paged import Engine, SamplingParams
 from paged.checkpoint import checkpoint_path
+from paged.errors import UnknownRequest
 from paged.serving.dashboard import page
 from paged.serving.watching import Watcher
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from paged.errors import UnknownDevice
 from paged.hardware.catalogue import device_named
-from paged.hardware.errors import UnknownDevice
 from paged.hardware.kernels.kernel_tables import KernelTables
 from paged.hardware.kernels.measurements import read_folder
 

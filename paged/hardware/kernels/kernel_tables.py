@@ -19,15 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from paged.base.whole_file import whole_file
+from paged.errors import BadHardwareFile, UnknownKernel
 from paged.hardware.device import Device
-from paged.hardware.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernels import guide
-from paged.hardware.kernels.errors import UnknownKernel
 from paged.hardware.kernels.grid import Grid
 from paged.hardware.kernels.kernel_file import FORMAT, KernelError, KernelFile, PackedGrids
 from paged.hardware.kernels.measurements import Columns, Measurements, Timed
-from paged.whole_file import whole_file
 
 KINDS = ("product", "prefill", "decode", "all_reduce")
 Seconds = NDArray[np.float64]

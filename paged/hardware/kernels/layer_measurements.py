@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.hardware.errors import BadHardwareFile
-from paged.hardware.kernels.errors import BadKernelRow
+from paged.errors import BadHardwareFile, BadKernelRow
 
 Numbers = NDArray[np.float64]
 SIZES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")

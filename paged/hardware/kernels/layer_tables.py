@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.hardware.errors import BadHardwareFile
+from paged.base.whole_file import whole_file
+from paged.errors import BadHardwareFile
 from paged.hardware.files import read_described
 from paged.hardware.kernels.completion import completed
 from paged.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
@@ -25,7 +26,6 @@ from paged.hardware.kernels.packing import packed_steps, unpacked_steps
 from paged.hardware.least_squares import non_negative_least_squares
 from paged.hardware.model_shape import ModelShape
 from paged.hardware.profile import ProfiledModel
-from paged.whole_file import whole_file
 
 FORMAT = 1
 """Of the file; raised when a field changes its meaning."""

@@ -14,12 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.extras import import_with_extra
+from paged.base.extras import import_with_extra
+from paged.errors import BadHardwareFile, BadKernelRow
 from paged.hardware.catalogue import device_names
 from paged.hardware.device import Device
-from paged.hardware.errors import BadHardwareFile
 from paged.hardware.kernels import guide
-from paged.hardware.kernels.errors import BadKernelRow
 
 Columns = Mapping[str, NDArray[Any]]
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}

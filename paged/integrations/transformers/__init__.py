@@ -8,7 +8,7 @@ What works, what is refused and why: docs/integrations/transformers.md. Knows tr
 promise to keep: on import it is looked whether this one has all that is needed. Needs transformers; nothing else of paged imports this.
 """
 
-from paged.integrations.transformers.errors import RefusedByPaged, Unfinished, UnsupportedTransformers
+from paged.errors import RefusedByPaged, Unfinished, UnsupportedTransformers
 from paged.integrations.transformers.needed import must_define_all, must_have_all
 
 must_have_all()

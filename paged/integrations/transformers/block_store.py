@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paged.attention import run_moves
-from paged.integrations.transformers.errors import RefusedByPaged
+from paged.errors import RefusedByPaged
 
 
 class BlockStore:

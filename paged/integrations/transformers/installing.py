@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paged.errors import RefusedByPaged
 from paged.integrations.transformers.block_store import BlockStore
-from paged.integrations.transformers.errors import RefusedByPaged
 from paged.integrations.transformers.plug_in import Scheduler
 from paged.scheduler import POLICIES, Costs, Scheduler as Decisions
 

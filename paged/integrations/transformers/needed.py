@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from paged.extras import installed_by
+from paged.base.extras import installed_by
+from paged.errors import UnsupportedTransformers
 from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
-from paged.integrations.transformers.errors import UnsupportedTransformers
 
 TRIED = ("5.17.0", "5.23.0")
 """Versions with which everything was run."""

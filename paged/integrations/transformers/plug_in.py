@@ -17,10 +17,10 @@ from typing import Any
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import Scheduler as TheirScheduler
 
-from paged.block_manager import BlockManager, PagedError
+from paged.block_manager import BlockManager
+from paged.errors import PagedError, Unfinished
 from paged.integrations.told import ToldTables
 from paged.integrations.transformers.block_store import BlockStore
-from paged.integrations.transformers.errors import Unfinished
 from paged.scheduler import Batch, Costs, Request, Scheduler as Decisions
 
 Fail = Callable[[Any, Exception], None]

@@ -8,7 +8,7 @@ What works, what is refused and why: docs/integrations/vllm.md. Knows vLLM's sch
 it is looked whether this one has all that is needed. Needs vLLM; nothing else of paged imports this.
 """
 
-from paged.integrations.vllm.errors import RefusedByPaged, UnsupportedVllm
+from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm.needed import must_define_all, must_have_all
 
 must_have_all()

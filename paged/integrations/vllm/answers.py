@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from paged.integrations.vllm.errors import WrongAnswer
+from paged.errors import WrongAnswer
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.translation import stop_reason_of
 from paged.scheduler import FINISH_REASONS, Batch, Outputs

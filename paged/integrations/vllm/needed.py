@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from paged.errors import UnsupportedVllm
 from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
-from paged.integrations.vllm.errors import UnsupportedVllm
 
 TRIED = ("0.32.0", "0.33.0 (its scheduler, without a model)")
 """Versions with which everything was run, but for what is said."""

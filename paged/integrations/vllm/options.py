@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paged.integrations.vllm.errors import RefusedByPaged
+from paged.errors import RefusedByPaged
 from paged.scheduler import POLICIES, Costs
 
 VARIABLE = "PAGED_VLLM"

@@ -22,9 +22,9 @@ from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from paged.block_manager import BlockManager, Moves, PagedError
+from paged.block_manager import BlockManager, Moves
+from paged.errors import PagedError, WrongAnswer
 from paged.integrations.vllm.answers import Answers, packed_for_clients, sampled_by_row, speculation_of
-from paged.integrations.vllm.errors import WrongAnswer
 from paged.integrations.vllm.host_tier import told_moves
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.needed import installed

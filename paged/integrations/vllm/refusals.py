@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paged.integrations.vllm.errors import RefusedByPaged
+from paged.errors import RefusedByPaged
 from paged.integrations.vllm.options import Options, is_host_tier
 from paged.scheduler import POLICIES
 

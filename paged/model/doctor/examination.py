@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from paged import __version__
-from paged.extras import installed_by
+from paged.base.extras import installed_by
 from paged.model.doctor.findings import Answer, BackendFound, Engine, Findings, Machine, Problem
 from paged.model.doctor.machine import libraries, machine, unfit_versions
 from paged.model.doctor.words import REPORT, cause, listed
@@ -31,7 +31,7 @@ def examine(*, build: bool = True) -> Findings:
     has_torch = not any(installed["engine"][name] is None for name in installed["engine"])
     if has_torch:
         try:
-            for name in ("torch", "transformers", "paged.llm"):
+            for name in ("torch", "transformers", "paged.engine.llm"):
                 import_module(name)
         except Exception as error:
             has_torch = False
@@ -103,7 +103,7 @@ def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | Non
 
 
 def _could_be_better(here: Machine, threads: int) -> Iterator[Problem]:
-    from paged.engine import DEFAULT_KV_BYTES
+    from paged.engine.engine import DEFAULT_KV_BYTES
 
     wanted, usual = here.environment.get("OMP_NUM_THREADS"), DEFAULT_KV_BYTES / 2**20
     if wanted is not None and threads < here.cores:

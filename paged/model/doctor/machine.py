@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from paged.attention.native import build
-from paged.extras import DISTRIBUTIONS, EXTRAS
+from paged.base.extras import DISTRIBUTIONS, EXTRAS
 from paged.model.doctor.findings import Machine, Problem
 from paged.model.free_memory import free_bytes_of_host
 from paged.model.threads import FreeCores, usable_cores

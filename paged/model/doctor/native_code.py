@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paged.attention import BuildFailed
 from paged.attention.native.backend import ATTENTION_LIBRARY
 from paged.attention.native.build import cache_folder, compiler_version, find_compiler, is_kept, library
+from paged.errors import BuildFailed
 from paged.model.doctor.findings import NativeCode, NativeLibrary, Problem, State
 from paged.model.native.packed import MODEL_LIBRARY, model_library
 

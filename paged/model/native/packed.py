@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.attention import BuildFailed
 from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
+from paged.errors import BuildFailed
 
 _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.

@@ -9,30 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread
 
-from paged.block_manager import PagedError
+from paged.errors import EngineInUse
 
 _NOW = "now"
-
-
-class EngineInUse(PagedError, RuntimeError):
-    """`call` cannot begin while `running` has not ended, which `thread` (a name) is in; None: this very thread, so that
-    `call` comes from a callback of `running`."""
-
-    def __init__(self, call: str, running: str, thread: str | None = None) -> None:
-        if thread is None:
-            sentence = (
-                f"{call} was called from a callback of {running}, on the same engine. "
-                f"A callback may add, finish and abort requests; call {call} when {running} has returned."
-            )
-        else:
-            sentence = (
-                f"{call}: the engine is in use by another thread, {thread}, which is in {running}. "
-                f"Hold a lock around calls of one engine, or give each thread an engine of its own; they may share a model."
-            )
-        super().__init__(sentence)
-        self.call = call
-        self.running = running
-        self.thread = thread
 
 
 class _Call:

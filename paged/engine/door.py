@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from paged.base.arguments import is_integer, is_real, token_array
-from paged.block_manager import InvalidTokens
-from paged.scheduler import InvalidRequest
+from paged.errors import InvalidRequest, InvalidTokens
 
 
 def checked_time(name: str, value: Any) -> float:

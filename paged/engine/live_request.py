@@ -10,7 +10,7 @@ from typing import Any
 
 from paged.decoding.stop_strings import StopStrings
 from paged.decoding.text import TextStream
-from paged.results import Alternatives, Completion, CompletionOutput, EngineOutput, Logprob, Timings
+from paged.engine.results import Alternatives, Completion, CompletionOutput, EngineOutput, Logprob, Timings
 from paged.sampling.adjustments import NO_LANE
 from paged.sampling.params import SamplingParams
 from paged.scheduler import RequestUsage

@@ -16,25 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from paged.block_manager import PagedError
-from paged.config import EngineConfig
-from paged.door import checked_time
-from paged.engine import Engine
+from paged.engine.config import EngineConfig
+from paged.engine.door import checked_time
+from paged.engine.engine import Engine
+from paged.engine.results import EngineOutput
+from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest
 from paged.model.loading import LoadedModel
-from paged.results import EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import SearchParams
-from paged.scheduler import DuplicateRequest, InvalidRequest
 
 T = TypeVar("T")
-
-
-class DeadlineExceeded(PagedError, TimeoutError):
-    """A request did not end in its time; it has been aborted."""
-
-
-class EngineClosed(PagedError, RuntimeError):
-    """The engine was closed: it takes no requests any more, and those that were alive have been aborted."""
 
 
 class AsyncEngine:

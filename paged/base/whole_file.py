@@ -9,16 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from paged.errors import PagedError
-
-
-class UnwritablePath(PagedError, OSError):
-    """A file cannot be written there: `path`, and `problem`, why not."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: cannot be written, {problem}")
-        self.path = path
-        self.problem = problem
+from paged.errors import UnwritablePath
 
 
 @contextmanager

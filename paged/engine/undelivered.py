@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from paged.results import EngineOutput
-from paged.uninterrupted import Uninterrupted
+from paged.base.uninterrupted import Uninterrupted
+from paged.engine.results import EngineOutput
 
 
 class Undelivered:

@@ -14,48 +14,36 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paged.attention import KVPool
-from paged.block_manager import BlockManager, InvalidConfig
+from paged.base.extras import import_with_extra
+from paged.base.uninterrupted import Uninterrupted
+from paged.base.words import short_cause
+from paged.block_manager import BlockManager
 from paged.checkpoint import named_or_shipped
-from paged.config import EngineConfig
 from paged.decoding.draft_model import DraftModel
 from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
-from paged.door import checked_text, checked_time, checked_tokens
-from paged.extras import import_with_extra
-from paged.live_request import LiveRequest, LiveSequence
+from paged.engine.config import EngineConfig
+from paged.engine.door import checked_text, checked_time, checked_tokens
+from paged.engine.live_request import LiveRequest, LiveSequence
+from paged.engine.results import EngineOutput, EngineStats
+from paged.engine.steps import FailedBatch, OnLogits, Steps
+from paged.engine.turns import Turns
+from paged.engine.undelivered import Undelivered
+from paged.errors import BadLogits, CannotAdjust, DuplicateRequest, InvalidConfig, InvalidRequest, InvalidSampling
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
-from paged.model.errors import short_cause
 from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
-from paged.results import EngineOutput, EngineStats
-from paged.sampling.adjustments import CannotAdjust
-from paged.sampling.errors import InvalidSampling
 from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
-from paged.sampling.sampler import BadLogits, seed_of, seed_of_sequence
+from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
-from paged.scheduler import (
-    FINISH_REASONS,
-    Batch,
-    DuplicateRequest,
-    InvalidRequest,
-    Output,
-    Outputs,
-    Request,
-    RequestUsage,
-    Retention,
-    Scheduler,
-)
-from paged.steps import FailedBatch, OnLogits, Steps
-from paged.turns import Turns
-from paged.undelivered import Undelivered
-from paged.uninterrupted import Uninterrupted
+from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars

@@ -12,19 +12,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from paged.block_manager import InvalidConfig
+from paged.base.uninterrupted import Uninterrupted
 from paged.checkpoint import checkpoint_path
-from paged.config import EngineConfig
-from paged.door import shown
-from paged.engine import Engine
-from paged.live_request import LiveRequest
+from paged.engine.config import EngineConfig
+from paged.engine.door import shown
+from paged.engine.engine import Engine
+from paged.engine.live_request import LiveRequest
+from paged.engine.results import Completion, EngineOutput
+from paged.errors import InvalidConfig, InvalidRequest
 from paged.model.chat import chat_prompt
 from paged.model.loading import LoadedModel
-from paged.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams, SearchParams
-from paged.scheduler import InvalidRequest
-from paged.uninterrupted import Uninterrupted
 
 Params = SamplingParams | SearchParams
 OnOutput = Callable[[EngineOutput], None]

@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
+from paged.errors import MissingExtra
+
 EXTRAS = {
     "torch": "engine",
     "transformers": "engine",
@@ -49,10 +51,6 @@ def has_extra(extra: str) -> bool:
     except ModuleNotFoundError:
         # A finder may raise it, as an import does.
         return False
-
-
-class MissingExtra(ImportError):
-    """A library that an optional part of paged needs is not installed; the message says what installs it."""
 
 
 def import_with_extra(module: str, wanted: str) -> ModuleType:

@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 
 from paged.base.arguments import is_integer, is_real
-from paged.door import shown
+from paged.engine.door import shown
+from paged.engine.vllm_flags import why_not
 from paged.errors import InvalidConfig
-from paged.integrations.vllm_flags import why_not
 from paged.scheduler import Costs
 
 PREFIX = "PAGED_"

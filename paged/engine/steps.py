@@ -20,22 +20,15 @@ from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
 
 from paged.base.growing import rising_from
-from paged.block_manager import PagedError
+from paged.base.uninterrupted import Uninterrupted
 from paged.decoding.drafter import Drafter, Tried
+from paged.engine.results import EngineStats
+from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
 from paged.model.runner import Read, Runner
-from paged.results import EngineStats
-from paged.sampling.adjustments import CannotAdjust
 from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
-from paged.sampling.sampler import BadLogits
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
-from paged.uninterrupted import Uninterrupted
 
 OnLogits = Callable[[str, int, Tensor], None]
-
-
-class EngineFailed(PagedError, RuntimeError):
-    """The copies of a step failed midway, so that what the pool holds is not known, or a step stopped while the
-    scheduler's books were being written. The message says which."""
 
 
 class FailedBatch(NamedTuple):

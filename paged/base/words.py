@@ -1,0 +1,17 @@
+"""Numbers and causes in sentences."""
+
+from __future__ import annotations
+
+# Characters of a library's message that are quoted.
+_LONGEST_CAUSE = 300
+
+
+def counted(number: int, word: str) -> str:
+    """So many of a thing, as people say it: 1 block, 2 blocks."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def short_cause(error: BaseException) -> str:
+    """What a library says of a file, as one line that a terminal can hold: its first words may be no cause."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"

@@ -1,0 +1,1 @@
+"""Requests on one model: the engine, in one thread, for asyncio, and for a list of prompts."""

@@ -1,0 +1,108 @@
+"""Who runs and who waits, as arrays of numbers: what a forecast of admissions begins with."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .reservations import blocks_to_enter
+from .state import State
+
+Counts = NDArray[np.int64]
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """Sequences that run, then those that were suspended and return first, then the requests that wait, in their order; int64 [n] each.
+
+    num_sequences        of each; 1 for those that were let in
+    held                 tokens for which each has slots, or takes them when it enters
+    todo                 tokens to compute before the next output; 1 for one that decodes
+    left                 outputs to come of each sequence: by `expected_tokens`, else as many as others had that were longer than what is
+                         written, and before any was half of what is left of max_tokens
+    num_running          sequences that run
+    num_suspended        and those that were suspended
+    mean_output          outputs of a request that comes new; None: none has ended
+    max_total            tokens of a sequence, prompt and outputs
+    slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
+    block_size           tokens of a block
+    max_sequences        that run at a time
+    max_tokens_per_step  budget of a step
+    chunked              a prompt may be split over steps
+    reserves             slots for all outputs are taken when a request enters
+    looks_ahead          a request enters only if memory suffices until all have ended
+    """
+
+    num_sequences: Counts
+    held: Counts
+    todo: Counts
+    left: Counts
+    num_running: int
+    num_suspended: int
+    mean_output: int | None
+    max_total: int
+    slots: int
+    spare: int
+    block_size: int
+    max_sequences: int
+    max_tokens_per_step: int
+    chunked: bool
+    reserves: bool
+    looks_ahead: bool
+
+
+def outlook(state: State) -> Outlook:
+    """The outlook of now."""
+    manager, columns, size = state.manager, state.columns, state.manager.block_size
+    running = state.running_rows.array(state.running)
+    suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
+    rows = np.concatenate([running, suspended])
+    reserves, shares = state.reservation.reserves, manager.prefix_caching
+    num, waiting, held = [], [], []
+    for request in state.waiting:
+        live = [(tokens, place) for place, tokens in enumerate(request.tokens) if tokens is not None]
+        tokens, place = live[0]
+        before = request.prompt_len + request.appended[place]
+        num.append(len(live))
+        waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
+        held.append(blocks_to_enter(state, request) * size if reserves else 0)
+    in_rows = (
+        manager.num_tokens[rows],
+        columns.prompt_total[rows],
+        columns.max_total[rows],
+        columns.expected_total[rows],
+    )
+    known, before, most, expected = np.hstack([np.array(in_rows), np.array(waiting, np.int64).reshape(-1, 4).T])
+    going = (known - before)[: len(running)]
+    # The last one is of a request that comes new.
+    mean = state.lengths.mean_remaining(np.append(known - before, 0), going)
+    guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
+    left = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
+    # A group computes its prompt once where it can be shared.
+    todo = known * (1 if shares else np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)))
+    behind = known[: len(rows)] - manager.num_launched[rows]
+    todo[: len(rows)] = np.maximum(1, behind)
+    # What a batch that is out samples has come.
+    left[: len(rows)] = np.maximum(1, left[: len(rows)] + np.minimum(0, behind - 1))
+    on_device = manager.num_table_blocks[rows] * size
+    kept = np.maximum(state.reservation.kept(state, rows), on_device) if reserves else known[: len(rows)]
+    return Outlook(
+        num_sequences=np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)),
+        held=np.concatenate([kept, held if reserves else todo[len(rows) :]]).astype(np.int64),
+        todo=todo,
+        left=left,
+        num_running=len(running),
+        num_suspended=len(suspended),
+        mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
+        max_total=state.max_total,
+        slots=manager.num_available * size + int(on_device.sum()),
+        spare=state.watermark_blocks * size,
+        block_size=size,
+        max_sequences=state.limits.max_sequences,
+        max_tokens_per_step=state.limits.max_tokens_per_step,
+        chunked=state.admission.chunked,
+        reserves=reserves,
+        looks_ahead=state.foresight is not None,
+    )

@@ -1,0 +1,233 @@
+"""The batches that are out: whose shares they hold, and where the samples come from that nobody knows yet.
+
+    batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
+
+The only code that changes a ticket. A sequence that gives its row back keeps its shares until their batches end, or until they are void.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.block_manager import BlockManager
+from paged.errors import BatchEnded, BatchOutOfOrder
+
+from .batch import Batch, Left, Ticket
+from .request import RequestState
+from .rows import RowColumns, Rows
+
+Counts = NDArray[np.int64]
+Source = tuple[int, int]
+"""Batch number, and place among its rows."""
+
+
+class Awaited:
+    """Of each row, int64 [rows]: samples that are out, and where the latest one comes from; and bool [rows], whether it has drafts of
+    which it is not known yet how many are right."""
+
+    def __init__(self, num_rows: int, batches: list[Batch]) -> None:
+        self.num = np.zeros(num_rows, np.int64)
+        self.batch = np.full(num_rows, -1, np.int64)
+        self.place = np.full(num_rows, -1, np.int64)
+        self.is_undecided = np.zeros(num_rows, np.bool_)
+        for batch in batches:
+            ticket = batch.ticket
+            places = ticket.places_sampled()
+            self._note(ticket.rows[places], batch.number, places)
+            if ticket.draft_counts is not None:
+                self.is_undecided[ticket.rows[places]] |= ticket.draft_counts[places] > 0
+            for place, left in ticket.gone.items():
+                row = left.request.rows[left.sequence]
+                if not left.is_void and ticket.samples[place] and row >= 0:
+                    self._note(np.array([row]), batch.number, np.array([place]))
+                    self.is_undecided[row] |= ticket.has_drafts(place)
+
+    def _note(self, rows: Rows, number: int, places: Counts) -> None:
+        self.num[rows] += 1
+        self.batch[rows] = number
+        self.place[rows] = places
+
+
+class Outstanding:
+    """Batches between `schedule` and their end, oldest first in `batches`.
+
+    With `resumes_known` a row goes on from a sample that is out only if the batch before has it, in the blocks that it has now.
+    """
+
+    def __init__(self, manager: BlockManager, columns: RowColumns, *, resumes_known: bool) -> None:
+        self._manager, self._columns, self._resumes_known = manager, columns, resumes_known
+        self.batches: list[Batch] = []
+        # Of the step that is made: what rows wait for, and, with `resumes_known`, rows whose blocks are not those of the batch before.
+        self._awaited: Awaited | None = None
+        self._retold: set[int] = set()
+        # Blocks into which a batch loads for a request that was aborted: (batch, id of the request, blocks).
+        self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
+
+    def begin_step(self) -> None:
+        """A step is about to be made: call it before any table grows."""
+        self._awaited = None
+        if self._resumes_known:
+            self._retold = set(self._manager.changed_rows.tolist()) if self.batches else set()
+
+    def must_be(self, batch: Batch, place: int, verb: str) -> None:
+        """Raise BatchEnded or BatchOutOfOrder unless the batch is the one at `place`: 0 the oldest, -1 the latest."""
+        if batch not in self.batches:
+            raise BatchEnded(batch.number)
+        if self.batches[place] is not batch:
+            raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
+
+    def awaited(self) -> Awaited | None:
+        """What the rows of the step that is made wait for; None while no batch is out."""
+        if self._awaited is None and self.batches:
+            self._awaited = Awaited(len(self._manager.num_tokens), self.batches)
+        return self._awaited
+
+    def steady_source(self, rows: Rows) -> Ticket | None:
+        """The ticket of the latest batch if a token is sampled there for each of `rows`, an array that it shares, and each goes on from there."""
+        last = self.batches[-1]
+        ticket = last.ticket
+        if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
+            return None
+        if ticket.draft_counts is not None:
+            # How many of them are right decides where those rows go on.
+            return None
+        if self._resumes_known and (self._retold or last.number != self._batch_before):
+            return None
+        return ticket
+
+    def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
+        """Where the tokens come from that the sequence will know when all batches have ended, in order."""
+        row = request.rows[sequence]
+        found: list[Source] = []
+        for batch in self.batches:
+            ticket = batch.ticket
+            found += [(batch.number, place) for place in ticket.places_left(request, sequence) if ticket.samples[place]]
+            place = ticket.place_of(row)
+            if place >= 0 and ticket.samples[place]:
+                found.append((batch.number, place))
+        return found
+
+    def total_of(self, row: int) -> int:
+        """Upper bound of the row's known tokens once all batches have ended; those that are launched where it goes on from an unknown place."""
+        manager = self._manager
+        if not self.batches:
+            return int(manager.num_tokens[row])
+        request, sequence = self._columns.owner[row], self._columns.sequence.item(row)
+        sources = self.sources_of(request, sequence)
+        total = int(manager.num_tokens[row]) + len(sources)
+        if sources and (
+            total >= request.max_total[sequence]
+            or self._is_undecided(request, sequence)
+            or (self._resumes_known and (row in self._retold or sources[-1][0] != self._batch_before))
+        ):
+            return min(total, int(manager.num_launched[row]))
+        return total
+
+    def totals_of(self, rows: Rows) -> Counts:
+        """`total_of` each of these rows, int64 [n]."""
+        known, awaited = self._manager.num_tokens[rows], self.awaited()
+        if awaited is None:
+            return known
+        num_awaited = awaited.num[rows]
+        totals: Counts = known + num_awaited
+        ends = (num_awaited > 0) & (totals >= self._columns.max_total[rows])
+        ends |= awaited.is_undecided[rows]
+        if self._resumes_known:
+            goes_on = awaited.batch[rows] == self._batch_before
+            if self._retold:
+                goes_on &= ~np.isin(rows, list(self._retold))
+            ends |= (num_awaited > 0) & ~goes_on
+        return np.where(ends, np.minimum(totals, self._manager.num_launched[rows]), totals)
+
+    def keeps_out(self, request: RequestState) -> bool:
+        """Whether the request, which does not run, comes in again only when batches have sampled for it."""
+        return self._resumes_known and self._samples_for(request)
+
+    def computes(self, request: RequestState) -> bool:
+        """Whether a batch computes for the request, or samples for it."""
+        rows = request.live_rows
+        return any(batch.ticket.place_of(row) >= 0 for batch in self.batches for row in rows) or any(
+            left.request is request and not left.is_void
+            for batch in self.batches
+            for left in batch.ticket.gone.values()
+        )
+
+    def is_idle(self, request: RequestState) -> bool:
+        """Whether nothing can become of a request with rows until the caller appends tokens."""
+        manager = self._manager
+        return all(
+            manager.num_tokens[row] == manager.num_launched[row] for row in request.live_rows
+        ) and not self._samples_for(request)
+
+    def is_busy(self, request_id: str) -> bool:
+        """Whether a batch has a void share of a request of this id, or loads into its blocks."""
+        return any(request_id == other for _, other, _ in self._loading) or any(
+            left.is_void and left.request.id == request_id
+            for batch in self.batches
+            for left in batch.ticket.gone.values()
+        )
+
+    def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
+        """The sequence gives its row back: its shares are its own from now on, or void where it has ended."""
+        row = request.rows[sequence]
+        for batch in self.batches:
+            if (place := batch.ticket.place_of(row)) >= 0:
+                batch.ticket.gone[place] = Left(request, sequence, has_ended)
+
+    def void(self, request: RequestState, sequence: int) -> None:
+        """Void all shares of a sequence that has ended without a row."""
+        for batch in self.batches:
+            for place in batch.ticket.places_left(request, sequence):
+                batch.ticket.gone[place] = Left(request, sequence, True)
+
+    def void_beyond(self, request: RequestState, sequence: int, num_known: int) -> None:
+        """Void shares of the sequence that end beyond its first `num_known` tokens: they rest on a token that did not come."""
+        row = request.rows[sequence]
+        for batch in self.batches:
+            ticket = batch.ticket
+            places = ticket.places_left(request, sequence)
+            places.append(ticket.place_of(row) if row >= 0 else -1)
+            for place in places:
+                if place >= 0 and ticket.ends[place] > num_known:
+                    ticket.gone[place] = Left(request, sequence, True)
+
+    def note_computed(self, row: int, num_tokens: int) -> None:
+        """The row, of which so many tokens had been computed before the batches, is about to lose blocks."""
+        for batch in self.batches:
+            if (place := batch.ticket.place_of(row)) >= 0:
+                batch.ticket.computed_before.setdefault(place, num_tokens)
+
+    def hold_loading(self, request: RequestState) -> None:
+        """The request ends while it loads: if the batch that lists the loads is out, hold the blocks until that has ended."""
+        if not request.num_asked or all(batch.number != request.load_batch for batch in self.batches):
+            return
+        for row in request.live_rows:
+            blocks = self._manager.table(row).astype(np.int64)
+            self._manager.hold(blocks)
+            self._loading.append((request.load_batch, request.id, blocks))
+
+    def release_loading(self, number: int) -> None:
+        """Batch `number` has ended: release the blocks into which it loaded."""
+        for held in [held for held in self._loading if held[0] == number]:
+            self._loading.remove(held)
+            self._manager.release_held(held[2])
+
+    def _is_undecided(self, request: RequestState, sequence: int) -> bool:
+        """Whether a batch has drafts of the sequence: how many are right decides where it goes on."""
+        row = request.rows[sequence]
+        return any(
+            ticket.has_drafts(place)
+            for ticket in (batch.ticket for batch in self.batches)
+            if ticket.draft_counts is not None
+            for place in (ticket.place_of(row), *ticket.places_left(request, sequence))
+            if place >= 0
+        )
+
+    def _samples_for(self, request: RequestState) -> bool:
+        return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))
+
+    @property
+    def _batch_before(self) -> int:
+        """The number of the batch before the step that is made; it may have been empty, or have ended."""
+        return self._manager.batch - 1
