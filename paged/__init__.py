@@ -18,6 +18,7 @@ from paged.errors import PagedError
 if TYPE_CHECKING:
     from paged.block_manager import Admission, BlockManager, Cleared, Event, Hit, MemoryStats, Moves, Removed, Stored
     from paged.engine.async_engine import AsyncEngine
+    from paged.engine.config import EngineConfig
     from paged.engine.engine import Engine
     from paged.engine.llm import LLM
     from paged.engine.results import Completion, CompletionOutput, EngineOutput, EngineStats, Logprob, Timings
@@ -65,6 +66,7 @@ __all__ = [
     "Costs",
     "Drafts",
     "Engine",
+    "EngineConfig",
     "EngineOutput",
     "EngineStats",
     "Event",
@@ -106,6 +108,7 @@ _PUBLIC_NAMES = {
         "Removed",
         "Stored",
     ),
+    "paged.engine.config": ("EngineConfig",),
     "paged.engine.results": ("Completion", "CompletionOutput", "EngineOutput", "EngineStats", "Logprob", "Timings"),
     "paged.sampling.params": ("SamplingParams",),
     "paged.sampling.search_params": ("BeamSearchParams", "ContrastiveSearchParams"),

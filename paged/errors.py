@@ -611,10 +611,6 @@ class WrongAnswer(PagedError, ValueError):
 # The server, its engine process and its events
 
 
-class InvalidSettings(PagedError, ValueError):
-    """A server that cannot be set up so."""
-
-
 class ServerFailed(PagedError, RuntimeError):
     """The server cannot begin: the port is taken, or its engine did not come up."""
 

@@ -4,13 +4,14 @@ Knows lines in and text out. Does not know how messages become a prompt, nor how
 """
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paged import SamplingParams
+from paged.cli.config_options import takes
 from paged.cli.show import console, counted, loading, printed, say
+from paged.engine.config import EngineConfig
 from paged.errors import InvalidRequest, NeverFits
 
 if TYPE_CHECKING:
@@ -23,20 +24,17 @@ System = Annotated[str | None, typer.Option(help="What the assistant is told fir
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int | None, typer.Option(help="Of every answer's draws.", show_default="one of each answer's number")]
-Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships")]
-Blocks = Annotated[int | None, typer.Option(min=1, help="Device blocks.", show_default="what 256 MiB hold")]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.")]
 # fmt: on
 
 
+@takes(engine=EngineConfig())
 def chat(
     system: System = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,
     seed: Seed = None,
-    model: Model = None,
-    blocks: Blocks = None,
-    block_size: BlockSize = 16,
+    *,
+    engine: dict[str, Any],
 ) -> None:
     """Talk to a model. What was said before is not computed again: its blocks are found.
 
@@ -46,13 +44,14 @@ def chat(
     Example: `echo "What is a list?" | paged chat`
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with loading(model):
+    config = EngineConfig.from_environment(**engine)
+    with loading(config.model.model):
         from paged import LLM
 
-        llm = LLM(model, num_blocks=blocks, block_size=block_size)
+        llm = LLM(config)
     is_terminal = console().is_terminal and sys.stdin.isatty()
     if is_terminal:
-        if model is None:
+        if config.model.model is None:
             say("the model that ships continues text from Python's documentation; it does not converse")
         say("an empty line or Ctrl-D ends the conversation")
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -72,7 +71,7 @@ def chat(
         if answer.error is not None:
             say(f"no answer: {answer.error}")
             raise typer.Exit(FAILED)
-        printed(_shared(answer, block_size))
+        printed(_shared(answer, config.memory.block_size))
         messages.append({"role": "assistant", "content": answer.text})
 
 

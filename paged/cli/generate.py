@@ -15,15 +15,17 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
+from paged.cli.config_options import takes
 from paged.cli.options import Json
 from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
+from paged.engine.config import EngineConfig
 from paged.errors import InvalidSampling, NoPrompt
 
 if TYPE_CHECKING:
     from paged.engine.engine import Engine
     from paged.engine.results import Completion, CompletionOutput, EngineOutput, EngineStats
 
-_PROMPTS, _SAMPLING, _MODEL, _MEMORY = "Prompts", "How tokens are chosen", "The model", "Memory"
+_PROMPTS, _SAMPLING = "Prompts", "How tokens are chosen"
 
 
 SOME_FAILED = 1
@@ -68,24 +70,11 @@ BadWord = Annotated[list[str] | None, typer.Option("--bad-word", help="Text that
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)]
 MinTokens = Annotated[int, typer.Option(help="Nothing ends an answer before so many tokens.", rich_help_panel=_SAMPLING)]
 Logprobs = Annotated[int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest beside it.", show_default="none", rich_help_panel=_SAMPLING)]
-Speculate = Annotated[str | None, typer.Option(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", show_default="no drafts", rich_help_panel=_MODEL)]
-NumDrafts = Annotated[int | None, typer.Option(min=1, help="Drafts of a sequence and step at most.", show_default="6, for lookahead 12", rich_help_panel=_MODEL)]
-DraftModel = Annotated[Path | None, typer.Option(help="A smaller checkpoint of the same tokens, for --speculate draft.", show_default="the one that ships", rich_help_panel=_MODEL)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
-Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=_MODEL)]
-Backend = Annotated[str, typer.Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
-Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=_MODEL)]
-Fast = Annotated[bool, typer.Option("--fast", help="Pack each step as it comes: faster, but words may differ with what else is running.", rich_help_panel=_MODEL)]
-Blocks = Annotated[int | None, typer.Option(min=1, help="Device blocks.", show_default="what 256 MiB hold", rich_help_panel=_MEMORY)]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)]
-HostBlocks = Annotated[int, typer.Option(min=0, help="Host blocks to swap to.", rich_help_panel=_MEMORY)]
-Policy = Annotated[str, typer.Option(help="Who decides; `paged policies` lists them.", rich_help_panel=_MEMORY)]
-MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)]
-MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)]
 # fmt: on
 
 
+@takes(engine=EngineConfig())
 def generate(
     prompt: Prompt = None,
     file: File = None,
@@ -125,21 +114,9 @@ def generate(
     prompt_logprobs: PromptLogprobs = None,
     echo: Echo = False,
     ignore_eos: IgnoreEos = False,
-    model: Model = None,
-    backend: Backend = "auto",
-    dtype: Dtype = "auto",
-    device: Device = "cpu",
-    fast: Fast = False,
-    speculate: Speculate = None,
-    num_drafts: NumDrafts = None,
-    draft_model: DraftModel = None,
-    blocks: Blocks = None,
-    block_size: BlockSize = 16,
-    host_blocks: HostBlocks = 0,
-    policy: Policy = "paged",
-    max_tokens_per_step: MaxTokensPerStep = 256,
-    max_sequences: MaxSequences = 32,
     json: Json = False,
+    *,
+    engine: dict[str, Any],
 ) -> None:
     """Continue prompts with a language model whose KV lives in paged memory.
 
@@ -211,26 +188,11 @@ def generate(
     _must_go_with("--contrastive", contrastive, {"--penalty-alpha": penalty_alpha})
     _must_go_with("--stop", stop, {"--include-stop": include_stop or None})
     _must_go_with("--json", json, {"--echo": echo or None, "--prompt-logprobs": prompt_logprobs})
-    _must_go_with("--speculate", speculate, {"--num-drafts": num_drafts})
-    with loading(model):
+    config = EngineConfig.from_environment(**engine)
+    with loading(config.model.model):
         from paged import LLM
 
-        llm = LLM(
-            model,
-            backend=backend,
-            dtype=dtype,
-            device=device,
-            batch_invariant=not fast,
-            num_blocks=blocks,
-            block_size=block_size,
-            host_blocks=host_blocks,
-            policy=policy,
-            max_tokens_per_step=max_tokens_per_step,
-            max_sequences=max_sequences,
-            speculate=speculate,
-            num_drafts=num_drafts,
-            draft_model=draft_model,
-        )
+        llm = LLM(config)
     if len(prompts) == 1 and not json and params.num_sequences == 1 and logprobs is None and search is None:
         answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:
@@ -238,7 +200,7 @@ def generate(
             llm,
             prompts,
             search or params,
-            lambda found: print_json(_document(llm.engine, found, fast)) if json else _write(found),
+            lambda found: print_json(_document(llm.engine, found)) if json else _write(found),
         )
     failed = [completion for completion in answered if completion.error is not None]
     if failed:
@@ -325,12 +287,12 @@ def _decoded(name: str, data: bytes) -> str:
         ) from None
 
 
-def _document(engine: "Engine", completions: "dict[int, Completion]", fast: bool) -> dict[str, Any]:
+def _document(engine: "Engine", completions: "dict[int, Completion]") -> dict[str, Any]:
     stats = engine.stats()
     return {
         "model": str(engine.model.path),
         "backend": engine.runner.backend.name,
-        "batch_invariant": not fast,
+        "batch_invariant": engine.config.model.batch_invariant,
         "completions": [msgspec.to_builtins(completion) for _, completion in sorted(completions.items())],
         "stats": msgspec.to_builtins(stats),
         "tokens_per_s": _tokens_per_s(stats),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from paged.checkpoint import named_or_shipped
+from paged.engine.config import EngineConfig
 from paged.engine.door import checked_time
 from paged.engine.engine import Engine
 from paged.engine.results import EngineOutput
@@ -36,8 +36,8 @@ class AsyncEngine:
             print(output.text, end="")
     """
 
-    def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
-        self.engine = Engine(named_or_shipped(model), **options)
+    def __init__(self, model: EngineConfig | LoadedModel | str | Path | None = None, **options: Any) -> None:
+        self.engine = Engine(model, **options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged")
         self._queues: dict[str, asyncio.Queue[EngineOutput | BaseException]] = {}
         self._has_work = asyncio.Event()

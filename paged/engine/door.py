@@ -11,13 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paged.base.arguments import checked_integer, is_integer, is_real, token_array
+from paged.base.arguments import is_integer, is_real, token_array
 from paged.errors import InvalidRequest, InvalidTokens
-
-
-def checked_limit(name: str, value: Any, least: int = 1) -> int | None:
-    """As `checked_integer`; None stays None."""
-    return None if value is None else checked_integer(name, value, least)
 
 
 def checked_time(name: str, value: Any) -> float:

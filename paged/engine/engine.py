@@ -7,24 +7,26 @@ clock, randomness as a seed a request. Calls are serialised by the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Never
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paged.base.arguments import checked_flag, checked_integer
+from paged.attention import KVPool
 from paged.base.extras import import_with_extra
 from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
 from paged.base.words import short_cause
 from paged.block_manager import BlockManager
+from paged.checkpoint import named_or_shipped
 from paged.decoding.draft_model import DraftModel
 from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
-from paged.engine.door import checked_limit, checked_text, checked_time, checked_tokens
+from paged.engine.config import EngineConfig
+from paged.engine.door import checked_text, checked_time, checked_tokens
 from paged.engine.live_request import LiveRequest, LiveSequence
 from paged.engine.results import EngineOutput, EngineStats
 from paged.engine.steps import FailedBatch, OnLogits, Steps
@@ -38,19 +40,18 @@ from paged.errors import (
     InvalidRequest,
     InvalidSampling,
 )
-from paged.integrations.vllm_flags import why_not
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.costs import measured_costs
-from paged.model.drafts import Speculate, check_length, checked_drafts, draft_for
+from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
 from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
-from paged.sampling.params import SamplingParams, check_seed
+from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
-from paged.scheduler import FINISH_REASONS, Batch, Costs, Output, Outputs, Request, RequestUsage, Retention, Scheduler
+from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
@@ -63,27 +64,9 @@ DEFAULT_KV_BYTES = 256 * 2**20
 class Engine:
     """Runs requests on one model, whose KV lives in a pool of blocks.
 
-    model               a LoadedModel, or a checkpoint folder
-    num_blocks          device blocks; None: as many as kv_cache_bytes hold (default 256 MiB, or what all sequences need)
-    host_blocks         host blocks to swap to
-    host_caching        content that leaves the device is kept in host blocks, and comes back on a hit
-    costs               a Costs, what copying and computing cost; "measured": timed here, at the start; None: the usual
-    tenant_weights      shares of tenants, by name, under a policy that is fair between them ("paged-fair"); of those not named: 1
-    max_chunk           prompt tokens of one sequence in a step, at most; None: what the step has room for
-    max_model_len       tokens of one sequence; None: what the model and the pool allow
-    backend             how attention is computed, see attention.known_backends(); "auto": the fastest that does it here
-    batch_invariant     an answer depends on nothing but its request; off: faster, and words may differ under load
-    dtype               "auto" (float32 on a CPU), "float32", "bfloat16" or "float16"
-    seed                of requests that name none, with their id
+    model, options      an EngineConfig, or a checkpoint folder, a LoadedModel or None (the model that ships); and settings of an EngineConfig
+                        by name, which win over it
     clock               seconds
-    max_retries         how often a step that ran out of memory is tried again before its requests end with "error"
-    steps_ahead         0, or 1: a step is put out before the one before it is ended, so that a device need not wait for the
-                        books; answers are the same, and come a step later
-    speculate           None; "lookup", "lookahead" or "draft": tokens are guessed, up to num_drafts a row and step (None: 6, for
-                        lookahead 12), and computed in the same step as the one before them; answers are the same. Guessed from a
-                        sequence's own text, from guesses that came true, or by a smaller model
-    draft_model         that model, of the same tokens, a LoadedModel or a folder; its K and V lie in the same blocks. None: that of the
-                        model that ships
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
@@ -97,116 +80,58 @@ class Engine:
     Raised by on_logits it takes the step back, as if it had not run; raised by on_batch it takes nothing back, and the
     next step returns what this one brought.
 
-    Raises InvalidConfig, InvalidSampling (the seed), ModelError, BudgetTooSmall, UnknownPolicy, and attention's
+    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, and attention's
     UnknownBackend or UnsupportedByBackend. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
     be compiled.
     """
 
     def __init__(
         self,
-        model: LoadedModel | str | Path,
+        model: EngineConfig | LoadedModel | str | Path | None = None,
         *,
-        num_blocks: int | None = None,
-        kv_cache_bytes: int | None = None,
-        block_size: int = 16,
-        host_blocks: int = 0,
-        policy: str = "paged",
-        tenant_weights: Mapping[str, float] | None = None,
-        max_tokens_per_step: int = 256,
-        max_sequences: int = 32,
-        max_chunk: int | None = None,
-        max_model_len: int | None = None,
-        prefix_caching: bool = True,
-        host_caching: bool = False,
-        costs: Costs | Literal["measured"] | None = None,
-        backend: str = "auto",
-        batch_invariant: bool = True,
-        dtype: str = "auto",
-        device: str = "cpu",
-        seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
-        max_retries: int = 2,
-        steps_ahead: int = 0,
-        speculate: Speculate | None = None,
-        num_drafts: int | None = None,
-        draft_model: LoadedModel | str | Path | None = None,
-        **others: Never,
+        **options: Any,
     ) -> None:
-        for name in others:
-            raise InvalidConfig(why_not(name, [*(Engine.__init__.__kwdefaults__ or ())]))
-        if num_blocks is not None and kv_cache_bytes is not None:
-            raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
-        if isinstance(costs, str) and costs != "measured":
-            raise InvalidConfig(f'costs has to be a Costs, "measured" or None; got {costs!r}.')
-        num_blocks = checked_limit("num_blocks", num_blocks)
-        kv_cache_bytes = checked_limit("kv_cache_bytes", kv_cache_bytes, 0)
-        block_size = checked_integer("block_size", block_size, 1)
-        host_blocks = checked_integer("host_blocks", host_blocks, 0)
-        max_sequences = checked_integer("max_sequences", max_sequences, 1)
-        max_model_len = checked_limit("max_model_len", max_model_len)
-        batch_invariant = checked_flag("batch_invariant", batch_invariant)
-        check_seed("seed", seed)
-        self._seed = int(seed)
-        self._max_retries = checked_integer("max_retries", max_retries, 0)
-        self._steps_ahead = checked_integer("steps_ahead", steps_ahead, 0)
-        if self._steps_ahead > 1:
-            raise InvalidConfig(f"steps_ahead has to be 0 or 1; got {steps_ahead!r}.")
-        num_drafts = checked_drafts(speculate, num_drafts, draft_model)
-        if speculate and steps_ahead:
-            raise InvalidConfig(
-                "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
-            )
+        self.config = config = EngineConfig.of(model, **options)
         self._clock = clock
-        self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=device)
-        draft = draft_for(self.model, draft_model) if speculate == "draft" else None
-        longest = max_model_len if max_model_len is not None else self.model.max_length
-        if max_model_len is not None and self.model.max_length is not None and max_model_len > self.model.max_length:
-            raise InvalidConfig(f"max_model_len {max_model_len} is beyond the model's {self.model.max_length} tokens.")
+        given = named_or_shipped(config.model.model)
+        if not isinstance(given, LoadedModel):
+            given = load_model(given, dtype=config.model.dtype, device=config.model.device)
+        self.model = given
+        longest = _longest(config.model.max_model_len, self.model.max_length)
+        draft = draft_for(self.model, config.decoding.draft_model) if config.decoding.speculate == "draft" else None
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        if kv_cache_bytes is not None:
-            num_blocks = blocks_within(models, kv_cache_bytes, block_size, max_model_len or 1)
-        elif num_blocks is None:
-            num_blocks = _default_blocks(models, block_size, longest, max_sequences)
-        check_fits(num_blocks, host_blocks, bytes_per_block(models, block_size), self.model.device)
-        manager = BlockManager(
-            num_blocks,
-            block_size,
-            host_blocks=host_blocks,
-            prefix_caching=checked_flag("prefix_caching", prefix_caching),
-            host_caching=checked_flag("host_caching", host_caching),
-        )
-        pools = [
-            pool_for(each, num_blocks=num_blocks, block_size=block_size, num_host_blocks=host_blocks) for each in models
-        ]
+        manager, pools = _memory(config, models, longest)
         self.pool = pools[0]
-        for pool in pools:
-            manager.must_fit(pool)
-        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=batch_invariant)
+        backend = config.model.backend
+        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)
         warn_if_slow(self.model)
+        steps = config.scheduling
         self.scheduler = Scheduler(
             manager,
-            policy=policy,
-            tenant_weights=tenant_weights,
-            max_tokens_per_step=max_tokens_per_step,
-            max_sequences=max_sequences,
-            max_chunk=max_chunk,
+            policy=steps.policy,
+            tenant_weights=steps.tenant_weights,
+            max_tokens_per_step=steps.max_tokens_per_step,
+            max_sequences=steps.max_sequences,
+            max_chunk=steps.max_chunk,
             max_model_len=longest,
             vocabulary_size=self.model.vocabulary_size,
-            costs=measured_costs(self.runner, clock) if costs == "measured" else costs,
+            costs=measured_costs(self.runner, clock) if steps.costs == "measured" else steps.costs,
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
         self.turns = Turns(EngineInUse)
         self._sampling = RowSampling()
         self._drafter: Drafter | None = None
+        most = config.decoding.most_drafts
         if draft is not None:
             # What it guesses may differ with what else is in a batch; what is right does not.
             its_runner = runner_for(draft, pools[1], backend=backend, batch_invariant=False)
-            self._drafter = DraftModel(its_runner, self._sampling, num_drafts)
-        elif speculate is not None:
-            self._drafter = PromptLookup(num_drafts) if speculate == "lookup" else Lookahead(num_drafts)
+            self._drafter = DraftModel(its_runner, self._sampling, most)
+        elif config.decoding.speculate is not None:
+            self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
         self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._drafter)
         # Made when an answer's form is asked for.
@@ -311,7 +236,7 @@ class Engine:
         )
         form = params.structured_outputs
         grammars = [None if form is None else self._open_form(form) for _ in range(params.num_sequences)]
-        seed = params.seed if params.seed is not None else seed_of(request.id, self._seed)
+        seed = params.seed if params.seed is not None else seed_of(request.id, self.config.decoding.seed)
         live = LiveRequest(request.id, text, ids, params, now, self.model.tokenizer)
         with Uninterrupted():
             self.scheduler.add(request, now=now)
@@ -322,7 +247,7 @@ class Engine:
                 live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
 
     def _add_search(self, request: Request, params: SearchParams, text: str | None, now: float) -> None:
-        if self._steps_ahead:
+        if self.config.scheduling.steps_ahead:
             raise InvalidSampling(
                 "a search does not go with steps_ahead: which sequences go on is known when a step has ended."
             )
@@ -454,7 +379,7 @@ class Engine:
             launched = self._steps.num_launched > before
             ended = []
             # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
-            while self._steps.num_launched > (self._steps_ahead if launched else 0) or not self._live:
+            while self._steps.num_launched > (self.config.scheduling.steps_ahead if launched else 0) or not self._live:
                 batch = self._steps.finish(self._deliver)
                 if batch is None:
                     break
@@ -615,7 +540,7 @@ class Engine:
         """End the requests of a batch that was cancelled, unless another try may help."""
         if not isinstance(failed.error, BadLogits | CannotAdjust):
             self._num_failures += 1
-            if self._num_failures <= self._max_retries:
+            if self._num_failures <= self.config.scheduling.max_retries:
                 return
             self._num_failures = 0
         self._end_with_error(failed.request_ids, failed.error)
@@ -642,6 +567,37 @@ class Engine:
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
                 self._undelivered.add(self._all_ended(live, "error", usage=usage, error=reason))
+
+
+def _longest(named: int | None, most: int | None) -> int | None:
+    """Tokens of a sequence, None: what the pool holds. Raises InvalidConfig for more than the model takes."""
+    if named is not None and most is not None and named > most:
+        raise InvalidConfig(f"max_model_len {named} is beyond the model's {most} tokens.")
+    return most if named is None else named
+
+
+def _memory(
+    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None
+) -> tuple[BlockManager, list[KVPool]]:
+    """The books, and a pool a model. Raises BudgetTooSmall, and InvalidConfig for more than this machine has."""
+    memory, num_blocks = config.memory, config.memory.num_blocks
+    size, host_blocks = memory.block_size, memory.host_blocks
+    if memory.kv_cache_bytes is not None:
+        num_blocks = blocks_within(models, memory.kv_cache_bytes, size, config.model.max_model_len or 1)
+    elif num_blocks is None:
+        num_blocks = _default_blocks(models, size, longest, config.scheduling.max_sequences)
+    check_fits(num_blocks, host_blocks, bytes_per_block(models, size), models[0].device)
+    manager = BlockManager(
+        num_blocks,
+        size,
+        host_blocks=host_blocks,
+        prefix_caching=memory.prefix_caching,
+        host_caching=memory.host_caching,
+    )
+    pools = [pool_for(each, num_blocks=num_blocks, block_size=size, num_host_blocks=host_blocks) for each in models]
+    for pool in pools:
+        manager.must_fit(pool)
+    return manager, pools
 
 
 def _default_blocks(models: Sequence[LoadedModel], block_size: int, longest: int | None, max_sequences: int) -> int:

@@ -13,7 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from paged.base.uninterrupted import Uninterrupted
-from paged.checkpoint import checkpoint_path, named_or_shipped
+from paged.checkpoint import checkpoint_path
+from paged.engine.config import EngineConfig
 from paged.engine.door import shown
 from paged.engine.engine import Engine
 from paged.engine.live_request import LiveRequest
@@ -32,8 +33,8 @@ OnCompletion = Callable[[int, Completion], None]
 class LLM:
     """A model that answers prompts. Takes what Engine takes."""
 
-    def __init__(self, model: LoadedModel | str | Path | None = None, **options: Any) -> None:
-        self.engine = Engine(named_or_shipped(model), **options)
+    def __init__(self, model: EngineConfig | LoadedModel | str | Path | None = None, **options: Any) -> None:
+        self.engine = Engine(model, **options)
 
     def generate(
         self,

@@ -6,29 +6,10 @@ Knows loaded models and what an engine was asked for. Does not know how drafts a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
 
-from paged.base.arguments import checked_integer
 from paged.checkpoint import checkpoint_path, draft_path
 from paged.errors import InvalidConfig
 from paged.model.loading import LoadedModel, load_model
-
-Speculate = Literal["lookup", "lookahead", "draft"]
-# Drafts of a row and step at most, where nobody says how many.
-_USUAL = {"lookup": 6, "lookahead": 12, "draft": 6}
-
-
-def checked_drafts(speculate: Any, num_drafts: Any, draft_model: Any) -> int:
-    """Drafts of a row and step at most. Raises InvalidConfig for options that are none, or contradict each other."""
-    if speculate is not None and speculate not in _USUAL:
-        raise InvalidConfig(f"speculate has to be one of {', '.join(map(repr, _USUAL))}, or None; got {speculate!r}.")
-    if draft_model is not None and speculate != "draft":
-        raise InvalidConfig(f'a draft_model goes with speculate="draft"; got speculate={speculate!r}.')
-    if num_drafts is not None and speculate is None:
-        raise InvalidConfig(f"num_drafts goes with speculate; got num_drafts={num_drafts!r} and speculate=None.")
-    if num_drafts is None:
-        return _USUAL.get(speculate, 1)
-    return checked_integer("num_drafts", num_drafts, 1)
 
 
 def draft_for(model: LoadedModel, named: LoadedModel | str | Path | None) -> LoadedModel:

@@ -294,7 +294,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
                 "object": "model",
                 "created": front.began,
                 "owned_by": "paged",
-                "root": str(front.folder) if front.settings.engine.model else name,
+                "root": str(front.folder) if front.settings.engine.model.model else name,
                 "parent": None,
                 "max_model_len": None if ready is None else ready.max_model_len,
             }

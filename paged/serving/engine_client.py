@@ -274,10 +274,9 @@ class EngineClient:
             socket.set_hwm(0)
             socket.bind(endpoint)
         weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
+        engine = self._settings.engine.but(tenant_weights=weights) if weights else self._settings.engine
         says_json = self.on_said is not None
-        beginning = Beginning(
-            self._settings.engine, self._name, to_engine, from_engine, weights, self._settings.kv_events, says_json
-        )
+        beginning = Beginning(engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json)
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -25,7 +25,6 @@ import msgspec
 import zmq
 
 from paged.block_manager import Stored
-from paged.checkpoint import named_or_shipped
 from paged.engine.engine import Engine
 from paged.engine.forecast import forecast
 from paged.engine.live_request import LiveRequest
@@ -373,10 +372,8 @@ def main() -> None:
     for socket, endpoint in ((incoming, beginning.to_engine), (outgoing, beginning.from_engine)):
         socket.set_hwm(0)
         socket.connect(endpoint)
-    options = msgspec.structs.asdict(beginning.engine)
     try:
-        model = named_or_shipped(options.pop("model"))
-        engine = Engine(model, clock=time.monotonic, tenant_weights=beginning.tenant_weights, **options)
+        engine = Engine(beginning.engine, clock=time.monotonic)
         publisher = configured_publisher(beginning.kv_events, engine.manager)
     except (PagedError, MissingExtra, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))

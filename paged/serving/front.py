@@ -73,7 +73,7 @@ class Front:
     ) -> None:
         self.settings = settings
         self.clock, self.wall, self.new_id = clock, wall, new_id
-        named = settings.engine.model
+        named = settings.engine.model.model
         self.folder = checkpoint_path() if named is None else Path(named)
         is_shipped = named is None
         usual = SHIPPED_NAME if is_shipped else named

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from paged.errors import EngineAway, InvalidSettings, ServerFailed
+from paged.errors import EngineAway, InvalidConfig, ServerFailed
 from paged.serving.app import build_app
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
@@ -70,9 +70,8 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken. Returns whether running requests
     were let end: a second signal ends them.
 
-    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidSettings, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
+    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
-    settings.check()
     if settings.log == "json":
         divert(to_stderr)
     for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca):
@@ -130,7 +129,7 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise InvalidSettings(f"the certificate or its key cannot be read: {error}") from None
+        raise InvalidConfig(f"the certificate or its key cannot be read: {error}") from None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
     if failure:
@@ -147,13 +146,13 @@ async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None
 
 
 def _must_read(path: str | None) -> None:
-    """Raise InvalidSettings, with the file's name, which libraries leave out."""
+    """Raise InvalidConfig, with the file's name, which libraries leave out."""
     try:
         if path is not None:
             with open(path, "rb"):
                 pass
     except OSError as error:
-        raise InvalidSettings(f"{path}: {error.strerror}.") from None
+        raise InvalidConfig(f"{path}: {error.strerror}.") from None
 
 
 def _bound(host: str, port: int) -> socket.socket:

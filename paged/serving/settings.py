@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from paged.errors import InvalidSettings
+from paged.engine.config import Config, EngineConfig, Field, engine_table, environment, read_toml
+from paged.errors import InvalidConfig
 from paged.serving.kv_config import KvEventsConfig
 
 
@@ -37,147 +38,91 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_waiting_tokens: int | None = None
 
 
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine process is started with: an Engine's arguments as plain values; `model` None is the one that ships."""
+SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
+"""The engine of a server, where nobody says otherwise."""
 
-    model: str | None = None
-    num_blocks: int | None = None
-    kv_cache_bytes: int | None = None
-    block_size: int = 16
-    host_blocks: int = 0
-    policy: str = "paged-fair"
-    max_tokens_per_step: int = 256
-    max_sequences: int = 64
-    max_chunk: int | None = None
-    max_model_len: int | None = None
-    prefix_caching: bool = True
-    host_caching: bool = False
-    backend: str = "auto"
-    batch_invariant: bool = True
-    dtype: str = "auto"
-    device: str = "cpu"
-    seed: int = 0
-    steps_ahead: int = 0
-    speculate: str | None = None
-    num_drafts: int | None = None
-    draft_model: str | None = None
+_LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server.
+def _tenants(value: Any) -> tuple[Tenant, ...]:
+    try:
+        tenants = msgspec.convert(value, tuple[Tenant, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"tenants: {error}") from None
+    _check_tenants(tenants)
+    return tenants
 
-    engine               what runs
-    host, port           where it listens; port 0: any that is free
-    served_model_names   by which clients name the model (none: its folder's name, "paged" for the one that ships)
-    api_keys             of clients that belong to no tenant; with none of these and no tenants' keys, everybody may ask
-    admin_keys           for /requests and the dashboard; none: everybody who reaches the server may see them
-    tenants              who shares it
-    tenant_header        a header that names the tenant, where a gateway in front of it is trusted to set it
-    max_waiting          requests that wait to begin; more are told when to come again
-    max_waiting_tokens   prompt tokens of those (None: no limit)
-    max_queue_s          a request that has not begun by then is told when to come again (None: it waits)
-    request_timeout_s    the deadline of a request that names none (None: none)
-    max_connections      open at a time
-    max_body_bytes       of a request
-    max_prompts, max_n   prompts of a request, answers to each
-    max_logprobs         alternatives beside a token
-    header_timeout_s, body_timeout_s, keep_alive_s
-                         a client has so long to send a request's head, its body, and another request
-    stall_timeout_s      a client that reads nothing for so long is gone
-    shutdown_timeout_s   running requests are given so long when the server is to end
-    max_restarts, restart_window_s
-                         an engine that dies so often within that time stays away
-    log                  "json": a line a request on standard error; "off"
-    log_prompts          with prompts and answers
-    tls_certificate, tls_key, tls_client_ca
-                         PEM files; with the last, clients need a certificate that it signed
-    root_path            what a proxy in front strips off the path
-    allowed_origins      for browsers
-    kv_events            vLLM's --kv-events-config
-    traces_endpoint      an OpenTelemetry collector's, over HTTP
-    """
 
-    engine: EngineSettings = EngineSettings()
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
-    tenant_header: str | None = None
-    max_waiting: int = 256
-    max_waiting_tokens: int | None = None
-    max_queue_s: float | None = None
-    request_timeout_s: float | None = None
-    max_connections: int = 8192
-    max_body_bytes: int = 8 * 2**20
-    max_prompts: int = 128
-    max_n: int = 32
-    max_logprobs: int = 20
-    header_timeout_s: float = 20.0
-    body_timeout_s: float = 30.0
-    keep_alive_s: float = 30.0
-    stall_timeout_s: float = 120.0
-    shutdown_timeout_s: float = 30.0
-    max_restarts: int = 3
-    restart_window_s: float = 600.0
-    log: str = "json"
-    log_prompts: bool = False
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    root_path: str = ""
-    allowed_origins: tuple[str, ...] = ()
-    kv_events: KvEventsConfig | None = None
-    traces_endpoint: str | None = None
+def _kv_events(value: Any) -> KvEventsConfig:
+    if isinstance(value, KvEventsConfig):
+        return value
+    return KvEventsConfig.read(value) if isinstance(value, str) else KvEventsConfig.of(value)
 
-    def check(self) -> None:
-        """Raise InvalidSettings for what makes no sense; what concerns the engine alone, the engine says."""
-        for name in ("max_waiting", "max_connections", "max_body_bytes", "max_prompts", "max_n"):
-            _check_count(name, getattr(self, name), 1)
-        for name in ("max_logprobs", "max_restarts"):
-            _check_count(name, getattr(self, name), 0)
-        if self.max_waiting_tokens is not None:
-            _check_count("max_waiting_tokens", self.max_waiting_tokens, 1)
-        for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "stall_timeout_s", "restart_window_s"):
-            _check_time(name, getattr(self, name))
-        if not (math.isfinite(self.shutdown_timeout_s) and self.shutdown_timeout_s >= 0):
-            raise InvalidSettings(f"shutdown_timeout_s has to be seconds of at least 0; got {self.shutdown_timeout_s}.")
-        for name in ("max_queue_s", "request_timeout_s"):
-            if getattr(self, name) is not None:
-                _check_time(name, getattr(self, name))
+
+# fmt: off
+class Settings(Config, frozen=True, kw_only=True):
+    """A server: what runs, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
+
+    of_what: ClassVar[str] = "a server"
+
+    engine: EngineConfig = SERVED
+    tenants: Annotated[tuple[Tenant, ...], Field(help="Who shares it.", flag="", rule=_tenants)] = ()
+
+    host: Annotated[str, Field(help="An address of this machine; 0.0.0.0: all of them.", panel=_LISTEN)] = "127.0.0.1"
+    port: Annotated[int, Field(help="0: any that is free, which is printed.", least=0, most=65535, panel=_LISTEN)] = 8000
+    tls_certificate: Annotated[str | None, Field(help="PEM; with --tls-key it serves HTTPS.", metavar="FILE", vllm=("ssl_certfile",), panel=_LISTEN)] = None
+    tls_key: Annotated[str | None, Field(help="The certificate's key, PEM.", metavar="FILE", vllm=("ssl_keyfile",), panel=_LISTEN)] = None
+    tls_client_ca: Annotated[str | None, Field(help="PEM; clients need a certificate that it signed.", metavar="FILE", vllm=("ssl_ca_certs",), panel=_LISTEN)] = None
+    root_path: Annotated[str, Field(help="What a proxy in front strips off the path.", panel=_LISTEN)] = ""
+    allowed_origins: Annotated[tuple[str, ...], Field(help="A web page's origin that may call it from a browser; may be given several times.", flag="--allowed-origin", panel=_LISTEN)] = ()
+
+    served_model_names: Annotated[tuple[str, ...], Field(help="What clients call the model; may be given several times.", usually='MODEL, or "paged"', flag="--served-model-name", panel=_WHO)] = ()
+    api_keys: Annotated[tuple[str, ...], Field(help='A key that clients have to show, in plain text or as "sha256:" and its digest; may be given several times.', usually="everybody may ask", flag="--api-key", variable="PAGED_API_KEY", panel=_WHO)] = ()
+    admin_keys: Annotated[tuple[str, ...], Field(help="A key for /requests and the dashboard; may be given several times.", usually="everybody may look", flag="--admin-key", panel=_WHO)] = ()
+    tenant_header: Annotated[str | None, Field(help="A header that names the tenant, where a gateway sets it.", panel=_WHO)] = None
+
+    max_waiting: Annotated[int, Field(help="Requests that wait to begin; more are told when to come again.", least=1, panel=_LIMITS)] = 256
+    max_waiting_tokens: Annotated[int | None, Field(help="Prompt tokens of those.", usually="no limit", least=1, panel=_LIMITS)] = None
+    max_connections: Annotated[int, Field(help="Open at a time.", least=1, panel=_LIMITS)] = 8192
+    max_body_bytes: Annotated[int, Field(help="Of a request.", least=1, panel=_LIMITS)] = 8 * 2**20
+    max_prompts: Annotated[int, Field(help="Prompts of a request.", least=1, panel=_LIMITS)] = 128
+    max_n: Annotated[int, Field(help="Answers to a prompt.", least=1, panel=_LIMITS)] = 32
+    max_logprobs: Annotated[int, Field(help="Alternatives beside a token.", least=0, panel=_LIMITS)] = 20
+
+    max_queue_s: Annotated[float | None, Field(help="A request that has not begun by then is told when to come again.", usually="it waits", above=0, panel=_TIMES)] = None
+    request_timeout_s: Annotated[float | None, Field(help="The deadline of a request that names none.", above=0, panel=_TIMES)] = None
+    header_timeout_s: Annotated[float, Field(help="For a request's head to come.", above=0, panel=_TIMES)] = 20.0
+    body_timeout_s: Annotated[float, Field(help="For its body to come.", above=0, panel=_TIMES)] = 30.0
+    keep_alive_s: Annotated[float, Field(help="For another request on a connection.", above=0, panel=_TIMES)] = 30.0
+    stall_timeout_s: Annotated[float, Field(help="A client that reads nothing for so long is gone.", above=0, panel=_TIMES)] = 120.0
+    shutdown_timeout_s: Annotated[float, Field(help="Running requests have so long when the server is to end.", least=0, vllm=("shutdown_timeout",), panel=_TIMES)] = 30.0
+    max_restarts: Annotated[int, Field(help="An engine that dies more often than that stays away.", least=0, panel=_TIMES)] = 3
+    restart_window_s: Annotated[float, Field(help="Within so long.", above=0, panel=_TIMES)] = 600.0
+
+    log: Annotated[str, Field(help="json: a line a request on standard error; off.", choices=("json", "off"), panel=_SAYS)] = "json"
+    log_prompts: Annotated[bool, Field(help="With prompts and answers.", panel=_SAYS)] = False
+    kv_events: Annotated[KvEventsConfig | None, Field(help="Where to tell which blocks are stored and removed, as vLLM has it.", usually="nowhere", flag="--kv-events-config", metavar="JSON", rule=_kv_events, panel=_SAYS)] = None
+    traces_endpoint: Annotated[str | None, Field(help="An OpenTelemetry collector, over HTTP.", metavar="URL", vllm=("otlp_traces_endpoint",), panel=_SAYS)] = None
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.host:
-            raise InvalidSettings(
-                "host is empty; it has to be an address of this machine, and 0.0.0.0 for all of them."
-            )
-        if not 0 <= self.port <= 65535:
-            raise InvalidSettings(f"port has to be from 0 to 65535; got {self.port}.")
-        if self.log not in ("json", "off"):
-            raise InvalidSettings(f'log has to be "json" or "off"; got "{self.log}".')
+            raise InvalidConfig("host is empty; it has to be an address of this machine, and 0.0.0.0 for all of them.")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise InvalidSettings("tls_certificate and tls_key go together; one of them is missing.")
+            raise InvalidConfig("tls_certificate and tls_key go together; one of them is missing.")
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise InvalidSettings("tls_client_ca goes with tls_certificate and tls_key.")
-        _check_tenants(self.tenants)
+            raise InvalidConfig("tls_client_ca goes with tls_certificate and tls_key.")
+        if self.tenants and self.engine.scheduling.tenant_weights:
+            raise InvalidConfig("tenant_weights and the weights of tenants say the same thing twice; name one.")
         everyone = [*self.api_keys, *self.admin_keys, *(key for tenant in self.tenants for key in tenant.keys)]
         for key in everyone:
             if not key or not key.isascii() or key != key.strip():
-                raise InvalidSettings("a key has to be ASCII text without spaces around it, and not empty.")
+                raise InvalidConfig("a key has to be ASCII text without spaces around it, and not empty.")
 
+    # fmt: on
     @property
     def needs_key(self) -> bool:
         """Whether a client has to show a key."""
         return bool(self.api_keys or any(tenant.keys for tenant in self.tenants))
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InvalidSettings(f"{name} has to be an integer of at least {least}; got {value}.")
-
-
-def _check_time(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidSettings(f"{name} has to be a finite number of seconds above 0; got {value}.")
 
 
 def _check_tenants(tenants: tuple[Tenant, ...]) -> None:
@@ -185,23 +130,23 @@ def _check_tenants(tenants: tuple[Tenant, ...]) -> None:
     keys: set[bytes] = set()
     for tenant in tenants:
         if not tenant.name or tenant.name in seen:
-            raise InvalidSettings(f'each tenant needs a name of its own; got "{tenant.name}".')
+            raise InvalidConfig(f'each tenant needs a name of its own; got "{tenant.name}".')
         seen.add(tenant.name)
         if not (math.isfinite(tenant.weight) and tenant.weight > 0):
-            raise InvalidSettings(
+            raise InvalidConfig(
                 f'tenant "{tenant.name}": weight has to be a finite number above 0; got {tenant.weight}.'
             )
         for name in ("max_waiting", "max_waiting_tokens"):
-            if (limit := getattr(tenant, name)) is not None:
-                _check_count(f'tenant "{tenant.name}": {name}', limit, 1)
+            if (limit := getattr(tenant, name)) is not None and limit < 1:
+                raise InvalidConfig(f'tenant "{tenant.name}": {name} has to be an integer of at least 1; got {limit}.')
         for key in tenant.keys:
             if (digest := digest_of(key)) in keys:
-                raise InvalidSettings(f'tenant "{tenant.name}": a key of it is another tenant\'s, too.')
+                raise InvalidConfig(f'tenant "{tenant.name}": a key of it is another tenant\'s, too.')
             keys.add(digest)
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256 of a key, 32 bytes, which may be written as its digest. Raises InvalidSettings."""
+    """SHA-256 of a key, 32 bytes, which may be written as its digest. Raises InvalidConfig."""
     if not key.startswith("sha256:"):
         return hashlib.sha256(key.encode()).digest()
     try:
@@ -209,7 +154,7 @@ def digest_of(key: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != 32:
-        raise InvalidSettings('a key that begins with "sha256:" goes on with 64 hexadecimal digits.')
+        raise InvalidConfig('a key that begins with "sha256:" goes on with 64 hexadecimal digits.')
     return found
 
 
@@ -222,22 +167,11 @@ def is_one_of(key: str, digests: list[bytes]) -> int | None:
     return found
 
 
-def read_settings(path: Path | None, said: dict[str, Any]) -> Settings:
-    """The settings of a TOML file (None: the usual ones), and over them what was `said` by flags: fields of Settings, and under "engine" of
-    EngineSettings. Raises InvalidSettings, naming the field, and OSError where the file cannot be read."""
-    found: dict[str, Any] = {}
-    if path is not None:
-        try:
-            found = tomllib.loads(path.read_bytes().decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidSettings(f"{path}: {error}") from None
-    for part in ("engine", "kv_events"):
-        if not isinstance(found.get(part, {}), dict):
-            raise InvalidSettings(f"{path}: {part} has to be a table.")
-    merged = {**found, **said, "engine": {**found.get("engine", {}), **said.get("engine", {})}}
-    try:
-        settings = msgspec.convert(merged, Settings)
-    except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{path or 'settings'}: {error}") from None
-    settings.check()
-    return settings
+def read_settings(path: Path | None, server: Mapping[str, Any], engine: Mapping[str, Any]) -> Settings:
+    """The settings of a TOML file (None: the usual ones), over its [engine] the environment, and over both what was said of the server and of its
+    engine. Raises InvalidConfig, naming the setting, and OSError where the file cannot be read."""
+    found = {} if path is None else read_toml(path)
+    table = engine_table(path, found)
+    found.pop("engine", None)
+    runs = SERVED.layered((f"{path}", table), ("", environment()), ("", engine))
+    return Settings(engine=runs).layered((f"{path}", found), ("", server))

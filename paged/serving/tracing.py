@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from paged.base.extras import import_with_extra
-from paged.errors import InvalidSettings
+from paged.errors import InvalidConfig
 from paged.serving.durations import durations
 from paged.serving.records import RequestRecord
 
@@ -30,7 +30,7 @@ MOST_SPANS = 2048
 class Traces:
     """The spans of a server. `endpoint` is the collector's URL, to which /v1/traces is added where it has no path; `exporter` takes the
     spans instead, if it is given. Sampling and the service's name are set by OpenTelemetry's own environment variables. Raises MissingExtra,
-    and InvalidSettings."""
+    and InvalidConfig."""
 
     def __init__(self, endpoint: str, *, model_name: str = "paged", exporter: SpanExporter | None = None) -> None:
         url = checked_url(endpoint)
@@ -176,10 +176,10 @@ def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
 
 
 def checked_url(endpoint: str) -> str:
-    """The URL that spans are sent to. Raises InvalidSettings."""
+    """The URL that spans are sent to. Raises InvalidConfig."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidSettings(f'traces_endpoint has to be an http or https URL; got "{endpoint}".')
+        raise InvalidConfig(f'traces_endpoint has to be an http or https URL; got "{endpoint}".')
     return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else endpoint
 
 

@@ -11,22 +11,21 @@ from typing import Any
 
 import msgspec
 
+from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.serving.kv_config import KvEventsConfig
-from paged.serving.settings import EngineSettings
 
 
 class Beginning(msgspec.Struct, frozen=True):
     """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's. `says_json`: what it
     says on standard error are lines of JSON."""
 
-    engine: EngineSettings
+    engine: EngineConfig
     name: str
     to_engine: str
     from_engine: str
-    tenant_weights: dict[str, float]
     kv_events: KvEventsConfig | None = None
     says_json: bool = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,9 +17,6 @@ from paged.scheduler import Request, Scheduler
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import most_blocks
-
-if TYPE_CHECKING:
-    from paged.model.drafts import Speculate
 
 # Of a draft model's weights: about half of its drafts are right.
 _NOISE = 0.03
@@ -141,7 +138,7 @@ def request_of(
     )
 
 
-def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: Speculate | None = None) -> Any:
+def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None = None) -> Any:
     """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
     MissingExtra without the extra `engine`."""
     from paged import Engine

@@ -443,7 +443,7 @@ def test_the_bench_takes_holes_and_longer_contexts(paged):
         (["profile", "--out", "x.json", "--source", "me"], "--source me goes with --import"),
         (["profile", "--out", "x.json", "--import", "nope", "--on", "h100"], "nope: no such folder"),
         (["profile", "--out", ""], "Invalid value for '--out': it is empty; a path is needed"),
-        (["generate", "--prompt", "a", "--model="], "it is empty; a path is needed"),
+        (["generate", "--prompt", "a", "--model="], "model has to be a checkpoint folder"),
         (["simulate", "azure", "--csv", ""], "Invalid value for '--csv': it is empty; a path is needed"),
         (["bench", "scheduler", "--rows", "4,x"], '"4,x"'),
         (["bench", "scheduler", "--rows", "0"], "at least 1 row"),

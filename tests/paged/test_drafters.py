@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams, load_model  # noqa: E402
-from paged.checkpoint import checkpoint_path, draft_path  # noqa: E402
+from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
 from paged.errors import InvalidConfig  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
@@ -250,10 +250,6 @@ def test_a_hit_is_one_for_both_models(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculate": "luck"}, "speculate has to be one of 'lookup', 'lookahead', 'draft', or None; got 'luck'"),
-        ({"num_drafts": 4}, "num_drafts goes with speculate; got num_drafts=4 and speculate=None"),
-        ({"speculate": "draft", "num_drafts": 0}, "num_drafts has to be at least 1; got 0"),
-        ({"draft_model": draft_path()}, 'a draft_model goes with speculate="draft"; got speculate=None'),
         (
             {"speculate": "draft", "draft_model": tiny_model()},
             "of 8 tokens guesses for .* of 1,024; both have to have the same",

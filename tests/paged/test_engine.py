@@ -260,10 +260,6 @@ def test_a_byte_budget_says_how_much_would_do(model):
         Engine(model, kv_cache_bytes=10**6, max_model_len=1024)
     assert Engine(model, kv_cache_bytes=caught.value.wanted, max_model_len=1024).pool.num_blocks == 64
     assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
-    with pytest.raises(InvalidConfig, match="block_size has to be at least 1; got 0"):
-        Engine(model, kv_cache_bytes=10**6, block_size=0)
-    with pytest.raises(InvalidConfig, match="name one"):
-        Engine(model, kv_cache_bytes=10**6, num_blocks=4)
     with pytest.raises(InvalidConfig, match="beyond the model's 1024 tokens"):
         Engine(model, max_model_len=1025)
 

@@ -19,64 +19,6 @@ def answer(prompt=PROMPT, params=None, **options):
     return LLM(tiny_model(), **{"num_blocks": 40, "block_size": 4, **options}).generate([prompt], params)[0].token_ids
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_blocks": True}, "num_blocks has to be an integer; got True"),
-        ({"num_blocks": 3.5}, "num_blocks has to be an integer; got 3.5"),
-        ({"kv_cache_bytes": NAN}, "kv_cache_bytes has to be an integer; got nan"),
-        ({"kv_cache_bytes": 2e9}, "kv_cache_bytes has to be an integer; got 2000000000.0"),
-        ({"kv_cache_bytes": -1}, "kv_cache_bytes has to be at least 0; got -1"),
-        ({"block_size": "16"}, "block_size has to be an integer; got '16'"),
-        ({"block_size": True}, "block_size has to be an integer; got True"),
-        ({"max_sequences": NAN}, "max_sequences has to be an integer; got nan"),
-        ({"max_model_len": NAN}, "max_model_len has to be an integer; got nan"),
-        ({"max_model_len": np.True_}, "max_model_len has to be an integer"),
-        ({"host_blocks": -1}, "host_blocks has to be at least 0; got -1"),
-        ({"max_retries": -1}, "max_retries has to be at least 0; got -1"),
-        ({"max_retries": NAN}, "max_retries has to be an integer; got nan"),
-        ({"batch_invariant": "no"}, "batch_invariant has to be True or False; got 'no'"),
-        ({"prefix_caching": "no"}, "prefix_caching has to be True or False; got 'no'"),
-        ({"host_caching": 1}, "host_caching has to be True or False; got 1"),
-    ],
-)
-def test_a_size_or_a_switch_that_is_none_is_refused(options, words):
-    with pytest.raises(InvalidConfig, match=words):
-        Engine(tiny_model(), **options)
-
-
-@pytest.mark.parametrize(
-    ("argument", "instead"),
-    [
-        (
-            {"gpu_memory_utilization": 0.9},
-            ": memory is named in bytes or blocks: kv_cache_bytes=8 * 2**30, or num_blocks=4096.",
-        ),
-        ({"swap_space": 4}, ": host memory is named in blocks: host_blocks=4096."),
-        ({"max_num_seqs": 8}, ": it is called max_sequences."),
-        ({"tensor_parallel_size": 2}, ": one device runs the model."),
-        ({"enforce_eager": True}, ": there are no CUDA graphs."),
-        (
-            {"quantization": "awq"},
-            ': weights are not quantised here; dtype="bfloat16" halves those of a float32 model.',
-        ),
-        ({"async_scheduling": True}, ": steps_ahead=1 is the same."),
-        ({"max_sequence": 8}, ". Did you mean max_sequences?"),
-    ],
-)
-@pytest.mark.parametrize("make", [LLM, Engine], ids=["LLM", "Engine"])
-def test_an_argument_that_an_engine_has_not_is_refused_by_what_to_use_instead(make, argument, instead):
-    with pytest.raises(InvalidConfig) as refused:
-        make(tiny_model(), **argument)
-    assert str(refused.value) == f"{next(iter(argument))} is no argument of an engine{instead}"
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, NAN, True, None, "0"])
-def test_a_seed_that_is_none_is_refused_when_the_engine_is_made(seed):
-    with pytest.raises(InvalidSampling, match="seed has to be an integer from 0"):
-        Engine(tiny_model(), seed=seed)
-
-
 def test_numpys_small_integers_are_taken_for_what_they_are():
     small = {
         "num_blocks": np.int8(127),

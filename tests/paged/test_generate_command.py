@@ -88,7 +88,6 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
                 ("--include-stop", "--stop"),
                 ("--echo", "--json"),
                 ("--prompt-logprobs 1", "--json"),
-                ("--num-drafts 3", "--speculate"),
             )
         ),
         (["--prompt", "a", "--logit-bias", "5=1", "--logit-bias", "5=2"], "--logit-bias names a token id twice"),
@@ -104,7 +103,7 @@ def test_a_seed_gives_the_same_draws_and_fast_mode_runs(paged):
         (["--prompt", "a", "--regex", "a", "--choice", "b"], "got regex and choice"),
         (["--prompt", "a", "--regex", "a(b"], "regex cannot be followed"),
         (["--prompt", "a", "--regex", "a", "--ignore-eos"], "structured_outputs does not go with ignore_eos"),
-        (["--prompt", "a", "--speculate", "luck"], "speculate has to be one of 'lookup', 'lookahead', 'draft'"),
+        (["--prompt", "a", "--speculate", "luck"], 'speculate has to be "lookup", "lookahead" or "draft"'),
         (["--prompt", "a", "--draft-model", "x"], 'a draft_model goes with speculate="draft"'),
         (["--prompt", "a", "--speculate", "draft", "--draft-model", "x"], "x: no such folder"),
         (["--prompt", ""], "a prompt is empty"),

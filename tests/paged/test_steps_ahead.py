@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from paged import LLM, Engine, SamplingParams
-from paged.checkpoint import checkpoint_path
-from paged.errors import InvalidConfig
 
 PROMPTS = ["The with statement", "Return a new list", "The with statement is used", "A generator", "def", "Return a"]
 
@@ -86,9 +84,3 @@ def test_a_step_that_fails_takes_back_what_is_out_and_costs_no_word(model):
     llm.engine.runner.logits = failing
     found = llm.generate(PROMPTS[:3], SamplingParams(max_tokens=12))
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
-
-
-@pytest.mark.parametrize("steps_ahead", [2, -1, True, 0.5])
-def test_more_than_one_step_ahead_is_refused(steps_ahead):
-    with pytest.raises(InvalidConfig, match="steps_ahead"):
-        Engine(checkpoint_path(), steps_ahead=steps_ahead)

@@ -41,14 +41,14 @@ def taken(monkeypatch, capsys, arguments):
 
 
 def test_the_sample_of_settings_is_read_and_has_tenants(deploy):
-    settings = read_settings(deploy / "serve.toml", {})
+    settings = read_settings(deploy / "serve.toml", {}, {})
     assert [tenant.name for tenant in settings.tenants] == ["product", "research"]
-    assert settings.engine.kv_cache_bytes == 2**30
+    assert settings.engine.memory.kv_cache_bytes == 2**30
     assert settings.needs_key
 
 
 def test_nobody_has_a_key_of_the_sample(deploy):
-    settings = read_settings(deploy / "serve.toml", {})
+    settings = read_settings(deploy / "serve.toml", {}, {})
     keys = [*settings.api_keys, *settings.admin_keys, *(key for tenant in settings.tenants for key in tenant.keys)]
     assert keys
     for key in keys:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanKind, StatusCode, use_span
 
-from paged.errors import InvalidSettings
+from paged.errors import InvalidConfig
 from paged.serving.records import RequestRecord
 from paged.serving.tracing import MOST_SPANS, Traces, checked_url
 
@@ -246,7 +246,7 @@ def test_an_endpoint_without_a_path_gets_the_usual_one(endpoint, url):
 
 @pytest.mark.parametrize("endpoint", ["", "collector:4317", "grpc://collector:4317", "http://"])
 def test_an_endpoint_that_is_no_url_is_refused(endpoint):
-    with pytest.raises(InvalidSettings, match="traces_endpoint has to be an http or https URL"):
+    with pytest.raises(InvalidConfig, match="traces_endpoint has to be an http or https URL"):
         Traces(endpoint)
 
 

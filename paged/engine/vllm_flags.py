@@ -15,7 +15,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from paged.errors import InvalidSettings
+from paged.errors import InvalidConfig
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,28 +123,17 @@ FLAGS: dict[str, Flag] = {
 }
 """By name; what is neither here nor an option is refused as any unknown option is."""
 
-RENAMED = {
-    "max_num_seqs": "max_sequences",
-    "max_num_batched_tokens": "max_tokens_per_step",
-    "num_gpu_blocks_override": "num_blocks",
-    "kv_cache_memory_bytes": "kv_cache_bytes",
-    "enable_prefix_caching": "prefix_caching",
-}
-"""vLLM's arguments that an engine of ours has by another name."""
 
-
-def why_not(argument: str, known: Sequence[str]) -> str:
-    """What is said of an argument that is none of an engine's, which are `known`: what to use instead, where there is something."""
-    flag = FLAGS.get(f"--{argument.replace('_', '-')}")
-    if argument in RENAMED:
-        instead = f": it is called {RENAMED[argument]}."
-    elif flag is not None:
+def why_not(name: str, known: Sequence[str], of_what: str) -> str:
+    """What is said of a name that is no setting of an engine or a server, whose settings are `known`: what to use instead, where there is something."""
+    flag = FLAGS.get(f"--{name.replace('_', '-')}")
+    if flag is not None:
         # Options of the command line become arguments.
         instead = ": " + re.sub(r"--([a-z-]+)(?: (\d+G?|bfloat16)\b)?", _as_argument, flag.why)
     else:
-        near = get_close_matches(argument, known, n=1)
+        near = get_close_matches(name, known, n=1)
         instead = f". Did you mean {near[0]}?" if near else f"; there are {', '.join(known)}."
-    return f"{argument} is no argument of an engine{instead}"
+    return f"{name} is no setting of {of_what}{instead}"
 
 
 def _as_argument(option: re.Match[str]) -> str:
@@ -156,7 +145,7 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """The arguments without the flags that are granted, or with what stands for them. Raises InvalidSettings for one that is refused."""
+    """The arguments without the flags that are granted, or with what stands for them. Raises InvalidConfig for one that is refused."""
     found: list[str] = []
     left = list(arguments)
     while left:
@@ -171,8 +160,8 @@ def translated(arguments: Sequence[str]) -> list[str]:
         if flag.values is not None and not has_value and left:
             value = left.pop(0)
         elif flag.values is None and has_value:
-            raise InvalidSettings(f"{name} takes no value; got {value}.")
+            raise InvalidConfig(f"{name} takes no value; got {value}.")
         if not (flag.granted if flag.values is None else value in flag.values):
-            raise InvalidSettings(f"{name} {value}".rstrip() + f" cannot be had: {flag.why}")
+            raise InvalidConfig(f"{name} {value}".rstrip() + f" cannot be had: {flag.why}")
         found += flag.becomes
     return found

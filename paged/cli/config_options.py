@@ -1,0 +1,76 @@
+"""Options of the command line that are made from settings: name, help, default and second names as they are declared.
+
+@takes(engine=EngineConfig())
+def command(mine: Mine = None, *, engine: dict[str, Any]) -> None: ...
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+from typer import Option
+
+from paged.engine.config import Config, Field, fields_of
+
+
+def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator for a command: it gets an option a setting of each of these, but for names that it has itself, and is called with what was given
+    of each, as a dictionary of that name. The defaults shown are those of the configurations."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in configs}
+        settings = {
+            name: {each.name: each for each in fields_of(type(config)).values() if each.name not in own}
+            for name, config in configs.items()
+        }
+
+        @wraps(command)
+        def taking(**given: Any) -> None:
+            of_each = {
+                name: {
+                    each: its[each].parsed(value) if isinstance(value, str) else value
+                    for each in its
+                    if (value := given.pop(each, None)) not in (None, [], ())
+                }
+                for name, its in settings.items()
+            }
+            command(**given, **of_each)
+
+        options = [
+            _option(setting, getattr(config, setting.group, config))
+            for name, config in configs.items()
+            for setting in settings[name].values()
+            if setting.flag != ""
+        ]
+        by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
+        taking.__signature__ = inspect.Signature([*by_keyword, *options])  # type: ignore[attr-defined]
+        return taking
+
+    return decorate
+
+
+def _option(setting: Field, config: Config) -> inspect.Parameter:
+    names = [setting.flag or f"--{setting.name}", *(f"--{name}" for name in setting.vllm)]
+    names = [name.replace("_", "-") for name in names]
+    kind: Any = {bool: bool, tuple: list[str]}.get(setting.kind, str)
+    if kind is bool:
+        names = [f"{name}/{setting.turns_off or name.replace('--', '--no-')}" for name in names]
+    option = Option(
+        *filter(None, [*names, setting.letter]),
+        help=setting.help,
+        show_default=_shown(setting, getattr(config, setting.name)),
+        metavar=None if kind is bool else setting.metavar or {int: "N", float: "S"}.get(setting.kind, "TEXT"),
+        envvar=setting.variable,
+        rich_help_panel=setting.panel,
+    )
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shown(setting: Field, default: Any) -> str:
+    if default in (None, "", ()):
+        return setting.usually
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:,}" if isinstance(default, int) and setting.name != "port" else f"{default}"

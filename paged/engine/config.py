@@ -1,0 +1,342 @@
+"""What an engine is made from: one struct, whether it comes from Python, a command line, the environment or a file.
+
+    arguments  >  PAGED_… of the environment  >  [engine] of a TOML file  >  defaults
+
+A field is declared once, with its rule and its help: keywords, options, variables and keys of a file are made from that. They are flat
+names, of vLLM's spelling too; the struct has them in groups, so that each reader takes a small one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from paged.base.arguments import is_integer, is_real
+from paged.engine.door import shown
+from paged.engine.vllm_flags import why_not
+from paged.errors import InvalidConfig
+from paged.scheduler import Costs
+
+PREFIX = "PAGED_"
+_UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+# By kind: what its values are, and the value that a given one stands for, None where it stands for none.
+_KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    int: ("an integer", lambda value: int(value) if is_integer(value) else None),
+    float: (
+        "a finite number of seconds",
+        lambda value: float(value) if is_real(value) and abs(value) < math.inf else None,
+    ),
+    bool: ("True or False", lambda value: bool(value) if isinstance(value, (bool, np.bool_)) else None),
+    str: ("text", lambda value: value if isinstance(value, str) else None),
+    tuple: (
+        "a list of texts",
+        lambda value: (
+            tuple(value) if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value) else None
+        ),
+    ),
+    Any: ("", lambda value: value),
+}
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """What is declared of a setting beside its default: the annotation has the first lines, `fields_of` adds the last one.
+
+    help         a sentence
+    usually      what a default of None stands for
+    least, most  of a number; of a float `above` is a limit that it may not reach
+    choices      of text
+    rule, what   in place of these: the value that a given one stands for (None: that would not do), and in words what would
+    vllm         vLLM's names for it
+    flag         its option, where that is not its name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
+    variable     of the environment, beside PAGED_… of an engine's
+    metavar      what stands for a value in the help, and the `panel` there
+    name, kind, is_optional, group
+                 kind: int, float, bool, str, tuple or Any; group: the field that has it, "" for none
+    """
+
+    help: str
+    usually: str = "none"
+    least: int | None = None
+    most: int | None = None
+    above: int | None = None
+    choices: tuple[str, ...] = ()
+    rule: Callable[[Any], Any] | None = None
+    what: str = ""
+    vllm: tuple[str, ...] = ()
+    flag: str | None = None
+    letter: str | None = None
+    turns_off: str | None = None
+    variable: str | None = None
+    metavar: str | None = None
+    panel: str = ""
+    name: str = ""
+    kind: Any = None
+    is_optional: bool = False
+    group: str = ""
+
+    def checked(self, value: Any) -> Any:
+        """The value, of Python's own kinds. Raises InvalidConfig with name, value, and what would do."""
+        if value is None and self.is_optional:
+            return None
+        found = (self.rule or _KINDS[self.kind][1])(value)
+        if (
+            found is None
+            or (self.least is not None and found < self.least)
+            or (self.most is not None and found > self.most)
+            or (self.above is not None and found <= self.above)
+            or (self.choices and found not in self.choices)
+        ):
+            raise self._wrong(value)
+        return found
+
+    def _wrong(self, value: Any, more: str = "") -> InvalidConfig:
+        what = self.what or _KINDS[self.kind][0]
+        if self.choices:
+            what = f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
+        elif self.most is not None:
+            what += f" from {self.least} to {self.most if self.most != 2**64 - 1 else '2^64 - 1'}"
+        elif self.least is not None:
+            what += f" of at least {self.least}"
+        elif self.above is not None:
+            what += f" above {self.above}"
+        got = f'"{value}"' if isinstance(value, str) and len(value) < 80 else shown(value)
+        return InvalidConfig(f"{self.name} has to be {what}; got {got}.{more}")
+
+    def parsed(self, text: str) -> Any:
+        """The value that text stands for; what stands for none is left to `checked`. Raises InvalidConfig for a number that is none."""
+        if self.kind is int:
+            found = re.fullmatch(r"(-?\d+)([kKmMgGtT]?)", text.strip())
+            if found is None:
+                raise self._wrong(text, f" {_SIZES}" if text[:1].isdigit() else "")
+            return int(found[1]) * _UNITS.get(found[2], 1)
+        if self.kind is float:
+            with suppress(ValueError):
+                return float(text)
+        return _FLAGS.get(text.lower(), text) if self.kind is bool else text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own name, and vLLM's."""
+        return (self.name, *self.vllm)
+
+
+@cache
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
+    """The settings that a struct declares, those of its groups included, by name."""
+    found: dict[str, Field] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            its, field = get_args(hint)[:2]
+            kinds = get_args(its) if get_origin(its) in (UnionType, Union) else (its,)
+            plain = next(get_origin(each) or each for each in kinds if each is not NoneType)
+            found[name] = msgspec.structs.replace(field, name=name, kind=plain, is_optional=NoneType in kinds)
+        elif isinstance(hint, type) and issubclass(hint, Config) and hint.title:
+            its_own = fields_of(hint).values()
+            found |= {each.name: msgspec.structs.replace(each, group=name, panel=hint.title) for each in its_own}
+    return found
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that are checked when they are made. Raises InvalidConfig with the field, its value, and what would do."""
+
+    # Of what they are settings; of a group the head of its options.
+    of_what: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, setting in fields_of(type(self)).items():
+            if not setting.group:
+                msgspec.structs.force_setattr(self, name, setting.checked(getattr(self, name)))
+
+    def layered(self, *layers: tuple[str, Mapping[str, Any]]) -> Self:
+        """This one under values by our names or vLLM's, of which later ones win; errors begin with the name of a layer.
+
+        Raises InvalidConfig, for a name that is none with the nearest one.
+        """
+        names = {name: field for field in fields_of(type(self)).values() for name in field.names}
+        groups: dict[str, dict[str, Any]] = {"": {}}
+        for where, values in layers:
+            seen: dict[str, str] = {}
+            for name, value in values.items():
+                try:
+                    if name not in names:
+                        raise InvalidConfig(why_not(name, [*names], self.of_what))
+                    field = names[name]
+                    if (twin := seen.setdefault(field.name, name)) != name:
+                        raise InvalidConfig(f"{twin} and {name} are the same; name one.")
+                    groups.setdefault(field.group, {})[field.name] = field.checked(value)
+                except InvalidConfig as error:
+                    raise InvalidConfig(f"{where}: {error}" if where else f"{error}") from None
+        own = groups.pop("")
+        changed = {group: msgspec.structs.replace(getattr(self, group), **its) for group, its in groups.items()}
+        return msgspec.structs.replace(self, **changed, **own)
+
+    def but(self, **values: Any) -> Self:
+        """The same with other values, by our names or vLLM's."""
+        return self.layered(("", values))
+
+
+def _model(value: Any) -> Any:
+    return None if isinstance(value, str) and not value else value
+
+
+def _costs(value: Any) -> Any:
+    return value if isinstance(value, Costs) or (isinstance(value, str) and value == "measured") else None
+
+
+# fmt: off
+class ModelConfig(Config, frozen=True, kw_only=True):
+    """Which model runs, and how it is computed. `model` may be a LoadedModel, too."""
+
+    title: ClassVar[str] = "The model"
+
+    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout.", usually="the small one that ships", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
+    backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.")] = "auto"
+    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else is running.", turns_off="--fast")] = True
+    dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.")] = "auto"
+    device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
+    max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None
+
+
+class MemoryConfig(Config, frozen=True, kw_only=True):
+    """The pools of blocks."""
+
+    title: ClassVar[str] = "Memory"
+
+    num_blocks: Annotated[int | None, Field(help="Device blocks.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
+    kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
+    block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
+    host_blocks: Annotated[int, Field(help="Host blocks to swap to.", least=0)] = 0
+    prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
+    host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
+
+
+class SchedulingConfig(Config, frozen=True, kw_only=True):
+    """What a step holds, and who decides."""
+
+    title: ClassVar[str] = "Steps"
+
+    policy: Annotated[Any, Field(help="Who decides; `paged policies` lists them.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
+    tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", flag="")] = None
+    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", least=1, vllm=("max_num_batched_tokens",))] = 256
+    max_sequences: Annotated[int, Field(help="Sequences in a step.", least=1, vllm=("max_num_seqs",))] = 32
+    max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", usually="what the step has room for", least=1)] = None
+    costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", usually="the usual ones", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
+    steps_ahead: Annotated[int, Field(help="0, or 1: a step is put out before the one before it is ended, so that a device need not wait; answers come a step later.", least=0, most=1)] = 0
+    max_retries: Annotated[int, Field(help="How often a step that ran out of memory is tried again before its requests end with an error.", least=0)] = 2
+
+
+class DecodingConfig(Config, frozen=True, kw_only=True):
+    """How tokens are drawn and drafted."""
+
+    title: ClassVar[str] = "Drafts and draws"
+
+    seed: Annotated[int, Field(help="Of requests that name none, with their id.", least=0, most=2**64 - 1)] = 0
+    speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
+    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", usually="6, for lookahead 12", least=1)] = None
+    draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_model is not None and self.speculate != "draft":
+            raise InvalidConfig(f'a draft_model goes with speculate="draft"; got speculate={self.speculate!r}.')
+        if self.num_drafts is not None and self.speculate is None:
+            raise InvalidConfig(f"num_drafts goes with speculate; got num_drafts={self.num_drafts} and speculate=None.")
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a row and step at most, where drafts are made."""
+        return self.num_drafts or (12 if self.speculate == "lookahead" else 6)
+
+
+# fmt: on
+class EngineConfig(Config, frozen=True, kw_only=True):
+    """What an engine is made from. `EngineConfig.of(num_blocks=64, max_num_seqs=8)` puts each name into its group."""
+
+    of_what: ClassVar[str] = "an engine"
+
+    model: ModelConfig = ModelConfig()
+    memory: MemoryConfig = MemoryConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+    def __post_init__(self) -> None:
+        if self.decoding.speculate is not None and self.scheduling.steps_ahead:
+            raise InvalidConfig(
+                "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
+            )
+
+    @classmethod
+    def of(cls, model: Any = None, **options: Any) -> EngineConfig:
+        """The configuration that was given, or that of a model, with these settings."""
+        return model.but(**options) if isinstance(model, cls) else cls().but(model=model, **options)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **options: Any) -> EngineConfig:
+        """[engine] of a file, such as `paged serve --config` takes; over it the environment, and `options` over both.
+
+        Raises InvalidConfig, which names the file, and OSError where it cannot be read.
+        """
+        return cls().layered((f"{path}", engine_table(path, read_toml(path))), ("", environment()), ("", options))
+
+    @classmethod
+    def from_environment(cls, **options: Any) -> EngineConfig:
+        """The variables PAGED_… that name settings; `options` win over them."""
+        return cls().layered(("", environment()), ("", options))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """What a file says. Raises InvalidConfig, which names it, and OSError."""
+    try:
+        return tomllib.loads(Path(path).read_bytes().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path}: {error}") from None
+
+
+def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [engine] of a file. Raises InvalidConfig where it is none, or a setting of an engine stands outside of it."""
+    for name in document:
+        if name in fields_of(EngineConfig):
+            raise InvalidConfig(f"{path}: {name} is a setting of an engine; it stands under [engine].")
+    table = document.get("engine", {})
+    if not isinstance(table, dict):
+        raise InvalidConfig(f"{path}: engine has to be a table.")
+    return table
+
+
+def environment() -> dict[str, Any]:
+    """The settings of an engine that variables name: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a value that does
+    not do, and for a name that is nearly one: others may begin alike and mean something else."""
+    names = {name: field for field in fields_of(EngineConfig).values() for name in field.names}
+    found: dict[str, Any] = {}
+    for variable, text in sorted(os.environ.items()):
+        name = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX):
+            continue
+        if name in names:
+            try:
+                found[name] = names[name].checked(names[name].parsed(text))
+            except InvalidConfig as error:
+                raise InvalidConfig(f"{variable}: {error}") from None
+        elif near := get_close_matches(name, names, n=1, cutoff=0.85):
+            raise InvalidConfig(f"{variable} names no setting. Did you mean {PREFIX}{near[0].upper()}?")
+    return found

@@ -1,0 +1,206 @@
+"""One configuration: what each setting takes, whence it comes, which of its sources wins, and what is said of what would not do."""
+
+import os
+import re
+
+import msgspec
+import numpy as np
+import pytest
+import typer
+
+from paged import Costs, EngineConfig
+from paged.cli.app import app
+from paged.engine.config import fields_of
+from paged.errors import InvalidConfig
+from paged.serving.settings import Settings, read_settings
+
+SETTINGS = fields_of(EngineConfig)
+NAN = float("nan")
+DEFAULTS = {
+    "model": None, "backend": "auto", "batch_invariant": True, "dtype": "auto", "device": "cpu", "max_model_len": None,
+    "num_blocks": None, "kv_cache_bytes": None, "block_size": 16, "host_blocks": 0, "prefix_caching": True, "host_caching": False,
+    "policy": "paged", "tenant_weights": None, "max_tokens_per_step": 256, "max_sequences": 32, "max_chunk": None, "costs": None,
+    "steps_ahead": 0, "max_retries": 2, "seed": 0, "speculate": None, "num_drafts": None, "draft_model": None,
+}  # fmt: skip
+
+
+def flat(config):
+    """The settings of a configuration, without their groups."""
+    return {name: getattr(getattr(config, its.group), name) for name, its in SETTINGS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for variable in [each for each in os.environ if each.startswith("PAGED_")]:
+        monkeypatch.delenv(variable)
+
+
+def test_the_defaults_are_those_of_an_engine_and_of_a_server():
+    assert flat(EngineConfig()) == DEFAULTS
+    assert flat(Settings().engine) == DEFAULTS | {"policy": "paged-fair", "max_sequences": 64}
+
+
+@pytest.mark.parametrize("field", [*SETTINGS.values(), *fields_of(Settings).values()], ids=lambda field: field.name)
+def test_what_a_setting_does_not_take_is_refused_with_its_name_and_what_would_do(field):
+    kind = EngineConfig if field.group else Settings
+    beyond = -1 if field.least == 0 else 0
+    wrong = {
+        int: ["16", True, np.True_, 2.0, NAN, beyond, "4G", *([] if field.most is None else [field.most + 1])],
+        float: ["16", True, NAN, float("inf"), beyond],
+        bool: ["no", 1, 0],
+        str: [7, b"auto", *(["luck"] if field.choices else [])],
+        tuple: ["a", [7]],
+    }.get(field.kind, [])
+    for value in [] if field.rule else wrong:
+        got = f'"{value}"' if isinstance(value, str) else repr(value)
+        with pytest.raises(InvalidConfig, match=rf"^{field.name} has to be .+; got {re.escape(got)}\.$"):
+            kind().but(**{field.name: value})
+    if field.is_optional:
+        assert getattr(kind().but(**{field.name: None}), "port", 8000) == 8000
+    elif not field.rule:
+        with pytest.raises(InvalidConfig, match=rf"^{field.name} has to be .+; got None\.$"):
+            kind().but(**{field.name: None})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"block_size": 0}, "block_size has to be an integer of at least 1; got 0."),
+        ({"seed": -1}, "seed has to be an integer from 0 to 2^64 - 1; got -1."),
+        ({"speculate": "luck"}, 'speculate has to be "lookup", "lookahead" or "draft"; got "luck".'),
+        ({"costs": "cheap"}, 'costs has to be a Costs, or "measured"; got "cheap".'),
+        ({"model": ""}, 'model has to be a checkpoint folder or a LoadedModel; got "".'),
+        ({"num_blocks": 1, "kv_cache_bytes": 1}, "num_blocks and kv_cache_bytes say the same thing twice; name one."),
+        ({"num_drafts": 4}, "num_drafts goes with speculate; got num_drafts=4 and speculate=None."),
+        ({"draft_model": "a"}, 'a draft_model goes with speculate="draft"; got speculate=None.'),
+        ({"max_sequence": 8}, "max_sequence is no setting of an engine. Did you mean max_sequences?"),
+        ({"max_num_seq": 8}, "max_num_seq is no setting of an engine. Did you mean max_num_seqs?"),
+        ({"max_num_seqs": 8, "max_sequences": 8}, "max_num_seqs and max_sequences are the same; name one."),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is no setting of an engine: one device runs the model."),
+        ({"async_scheduling": True}, "async_scheduling is no setting of an engine: steps_ahead=1 is the same."),
+        (
+            {"gpu_memory_utilization": 0.9},
+            "gpu_memory_utilization is no setting of an engine: "
+            "memory is named in bytes or blocks: kv_cache_bytes=8 * 2**30, or num_blocks=4096.",
+        ),
+        (
+            {"quantization": "awq"},
+            "quantization is no setting of an engine: "
+            'weights are not quantised here; dtype="bfloat16" halves those of a float32 model.',
+        ),
+    ],
+)
+def test_what_is_said_of_what_cannot_be(options, said):
+    with pytest.raises(InvalidConfig) as refused:
+        EngineConfig.of(**options)
+    assert str(refused.value) == said
+
+
+def test_a_struct_is_checked_however_it_is_made():
+    config = EngineConfig.of(num_blocks=np.int8(9), prefix_caching=np.False_, seed=np.uint64(2**64 - 1))
+    found = (config.memory.num_blocks, config.memory.prefix_caching, config.decoding.seed)
+    assert [*map(type, found)] == [int, bool, int]
+    with pytest.raises(InvalidConfig, match="block_size has to be"):
+        type(config.memory)(block_size=0)
+    with pytest.raises(InvalidConfig, match="block_size has to be"):
+        config.but(block_size=0)
+    assert EngineConfig.of(config, host_blocks=3) == config.but(host_blocks=3) != config
+    assert EngineConfig.of(costs=Costs()).scheduling.costs == Costs()
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
+ALIASES = [(its.name, other) for its in SETTINGS.values() for other in its.vllm]
+
+
+@pytest.mark.parametrize(("ours", "vllms"), ALIASES)
+def test_vllms_name_is_taken_by_python_the_environment_and_a_file(tmp_path, monkeypatch, ours, vllms):
+    value = False if SETTINGS[ours].kind is bool else 3
+    expected = EngineConfig.of(**{ours: value})
+    assert EngineConfig.of(**{vllms: value}) == expected != EngineConfig()
+    (tmp_path / "a.toml").write_text(f"[engine]\n{vllms} = {str(value).lower()}")
+    assert EngineConfig.from_toml(tmp_path / "a.toml") == expected
+    monkeypatch.setenv(f"PAGED_{vllms.upper()}", str(value))
+    assert EngineConfig.from_environment() == expected
+
+
+def test_arguments_win_over_the_environment_that_over_the_file_and_that_over_defaults(tmp_path, monkeypatch):
+    path = tmp_path / "a.toml"
+    path.write_text("[engine]\nblock_size = 4\nhost_blocks = 4\nmax_num_seqs = 4\n")
+    monkeypatch.setenv("PAGED_HOST_BLOCKS", "3")
+    monkeypatch.setenv("PAGED_MAX_SEQUENCES", "3")
+    found = EngineConfig.from_toml(path, max_sequences=2)
+    assert found == EngineConfig.of(block_size=4, host_blocks=3, max_sequences=2)
+    assert EngineConfig.from_environment(host_blocks=2) == EngineConfig.of(host_blocks=2, max_sequences=3)
+    assert read_settings(path, {}, {"max_sequences": 2}).engine == found.but(policy="paged-fair")
+    assert EngineConfig.of() == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("PAGED_KV_CACHE_BYTES", "4G", "kv_cache_bytes", 2**32),
+        ("PAGED_MAX_MODEL_LEN", "16k", "max_model_len", 16_000),
+        ("PAGED_BATCH_INVARIANT", "no", "batch_invariant", False),
+        ("PAGED_MODEL", "a/folder", "model", "a/folder"),
+        ("PAGED_SERVICE_PORT", "8000", "seed", 0),
+    ],
+)
+def test_a_variable_is_read_as_an_option_is(monkeypatch, variable, text, name, value):
+    monkeypatch.setenv(variable, text)
+    assert EngineConfig.from_environment() == EngineConfig.of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("PAGED_BLOCK_SIZE", "0", "PAGED_BLOCK_SIZE: block_size has to be an integer of at least 1; got 0."),
+        ("PAGED_BLOCK_SIZE", "", 'PAGED_BLOCK_SIZE: block_size has to be an integer of at least 1; got "".'),
+        (
+            "PAGED_BLOCK_SIZE",
+            "4x",
+            'PAGED_BLOCK_SIZE: block_size has to be an integer of at least 1; got "4x". Text may',
+        ),
+        ("PAGED_HOST_CACHING", "on", 'PAGED_HOST_CACHING: host_caching has to be True or False; got "on".'),
+        ("PAGED_BLOCKSIZE", "8", "PAGED_BLOCKSIZE names no setting. Did you mean PAGED_BLOCK_SIZE?"),
+    ],
+)
+def test_a_variable_that_would_not_do_is_named(monkeypatch, variable, text, said):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(InvalidConfig, match=f"^{re.escape(said)}"):
+        EngineConfig.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("block_sise = 8", "block_sise is no setting of an engine. Did you mean block_size?"),
+        ("block_size = 0", "block_size has to be an integer of at least 1; got 0."),
+        ("block_size = '8'", 'block_size has to be an integer of at least 1; got "8".'),
+        ("gpu_memory_utilization = 0.9", "gpu_memory_utilization is no setting of an engine: memory is named in bytes"),
+    ],
+)
+def test_a_file_that_would_not_do_is_named_with_the_key(tmp_path, text, said):
+    path = tmp_path / "a.toml"
+    path.write_text(f"[engine]\n{text}\n")
+    with pytest.raises(InvalidConfig, match=f"^{re.escape(f'{path}: {said}')}"):
+        EngineConfig.from_toml(path)
+    path.write_text("block_size = 8\n")
+    with pytest.raises(InvalidConfig, match=r"block_size is a setting of an engine; it stands under \[engine\]\."):
+        EngineConfig.from_toml(path)
+    path.write_text("engine = 8\n")
+    with pytest.raises(InvalidConfig, match=r"engine has to be a table\."):
+        EngineConfig.from_toml(path)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat"])
+def test_each_setting_is_an_option_with_its_help_and_vllms_names(command):
+    options = {option.name: option for option in typer.main.get_command(app).commands[command].params}
+    fields = {**SETTINGS, **(fields_of(Settings) if command == "serve" else {})}
+    tables = {"tenants", "tenant_weights"}
+    assert not tables & set(options) and set(fields) - tables <= set(options)
+    # What these are on a command of their own: the model is its argument, the seed one of a request.
+    its_own = {"serve": {"model"}, "generate": {"seed"}, "chat": {"seed"}}[command]
+    for name in set(fields) - tables - its_own:
+        names = {each.partition("/")[0] for each in options[name].opts}
+        assert {f"--{each.replace('_', '-')}" for each in fields[name].vllm} <= names
+        assert options[name].help == fields[name].help
