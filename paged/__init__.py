@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Scheduler,
         SchedulerStats,
         Status,
+        register_policy,
     )
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Timings",
     "load_model",
+    "register_policy",
 ]
 
 _PUBLIC_NAMES = {
@@ -129,6 +131,7 @@ _PUBLIC_NAMES = {
         "Scheduler",
         "SchedulerStats",
         "Status",
+        "register_policy",
     ),
 }
 
