@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Scheduler,
         SchedulerStats,
         Status,
+        register_policy,
     )
 
 __version__ = "0.1.0"
@@ -94,6 +95,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Timings",
     "load_model",
+    "register_policy",
 ]
 
 _PUBLIC_NAMES = {
@@ -132,6 +134,7 @@ _PUBLIC_NAMES = {
         "Scheduler",
         "SchedulerStats",
         "Status",
+        "register_policy",
     ),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -211,7 +212,8 @@ class UnknownPolicy(PagedError, ValueError):
         self.known = tuple(known)
         near = get_close_matches(name, self.known, 1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
-        super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.{hint}')
+        more = "" if "paged.study" in sys.modules else " Systems that are modelled for comparison: import paged.study."
+        super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.{hint}{more}')
 
 
 class WrongTokens(PagedError, ValueError):

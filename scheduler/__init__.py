@@ -4,26 +4,35 @@ Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
 """
 
 from .accounting import SchedulerStats
+from .admission import Admission
 from .batch import Batch, Output, Outputs, RequestUsage
+from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
 from .explain import Explanation
 from .listing import RequestView
+from .orders import Order
 from .outlook import Outlook
-from .policies import POLICIES, Costs, Policy
+from .policies import POLICIES, Costs, Policy, register_policy
+from .preemption import Victims
 from .request import Request, Retention
+from .reservations import Reservation
 from .state import Limits
 from .status import FINISH_REASONS, Status
+from .strategies import Strategies
 
 __all__ = [
     "FINISH_REASONS",
     "POLICIES",
     "UNKNOWN_DRAFT",
+    "Admission",
     "Batch",
+    "Composition",
     "Costs",
     "Drafts",
     "Explanation",
     "Limits",
+    "Order",
     "Outlook",
     "Output",
     "Outputs",
@@ -31,8 +40,12 @@ __all__ = [
     "Request",
     "RequestUsage",
     "RequestView",
+    "Reservation",
     "Retention",
     "Scheduler",
     "SchedulerStats",
     "Status",
+    "Strategies",
+    "Victims",
+    "register_policy",
 ]

@@ -25,17 +25,15 @@ NUM_PASSING = 4
 class Admission:
     """This one lets requests join at every step.
 
-    joins             requests join those that run
-    chunked           a prompt may be split over steps; else a request comes in when the budget is enough for all of it
-    max_passes        how often a waiting request that does not fit is passed by one of the next four
-    takes_plain_ones  an ordinary request needs no more than its prompt's blocks, and may enter in parts
+    joins       requests join those that run
+    chunked     a prompt may be split over steps; else a request comes in when the budget is enough for all of it
+    max_passes  how often a waiting request that does not fit is passed by one of the next four
     """
 
     joins = True
 
-    def __init__(self, policy: Policy, *, takes_plain_ones: bool) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.chunked, self.max_passes = policy.chunked, policy.max_passes
-        self.takes_plain_ones = takes_plain_ones
 
     def let_in(self, state: State, step: Step) -> None:
         """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
@@ -193,8 +191,8 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
 
 def _takes_plain_ones(state: State) -> bool:
-    """Whether an ordinary request may come in the short way: no worst case is reserved."""
-    return state.admission.takes_plain_ones and not state.bounded
+    """Whether an ordinary request needs no more than its prompt's blocks, and may enter in parts: it comes in the short way."""
+    return state.admission.chunked and not state.reservation.reserves and not state.bounded
 
 
 def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:

@@ -7,8 +7,6 @@ A strategy is a subclass of `Composition`. Knows the token budget, the order and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,6 @@ from paged.base.growing import GrowingView
 from paged.block_manager.moves import NO_MOVES
 from paged.errors import OutOfBlocks
 
-from .arguments import UNLIMITED
 from .preemption import preempt, victims
 from .request import RequestState
 from .rows import Rows
@@ -47,10 +44,6 @@ class Composition:
         if state.waiting.num or state.away.num:
             state.admission.let_in(state, step)
 
-    def steps_shut(self, state: State) -> int:
-        """How many of the coming steps surely let no request in, if the same rows decode in them."""
-        return UNLIMITED if state.admission_blocked else 0
-
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
         """Tokens that each row may compute in one step, of those that it has to, whatever the budget."""
         return np.minimum(todo, state.limits.max_chunk)
@@ -62,17 +55,6 @@ class Composition:
     def most(self, state: State, num_launched: int) -> int:
         """Tokens that one row may compute in one step, after so many."""
         return state.limits.max_chunk
-
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
-        """These waiting requests, with which nothing runs, are a batch."""
-
-    def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
-        """These rows, which run, by those that sample in the coming steps and those that walk their prompts, with the number of the former;
-        None where the next step may be another one. Asked only of what `one_token_each`."""
-        return None
-
-    def skipped(self, num_steps: int) -> None:
-        """So many steps that decode have been taken at once."""
 
     def reason(self, state: State) -> str | None:
         """Why requests for which there is room wait; None if they do not."""

@@ -1,44 +1,35 @@
 """Policies are data: each named system is one line that combines small strategies.
 
-Knows the strategies' names, which of them go together and what each system combines; where each comes from stands in
-docs/policies.md. Does not know how a strategy works: strategies.py names the class of each.
+Where each comes from stands in docs/policies.md, and the class of each word in strategies.py. `paged.study` registers more systems.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
 from paged.errors import InvalidConfig, UnknownPolicy
 
-from .arguments import UNLIMITED, is_number
+from .arguments import is_number
 
 _STRATEGIES = {
     "order": ("priority", "fcfs", "fair"),
-    "batching": ("continuous", "whole"),
-    "reservation": ("prompt", "max", "expected", "pow2", "context", "longest"),
+    "reservation": ("prompt", "max", "expected"),
     "foresight": ("none", "predicted", "expected"),
     "layout": ("blocks", "counted", "region"),
-    "composition": ("decodes_first", "in_order", "apart", "lockstep"),
-    "padding": ("none", "left"),
+    "composition": ("decodes_first", "in_order"),
     "victim": ("latest", "fewest_blocks"),
     "take": ("tail", "whole"),
     "preemption": ("recompute", "swap", "cheapest"),
 }
 # What a strategy makes no sense without.
 _GOES_WITH = (
-    (("composition", "lockstep"), ("batching", ("whole",))),
-    (("padding", "left"), ("composition", ("lockstep",))),
-    (("reservation", "longest"), ("batching", ("whole",))),
-    (("reservation", "longest"), ("layout", ("blocks",))),
-    (("layout", "counted"), ("reservation", ("max", "expected", "pow2", "context"))),
-    (("layout", "region"), ("reservation", ("max", "expected", "pow2", "context"))),
+    (("layout", "counted"), ("reservation", ("max", "expected"))),
+    (("layout", "region"), ("reservation", ("max", "expected"))),
     (("foresight", "predicted"), ("reservation", ("prompt",))),
     (("foresight", "expected"), ("reservation", ("prompt",))),
-    (("foresight", "predicted"), ("batching", ("continuous",))),
-    (("foresight", "expected"), ("batching", ("continuous",))),
-    (("layout", "region"), ("batching", ("continuous",))),
     # A region is given back as it was taken, in one piece.
     (("layout", "region"), ("take", ("whole",))),
     (("layout", "region"), ("preemption", ("recompute",))),
@@ -56,12 +47,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     summary          one sentence for people
     order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, and then first
                      those of the tenant (Request.tenant) that was given least for its weight
-    batching         "continuous": requests join and leave at every step; "whole": a batch is admitted together and runs until
-                     its last request has ended
     reservation      what a request asks for before it enters, for each sequence: "prompt": the blocks of its prompt; "max": of prompt
-                     and max_tokens; "expected": of prompt and Request.expected_tokens; "pow2": of prompt and these, rounded up to a
-                     power of two; "context": of the longest sequence that model and pool allow; "longest": of the longest prompt and
-                     the largest max_tokens of its batch. Without expected_tokens, or once they are reached, max_tokens stands in
+                     and max_tokens; "expected": of prompt and Request.expected_tokens. Without these, or once they are reached, max_tokens
+                     stands in
     foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
                      "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
                      others were where it says nothing
@@ -76,31 +64,25 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     quantile_range   between which it moves
     max_passes       how often a waiting request that does not fit is passed by one of the next four
     layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
-                     need it; "region": drawn, and a region of a power of two blocks has to be free (see modelled/regions.py)
-    composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone; "apart": a step
-                     computes prompts or decodes, never both; "lockstep": all rows of a batch compute the same positions
-    padding          where "lockstep" begins: "none": with as many tokens as the shortest prompt has, and longer ones go on token by
-                     token; "left": with the longest prompt, as if shorter ones were padded
+                     need it; "region": as in systems without block tables, in one piece; it needs `strategies` (see paged.study)
+    composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
     watermark        share of the pool that admission and return leave available, never asked for while nothing runs; with foresight and n
                      rows, more than 16, √(16 ÷ n) of that
-    waiting_served_ratio
-                     under "apart", newcomers interrupt decoding when at least so many times the running requests can enter together
-    max_waiting_steps
-                     or when so many steps in a row have decoded; None: they wait for the ratio
     victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
     default_budget   tokens a step that the named system uses unless told otherwise; None: it has no such limit. Only told: the
                      scheduler's is max_tokens_per_step
+    strategies       called once for each scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool;
+                     returns the Strategies to use instead, such as `usual._replace(order=Mine())`. None: the usual ones
     """
 
     name: str
     summary: str = ""
     order: Literal["priority", "fcfs", "fair"] = "priority"
-    batching: Literal["continuous", "whole"] = "continuous"
-    reservation: Literal["prompt", "max", "expected", "pow2", "context", "longest"] = "prompt"
+    reservation: Literal["prompt", "max", "expected"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
     known_outputs: int = 64
     quantile: float = 0.5
@@ -110,17 +92,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     quantile_range: tuple[float, float] = (0.1, 0.8)
     max_passes: int = 0
     layout: Literal["blocks", "counted", "region"] = "blocks"
-    composition: Literal["decodes_first", "in_order", "apart", "lockstep"] = "decodes_first"
-    padding: Literal["none", "left"] = "none"
+    composition: Literal["decodes_first", "in_order"] = "decodes_first"
     chunked: bool = True
     watermark: float = 0.0
-    waiting_served_ratio: float = 0.0
-    max_waiting_steps: int | None = None
     victim: Literal["latest", "fewest_blocks"] = "latest"
     take: Literal["tail", "whole"] = "whole"
     preemption: Literal["recompute", "swap", "cheapest"] = "recompute"
     max_preemptions: int | None = None
     default_budget: int | None = None
+    strategies: Callable[[Policy, Any, int], Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -151,12 +131,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise self._wrong(f"{field} has to be at least 0; got {value!r}.")
-        ratio = self.waiting_served_ratio
-        if not is_number(ratio) or not 0 <= ratio <= UNLIMITED:
-            raise self._wrong(
-                f"waiting_served_ratio has to be a finite number of at least 0, at most 2^62; got {ratio!r}."
-            )
-        for field in ("max_waiting_steps", "max_preemptions", "default_budget"):
+        if self.strategies is not None and not callable(self.strategies):
+            raise self._wrong(f"strategies has to be a function, or None; got {self.strategies!r}.")
+        if self.layout == "region" and self.strategies is None:
+            raise self._wrong("layout region needs strategies that hand out regions, such as those of paged.study.")
+        for field in ("max_preemptions", "default_budget"):
             value = getattr(self, field)
             if value is not None and (type(value) is not int or value < 1):
                 raise self._wrong(f"{field} has to be at least 1; got {value!r}.")
@@ -176,11 +155,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 # fmt: off
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
-    Policy(name="static", summary="llama generate: a whole batch in lockstep, each row preallocated to the longest, until the last has ended", batching="whole", reservation="longest", composition="lockstep", chunked=False),
-    Policy(name="orca-max", summary="iteration-level batches; a contiguous region of the model's whole context each", reservation="context", layout="region", composition="in_order", chunked=False),
-    Policy(name="orca-pow2", summary="the same with the output's length rounded up to a power of two", reservation="pow2", layout="region", composition="in_order", chunked=False),
-    Policy(name="orca-oracle", summary="the same with the output's length known before", reservation="expected", layout="region", composition="in_order", chunked=False),
-    Policy(name="tgi", summary="prompt and max_tokens drawn at once; newcomers interrupt decoding when enough wait, or after 20 steps", reservation="max", composition="apart", chunked=False, waiting_served_ratio=1.2, max_waiting_steps=20, default_budget=4096),
     Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01, default_budget=2048),
     Policy(name="trtllm-guaranteed-no-evict", summary="blocks on demand, and the prompt and max_tokens of all fit: none is ever preempted", reservation="max", layout="counted", chunked=False, default_budget=8192),
     Policy(name="trtllm-max-utilization", summary="a request that fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
@@ -190,6 +164,15 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
 )}
 # fmt: on
+
+
+def register_policy(policy: Policy) -> None:
+    """Let schedulers, and whoever lists policies, know this one by its name. Raises InvalidConfig where the name is taken."""
+    if not isinstance(policy, Policy):
+        raise InvalidConfig(f"a Policy is needed; got {policy!r}.")
+    if policy.name in POLICIES:
+        raise InvalidConfig(f"there is a policy {policy.name} already; give this one another name.")
+    POLICIES[policy.name] = policy
 
 
 def policy_named(policy: str | Policy) -> Policy:

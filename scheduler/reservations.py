@@ -6,7 +6,7 @@ for anyone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,13 +46,6 @@ class Reservation:
         if num_sequences == 1 or not state.manager.prefix_caching:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // state.manager.block_size)
-
-    def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
-        """Blocks that these waiting requests need if they enter as one batch."""
-        return sum(blocks_to_enter(state, request) for request in requests)
-
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
-        """These waiting requests, with which nothing runs, are a batch."""
 
     def has_place(self, state: State, request: RequestState) -> bool:
         """Whether free blocks lie as a request needs them that has no rows yet; those that have are where they are."""
@@ -143,6 +136,25 @@ class Counted(Drawn):
 def most(state: State, request: RequestState, sequence: int) -> int:
     """Prompt and max_tokens."""
     return request.max_total[sequence]
+
+
+def expected(state: State, request: RequestState, sequence: int) -> int:
+    """Prompt and expected_tokens."""
+    return total_with(request, sequence, expected_left(state, request, sequence))
+
+
+def expected_left(state: State, request: RequestState, sequence: int) -> int | None:
+    """The request's expected_tokens; None where there are none, or they are reached."""
+    outputs = request.request.expected_tokens
+    num_known = Reservation.total_of(state.reservation, state, request, sequence)
+    is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
+    return None if is_reached else outputs
+
+
+def total_with(request: RequestState, sequence: int, outputs: int | None) -> int:
+    """Prompt and so many outputs; None: max_tokens of them."""
+    longest = request.max_total[sequence]
+    return longest if outputs is None else min(longest, request.prompt_len + request.appended[sequence] + outputs)
 
 
 def is_due(state: State, request: RequestState) -> bool:

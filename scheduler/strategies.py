@@ -1,7 +1,6 @@
 """Five objects decide: the order of requests, who comes in, what is reserved, what a step computes, and who gives blocks up.
 
-Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. Knows which class each word names.
-Does not know how any of them decides.
+Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. `Policy.strategies` may replace any.
 """
 
 from __future__ import annotations
@@ -9,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from paged.errors import InvalidConfig
+
 from .admission import Admission
 from .composition import Composition, DecodesFirst
-from .modelled.interleaving import Apart
-from .modelled.lockstep import Lockstep
-from .modelled.orca import InRegions, context, expected, expected_pow2
-from .modelled.whole_batches import Longest, WholeBatches
 from .orders import ByPriority, Fair, Order
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims, by_cost
-from .reservations import Counted, Drawn, Reservation, most
+from .reservations import Counted, Drawn, Reservation, expected, most
 
-_ADMISSIONS = {"continuous": Admission, "whole": WholeBatches}
-_TOTALS = {"max": most, "expected": expected, "pow2": expected_pow2, "context": context}
+_TOTALS = {"max": most, "expected": expected}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
 _SWAPS: dict[str, Swaps] = {"recompute": lambda *_: False, "swap": lambda *_: True, "cheapest": by_cost}
 
@@ -37,16 +33,21 @@ class Strategies(NamedTuple):
 
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
-    """The objects that the words of a policy name, for a pool of so many blocks and tenants of these weights."""
-    reservation = _reservation(policy, num_blocks)
-    takes_plain_ones = policy.chunked and policy.batching == "continuous" and not reservation.reserves
-    return Strategies(
-        reservation,
-        _ADMISSIONS[policy.batching](policy, takes_plain_ones=takes_plain_ones),
-        _composition(policy),
+    """The strategies of a policy, for a pool of so many blocks and tenants of these weights. Raises InvalidConfig."""
+    usual = Strategies(
+        _reservation(policy),
+        Admission(policy),
+        DecodesFirst() if policy.composition == "decodes_first" else Composition(),
         _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
         _order(policy, tenant_weights),
     )
+    if policy.strategies is None:
+        return usual
+    found = policy.strategies(policy, usual, num_blocks)
+    kinds = (Reservation, Admission, Composition, Victims, Order)
+    if not isinstance(found, Strategies) or not all(map(isinstance, found, kinds)):
+        raise InvalidConfig(f"policy {policy.name}: strategies has to return Strategies; got {found!r}.")
+    return found
 
 
 def _order(policy: Policy, tenant_weights: Mapping[str, float]) -> Order:
@@ -58,26 +59,8 @@ def _order(policy: Policy, tenant_weights: Mapping[str, float]) -> Order:
     return Order()
 
 
-def _reservation(policy: Policy, num_blocks: int) -> Reservation:
+def _reservation(policy: Policy) -> Reservation:
     if policy.reservation == "prompt":
         return Reservation()
-    if policy.reservation == "longest":
-        return Longest()
     total_of = _TOTALS[policy.reservation]
-    match policy.layout:
-        case "counted":
-            return Counted(total_of)
-        case "region":
-            return InRegions(total_of, num_blocks)
-    return Drawn(total_of)
-
-
-def _composition(policy: Policy) -> Composition:
-    match policy.composition:
-        case "decodes_first":
-            return DecodesFirst()
-        case "apart":
-            return Apart(ratio=policy.waiting_served_ratio, most_steps=policy.max_waiting_steps)
-        case "lockstep":
-            return Lockstep(is_padded=policy.padding == "left")
-    return Composition()
+    return Counted(total_of) if policy.layout == "counted" else Drawn(total_of)

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+import paged.study  # noqa: F401  (tests name its policies)
+
 # As the command line has it: a thread of torch's that waits beside other work is not to spin. It counts before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 if "PYTEST_XDIST_WORKER" in os.environ:

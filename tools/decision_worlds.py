@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,6 +18,11 @@ import numpy as np
 
 from paged import POLICIES, BlockManager, Costs, PagedError, Request, Retention, Scheduler
 from paged.scheduler import Batch, Output, Outputs
+
+with suppress(ImportError):
+    # Older commits have all policies in the scheduler.
+    import paged.study  # noqa: F401
+
 
 ALIVE = ("waiting", "loading", "running", "paused", "swapped")
 MOST_ALIVE = 10

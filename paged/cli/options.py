@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from typer import Argument, Option
 
+import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
 from paged.errors import InvalidConfig
 from paged.traces import EXCERPTS

@@ -1,5 +1,7 @@
 """`paged policies`: the named policies, a line each. Knows how they are listed, not what they do."""
 
+import msgspec
+
 from paged import POLICIES
 from paged.cli.options import Json
 from paged.cli.show import print_json, table
@@ -11,7 +13,8 @@ def policies(json: Json = False) -> None:
     Example: `paged policies`
     """
     if json:
-        print_json(list(POLICIES.values()))
+        named = [msgspec.structs.asdict(policy) for policy in POLICIES.values()]
+        print_json([{field: value for field, value in policy.items() if field != "strategies"} for policy in named])
     else:
         rows = [
             [policy.name, f"{policy.default_budget:,}" if policy.default_budget else "–", policy.summary]

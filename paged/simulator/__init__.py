@@ -3,6 +3,7 @@
 Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
 """
 
+import paged.study  # noqa: F401  (its policies can be simulated)
 from paged.simulator.binding import Binding, Effect, Knob, what_binds
 from paged.simulator.closed_loops import Cell, by_engine, closed_loops
 from paged.simulator.decisions import Decision, as_line, decision_of, differences

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from paged import Batch, Request, Scheduler
 from paged.errors import InvalidConfig, NeverFits, SimulationStuck
 from paged.hardware import CostModel, StepWork
-from paged.scheduler.stretch import skip, steady_batch, steady_steps
 from paged.simulator.answers import STOP, Answers
 from paged.simulator.arrivals import Arrivals
 from paged.simulator.latencies import Latencies
@@ -21,6 +20,7 @@ from paged.simulator.ledger import Ledger
 from paged.simulator.result import SimulationResult
 from paged.simulator.step_time import StepTime
 from paged.simulator.work import steady_work, work_of
+from paged.study.stretch import skip, steady_batch, steady_steps
 from paged.traces import Trace
 
 LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512

@@ -7,7 +7,7 @@ import numpy as np
 
 from paged import Batch
 from paged.hardware import StepWork, Tiling
-from paged.scheduler.stretch import SteadyBatch
+from paged.study.stretch import SteadyBatch
 
 
 def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:

@@ -190,9 +190,9 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     Looked at where nothing else decides: no batch outstanding, nobody paused or loading, nobody preempted before.
     """
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
-    if policy is None or (policy.reservation, policy.batching, policy.chunked) != ("prompt", "continuous", True):
+    if policy is None or policy.strategies is not None or (policy.reservation, policy.chunked) != ("prompt", True):
         return []
-    if policy.composition == "apart" or world.drafts:
+    if world.drafts:
         # Drafts take what is available after all else.
         return []
     if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.keys() & rig.live:

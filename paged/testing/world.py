@@ -77,6 +77,7 @@ Builder = Callable[[World], StepScheduler]
 
 def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
     """Our own scheduler over our own manager, or another one with the same arguments."""
+    import paged.study  # noqa: F401  (registers its policies)
     from paged import POLICIES, Scheduler
 
     limits: dict[str, Any] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paged import POLICIES, Policy
+from paged import POLICIES
 from paged.errors import InvalidRequest, NeverFits
+from paged.study import static
 
-FIELDS = ("batching", "reservation", "composition", "chunked")
-LEFT = Policy(name="left", padding="left", **{field: getattr(POLICIES["static"], field) for field in FIELDS})
+LEFT = static("left", is_padded=True)
 
 
 def drawn(scheduler, id):

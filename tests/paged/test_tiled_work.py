@@ -6,8 +6,8 @@ import pytest
 from paged import BlockManager, Request, Scheduler
 from paged.errors import InvalidConfig
 from paged.hardware import Profile, StepWork, Tiling
-from paged.scheduler.stretch import SteadyBatch
 from paged.simulator import Simulation, steady_work, work_of
+from paged.study.stretch import SteadyBatch
 from paged.traces import Trace
 
 SMALL = Tiling(places=4, piece=8)

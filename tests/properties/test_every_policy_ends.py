@@ -11,12 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st, target
 
 from paged import POLICIES, BlockManager, Policy, Request, Scheduler
-from paged.errors import InvalidConfig, NeverFits
+from paged.errors import NeverFits
+from paged.scheduler.reservations import expected
+from paged.study import orca, static, tgi
+from paged.study.orca import context, expected_pow2
 
 STRATEGIES = {
     name: get_args(hint) for name, hint in get_type_hints(Policy).items() if str(hint).startswith("typing.Lit")
@@ -123,7 +127,7 @@ def assert_all_is_over(scheduler, trace):
 
 traces = st.lists(arrivals, min_size=2, max_size=8)
 BOUNDED = {name for name, policy in POLICIES.items() if policy.max_preemptions is not None}
-RESERVES = {name for name, policy in POLICIES.items() if policy.reservation in ("max", "context", "longest")}
+RESERVES = {name for name, policy in POLICIES.items() if policy.reservation == "max"}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -156,38 +160,41 @@ def policies(draw):
     """Any combination that the policy's own check lets pass."""
     fields = {name: draw(st.sampled_from(known)) for name, known in STRATEGIES.items()}
     if fields["foresight"] != "none":
-        fields |= {"reservation": "prompt", "batching": "continuous"}
-    if fields["composition"] == "lockstep" or fields["reservation"] == "longest":
-        fields["batching"] = "whole"
-    if fields["composition"] != "lockstep":
-        fields["padding"] = "none"
-    if fields["reservation"] in ("prompt", "longest"):
+        fields["reservation"] = "prompt"
+    if fields["reservation"] == "prompt" or fields["layout"] == "region":
         fields["layout"] = "blocks"
-    if fields["layout"] == "region":
-        fields |= {"batching": "continuous", "take": "whole", "preemption": "recompute"}
-    try:
-        return Policy(
-            name="any",
-            chunked=draw(st.booleans()),
-            watermark=draw(st.sampled_from([0.0, 0.0, 0.2, 0.6])),
-            waiting_served_ratio=draw(st.sampled_from([0.0, 1.2, 50.0])),
-            max_waiting_steps=draw(st.sampled_from([None, 1, 20])),
-            max_preemptions=draw(st.sampled_from([None, None, 1, 3])),
-            known_outputs=draw(st.sampled_from([0, 0, 2])),
-            waste_target=draw(st.sampled_from([None, 0.01])),
-            stall_target=draw(st.sampled_from([None, 0.01])),
-            stall_limit=draw(st.sampled_from([0, 5])),
-            max_passes=draw(st.sampled_from([0, 0, 1, 4])),
-            **fields,
-        )
-    except InvalidConfig:
-        # A lockstep of regions: neither is changed for the other.
-        return POLICIES["static"]
+    usual = Policy(
+        name="any",
+        chunked=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.2, 0.6])),
+        max_preemptions=draw(st.sampled_from([None, None, 1, 3])),
+        known_outputs=draw(st.sampled_from([0, 0, 2])),
+        waste_target=draw(st.sampled_from([None, 0.01])),
+        stall_target=draw(st.sampled_from([None, 0.01])),
+        stall_limit=draw(st.sampled_from([0, 5])),
+        max_passes=draw(st.sampled_from([0, 0, 1, 4])),
+        **fields,
+    )
+    modelled = draw(modelled_systems)
+    if modelled is None:
+        return usual
+    if modelled.layout == "region":
+        return msgspec.structs.replace(usual, strategies=modelled.strategies, **REGION)
+    return msgspec.structs.replace(usual, strategies=modelled.strategies, foresight="none")
+
+
+REGION = {"foresight": "none", "reservation": "max", "layout": "region", "take": "whole", "preemption": "recompute"}
+modelled_systems = st.one_of(
+    st.none(),
+    st.builds(static, st.just("any"), is_padded=st.booleans(), reserves=st.booleans()),
+    st.builds(orca, st.just("any"), total_of=st.sampled_from([context, expected, expected_pow2])),
+    st.builds(tgi, st.just("any"), ratio=st.sampled_from([0.0, 1.2, 50.0]), most_steps=st.sampled_from([None, 1, 20])),
+)
 
 
 def test_the_strategies_that_are_combined_are_all_there_are():
     assert set(STRATEGIES) == {
-        *("order", "batching", "reservation", "layout", "composition", "padding", "victim", "take", "preemption"),
+        *("order", "reservation", "layout", "composition", "victim", "take", "preemption"),
         "foresight",
     }
 

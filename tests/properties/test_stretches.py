@@ -7,13 +7,14 @@ from hypothesis import event, example, given, strategies as st, target
 
 from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import InvalidRequest, NeverFits, WrongTokens
-from paged.scheduler.stretch import skip, steady_batch, steady_steps
+from paged.study import static, tgi
+from paged.study.stretch import skip, steady_batch, steady_steps
 
-ON_DEMAND = msgspec.structs.replace(POLICIES["static"], name="lockstep on demand", reservation="prompt")
+ON_DEMAND = static("lockstep on demand", reserves=False)
 APART = [
     POLICIES["tgi"],
-    msgspec.structs.replace(POLICIES["tgi"], name="by ratio", waiting_served_ratio=0.5, max_waiting_steps=None),
-    msgspec.structs.replace(POLICIES["tgi"], name="on demand", reservation="prompt", max_waiting_steps=7),
+    tgi("by ratio", ratio=0.5, most_steps=None),
+    msgspec.structs.replace(tgi("on demand", most_steps=7), reservation="prompt"),
     msgspec.structs.replace(POLICIES["tgi"], name="swapping", reservation="prompt", take="tail", preemption="swap"),
 ]
 CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_outputs=0)

@@ -10,19 +10,16 @@ import pytest
 from paged.errors import InvalidConfig, UnknownPolicy
 from paged.scheduler import POLICIES, Costs, Policy
 from paged.scheduler.policies import _STRATEGIES, policy_named
+from paged.study import tgi
 
 NAMES = (
-    *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi", "vllm"),
-    *("trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged"),
-    "paged-fair",
+    *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged", "paged-fair"),
+    *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi"),
 )
 # What a strategy has to stand beside.
 COMPANIONS = {
-    "longest": {"batching": "whole"},
     "counted": {"reservation": "max"},
-    "region": {"reservation": "max"},
-    "lockstep": {"batching": "whole"},
-    "left": {"batching": "whole", "composition": "lockstep"},
+    "region": {"reservation": "max", "strategies": lambda policy, usual, num_blocks: usual},
 }
 
 
@@ -41,7 +38,7 @@ def test_each_named_policy_says_what_it_is():
 
 def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_nothing():
     mine = Policy(name="mine")
-    assert (mine.watermark, mine.max_passes, mine.waiting_served_ratio, mine.max_waiting_steps) == (0.0, 0, 0.0, None)
+    assert (mine.watermark, mine.max_passes, mine.strategies) == (0.0, 0, None)
     assert (mine.chunked, mine.max_preemptions, mine.default_budget) == (True, None, None)
     assert (mine.waste_target, mine.stall_target) == (None, None)
 
@@ -52,11 +49,17 @@ def test_what_was_measured_is_this_default():
     assert (paged.quantile, paged.quantile_range, paged.known_outputs) == (0.55, (0.2, 0.8), 64)
     assert (paged.waste_target, paged.stall_target, paged.stall_limit) == (0.01, 0.01, 5)
     assert (paged.max_passes, paged.max_preemptions, paged.watermark) == (4, 3, 0.02)
-    assert (POLICIES["tgi"].waiting_served_ratio, POLICIES["tgi"].max_waiting_steps) == (1.2, 20)
 
 
 def test_no_two_named_policies_are_the_same_combination():
-    combinations = {tuple(msgspec.structs.asdict(policy).items())[2:-1] for policy in POLICIES.values()}
+    combinations = {
+        tuple(
+            value
+            for name, value in msgspec.structs.asdict(policy).items()
+            if name not in ("name", "summary", "default_budget")
+        )
+        for policy in POLICIES.values()
+    }
     assert len(combinations) == len(POLICIES)
 
 
@@ -90,24 +93,15 @@ def test_each_known_strategy_is_accepted(field, strategy):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"composition": "lockstep"}, "composition lockstep goes with batching whole; got continuous"),
-        ({"padding": "left"}, "padding left goes with composition lockstep; got decodes_first"),
-        ({"reservation": "longest"}, "reservation longest goes with batching whole; got continuous"),
-        ({"layout": "counted"}, "layout counted goes with reservation max or expected or pow2 or context; got prompt"),
-        ({"layout": "region"}, "layout region goes with reservation max or expected or pow2 or context; got prompt"),
+        ({"layout": "counted"}, "layout counted goes with reservation max or expected; got prompt"),
+        ({"layout": "region"}, "layout region goes with reservation max or expected; got prompt"),
         ({"layout": "region", "reservation": "max", "take": "tail"}, "layout region goes with take whole; got tail"),
         (
             {"layout": "region", "reservation": "max", "preemption": "swap"},
             "layout region goes with preemption recompute; got swap",
         ),
-        (
-            {"layout": "counted", "reservation": "longest", "batching": "whole"},
-            "reservation longest goes with layout blocks; got counted",
-        ),
-        (
-            {"layout": "region", "reservation": "max", "batching": "whole"},
-            "layout region goes with batching continuous; got whole",
-        ),
+        ({"layout": "region", "reservation": "max"}, "layout region needs strategies that hand out regions"),
+        ({"strategies": "mine"}, "strategies has to be a function, or None; got 'mine'"),
     ],
 )
 def test_strategies_that_make_no_sense_together_are_refused(fields, told):
@@ -117,15 +111,16 @@ def test_strategies_that_make_no_sense_together_are_refused(fields, told):
 
 @pytest.mark.parametrize("ratio", [-0.1, math.nan, math.inf, "1.2", True, None])
 def test_a_ratio_of_waiting_to_served_is_a_finite_number_of_at_least_0(ratio):
-    with pytest.raises(InvalidConfig, match="waiting_served_ratio has to be a finite number of at least 0"):
-        Policy(name="mine", waiting_served_ratio=ratio)
+    with pytest.raises(InvalidConfig, match="ratio has to be a finite number of at least 0"):
+        tgi("mine", ratio=ratio)
 
 
-@pytest.mark.parametrize("field", ["max_waiting_steps", "default_budget"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_a_count_of_steps_or_tokens_is_a_positive_integer(field, value):
-    with pytest.raises(InvalidConfig, match=f"{field} has to be at least 1"):
-        Policy(name="mine", **{field: value})
+def test_a_count_of_steps_or_tokens_is_a_positive_integer(value):
+    with pytest.raises(InvalidConfig, match="default_budget has to be at least 1"):
+        Policy(name="mine", default_budget=value)
+    with pytest.raises(InvalidConfig, match="most_steps has to be at least 1"):
+        tgi("mine", most_steps=value)
 
 
 def test_the_published_token_budgets_are_these():

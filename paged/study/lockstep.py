@@ -1,7 +1,4 @@
-"""All rows of a batch compute the same positions, as a model that is given one rectangle of tokens does.
-
-Knows the position at which the rows of a batch begin together. Does not know who is in it.
-"""
+"""All rows of a batch compute the same positions, as a model that is given one rectangle of tokens does."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..composition import Composition, Counts
-from ..request import RequestState
-from ..rows import Rows
-from ..state import State
+from paged.scheduler.composition import Composition, Counts
+from paged.scheduler.request import RequestState
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State
 
 
 class Lockstep(Composition):
@@ -29,7 +26,8 @@ class Lockstep(Composition):
         # Tokens that the rows of this batch compute before they go on in lockstep.
         self._first = 0
 
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+    def begin_batch(self, requests: Sequence[RequestState]) -> None:
+        """These waiting requests, with which nothing runs, are the batch."""
         known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
         self._first = max(known) if self._is_padded else min(known)
 

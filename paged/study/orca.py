@@ -1,6 +1,6 @@
 """What Orca reserves: a contiguous region a sequence, for its whole context or for an output whose length is known, exactly or nearly.
 
-Knows what a request says of its length. Does not know how regions are laid out; regions.py does.
+regions.py lays the regions out.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from paged.base.words import counted
 from paged.block_manager import BlockManager
 from paged.errors import NeverFits
-
-from ..request import RequestState
-from ..reservations import Drawn, Reservation, Totals
-from ..state import State
-from .regions import Regions
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import Drawn, Totals, expected_left, total_with
+from paged.scheduler.state import State
+from paged.study.regions import Regions
 
 
 class InRegions(Drawn):
@@ -72,25 +71,7 @@ def context(state: State, request: RequestState, sequence: int) -> int:
     return max(request.max_total[sequence], state.max_total_of(len(request.rows)))
 
 
-def expected(state: State, request: RequestState, sequence: int) -> int:
-    """Prompt and expected_tokens."""
-    return _total_with(request, sequence, _hint_of(state, request, sequence))
-
-
 def expected_pow2(state: State, request: RequestState, sequence: int) -> int:
     """Prompt and expected_tokens, rounded up to a power of two."""
-    hint = _hint_of(state, request, sequence)
-    return _total_with(request, sequence, None if hint is None else 1 << (hint - 1).bit_length())
-
-
-def _hint_of(state: State, request: RequestState, sequence: int) -> int | None:
-    """The request's expected_tokens; None where there are none, or they are reached."""
-    outputs = request.request.expected_tokens
-    num_known = Reservation.total_of(state.reservation, state, request, sequence)
-    is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
-    return None if is_reached else outputs
-
-
-def _total_with(request: RequestState, sequence: int, outputs: int | None) -> int:
-    most = request.max_total[sequence]
-    return most if outputs is None else min(most, request.prompt_len + request.appended[sequence] + outputs)
+    outputs = expected_left(state, request, sequence)
+    return total_with(request, sequence, None if outputs is None else 1 << (outputs - 1).bit_length())

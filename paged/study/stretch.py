@@ -1,6 +1,6 @@
 """Steps that need no decision, taken at once: while the same rows compute a token each, and no request comes, goes or is short of memory.
 
-For a caller that knows beforehand what every row samples: a simulator. Knows what could end such a stretch. Decides nothing.
+For a caller that knows beforehand what every row samples: a simulator.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer
 from paged.errors import InvalidRequest, WrongTokens
+from paged.scheduler.admission import Admission
+from paged.scheduler.arguments import UNLIMITED, latest_time
+from paged.scheduler.composition import Composition, DecodesFirst
+from paged.scheduler.core import Scheduler
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State
+from paged.scheduler.status import Status
+from paged.study.interleaving import Apart
+from paged.study.lockstep import Lockstep
+from paged.study.whole_batches import WholeBatches
 
-from .arguments import latest_time
-from .core import Scheduler
-from .rows import Rows
-from .state import State
-from .status import Status
+_COMPOSITIONS = {Composition, DecodesFirst, Apart, Lockstep}
 
 
 class SteadyBatch(NamedTuple):
@@ -80,7 +86,8 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     if state.steady is not None:
         steady, computed, ends = state.steady
         state.steady = (steady, computed + num_steps, ends + num_steps)
-    state.composition.skipped(num_steps)
+    if isinstance(state.composition, Apart):
+        state.composition.skipped(num_steps)
     stats = state.stats
     stats.steps += num_steps
     stats.computed_tokens += len(rows) * num_steps
@@ -107,7 +114,10 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
     """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
     the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
     limits, manager = state.limits, state.manager
-    if not state.running.num or (state.steady is None and not state.composition.one_token_each):
+    if type(state.composition) not in _COMPOSITIONS or type(state.admission) not in (Admission, WholeBatches):
+        # A strategy of the user's own may decide in any step.
+        return None
+    if not state.running.num or (state.steady is None and not isinstance(state.composition, Lockstep)):
         return None
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
@@ -116,15 +126,22 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.pending_outputs or state.silent:
         return None
-    if (state.waiting.num or state.away.num) and not state.composition.steps_shut(state):
+    if (state.waiting.num or state.away.num) and not _steps_shut(state):
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
     if not manager.may_skip:
         return None
     if state.steady is None:
-        return state.composition.walking(state, rows)
+        return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
     return (rows, len(rows)) if state.steady[0] is rows else None
+
+
+def _steps_shut(state: State) -> int:
+    """How many of the coming steps surely let no request in, if the same rows decode in them."""
+    if state.admission_blocked:
+        return UNLIMITED
+    return state.composition.steps_shut(state) if isinstance(state.composition, Apart) else 0
 
 
 def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
@@ -134,7 +151,7 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
         return 0
     (rows, num_samples), manager = found, state.manager
     if state.waiting.num or state.away.num:
-        limit = min(limit, state.composition.steps_shut(state))
+        limit = min(limit, _steps_shut(state))
     if state.foresight is not None and state.waiting.num:
         limit = min(limit, state.foresight.steps_left)
     known = manager.num_tokens[rows]

@@ -1,7 +1,6 @@
 """Steps that compute prompts or decodes, never both: when those who wait interrupt those who decode.
 
-Knows the ratio of waiting to served requests and how long decoding has gone on, as TGI's router does. Does not know what a
-request needs; admission.py does.
+By the ratio of waiting to served requests and how long decoding has gone on, as TGI's router does.
 
     prompts that were begun ──> newcomers, if enough can enter, or decoding went on long enough ──> decodes
 """
@@ -13,14 +12,13 @@ import math
 import numpy as np
 
 from paged.base.words import counted
-
-from ..admission import owed, watermark
-from ..arguments import UNLIMITED
-from ..composition import Composition, Counts, compose_running
-from ..reservations import blocks_to_enter
-from ..rows import Rows
-from ..state import State, Step
-from ..status import Status
+from paged.scheduler.admission import owed, watermark
+from paged.scheduler.arguments import UNLIMITED
+from paged.scheduler.composition import Composition, Counts, compose_running
+from paged.scheduler.reservations import blocks_to_enter
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State, Step
+from paged.scheduler.status import Status
 
 
 class Apart(Composition):
@@ -51,9 +49,7 @@ class Apart(Composition):
         return np.where(todo > 1, wanted, 0) if (todo > 1).any() else wanted
 
     def steps_shut(self, state: State) -> int:
-        """Too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
-        if shut := super().steps_shut(state):
-            return shut
+        """How many of the coming steps surely let no request in, if the same rows decode in them: too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
         step = Step(state.limits.max_tokens_per_step, state.limits.max_sequences, np.empty(0, np.int64))
         if not state.waiting.num or state.away.num or self._interrupts(state, step):
             return 0
@@ -62,6 +58,7 @@ class Apart(Composition):
         return UNLIMITED if self._most_steps is None else self._most_steps - self._num_steps
 
     def skipped(self, num_steps: int) -> None:
+        """So many steps that decode have been taken at once."""
         self._num_steps += num_steps
 
     def reason(self, state: State) -> str | None:

@@ -1,16 +1,15 @@
-"""Batches that are admitted together and run until their last request has ended, each row preallocated to the longest.
-
-Knows what the requests of a batch have in common. Does not know in what order their tokens are computed.
-"""
+"""Batches that are admitted together and run until their last request has ended, each row preallocated to the longest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..admission import Admission, admit, fits, owed, shut, watermark
-from ..request import RequestState
-from ..reservations import Drawn, most
-from ..state import State, Step
+from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
+from paged.scheduler.policies import Policy
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import Drawn, blocks_to_enter, most
+from paged.scheduler.state import State, Step
+from paged.study.lockstep import Lockstep
 
 
 class WholeBatches(Admission):
@@ -18,6 +17,10 @@ class WholeBatches(Admission):
     they need."""
 
     joins = False
+
+    def __init__(self, policy: Policy, lockstep: Lockstep, longest: Longest | None) -> None:
+        super().__init__(policy)
+        self._lockstep, self._longest = lockstep, longest
 
     def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
         """Admit the head of the queue and those that go with it, as seats and memory allow."""
@@ -34,9 +37,7 @@ class WholeBatches(Admission):
                 break
             # Alone it may share what is cached; what a batch shares is not foreseen.
             together = [*batch, request]
-            has_room = (
-                state.reservation.blocks_together(state, together) <= free if batch else fits(state, step, request)
-            )
+            has_room = self._blocks_together(state, together) <= free if batch else fits(state, step, request)
             if not has_room:
                 break
             batch = together
@@ -47,13 +48,20 @@ class WholeBatches(Admission):
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
         """Note what its rows have in common."""
-        state.composition.begin_batch(state, requests)
-        state.reservation.begin_batch(state, requests)
+        self._lockstep.begin_batch(requests)
+        if self._longest is not None:
+            self._longest.begin_batch(state, requests)
 
     def reason(self, state: State) -> str | None:
         if not state.running.num:
             return None
         return f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+
+    def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """Blocks that these waiting requests need if they enter as one batch."""
+        if self._longest is not None:
+            return self._longest.blocks_together(state, requests)
+        return sum(blocks_to_enter(state, request) for request in requests)
 
 
 class Longest(Drawn):
@@ -70,9 +78,11 @@ class Longest(Drawn):
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
     def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """Blocks that these waiting requests draw if they are one batch."""
         return sum(request.num_live for request in requests) * state.blocks_for(_common_total(state, requests))
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """These are the batch."""
         self._total = _common_total(state, requests)
 
 

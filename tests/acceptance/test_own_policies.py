@@ -1,0 +1,78 @@
+"""Policies of one's own: strategies that a policy brings along, and names by which it is known."""
+
+import subprocess
+import sys
+
+import pytest
+
+from paged import POLICIES, Policy, register_policy
+from paged.errors import InvalidConfig
+from paged.scheduler import Order, Victims
+
+
+class ShortestFirst(Order):
+    def key_of(self, request, arrival, number):
+        return (len(request.prompt), arrival, number)
+
+
+class EarliestGives(Victims):
+    def ranked(self, state, running):
+        return running[::-1]
+
+
+def with_order(policy, usual, num_blocks):
+    return usual._replace(order=ShortestFirst())
+
+
+def with_victims(policy, usual, num_blocks):
+    return usual._replace(victims=EarliestGives(takes_whole=True, swaps=lambda *_: False))
+
+
+def test_an_order_of_ones_own_decides_who_comes_first(make_scheduler, request_of):
+    scheduler = make_scheduler(10, 4, policy=Policy(name="mine", strategies=with_order), max_sequences=1)
+    scheduler.add(request_of("long", 8))
+    scheduler.add(request_of("short", 2))
+    assert scheduler.schedule().admitted == ("short",)
+
+
+@pytest.mark.parametrize(("strategies", "victim"), [(None, "c"), (with_victims, "b")])
+def test_victims_of_ones_own_decide_who_gives(make_scheduler, request_of, strategies, victim):
+    scheduler = make_scheduler(3, 4, policy=Policy(name="mine", strategies=strategies), prefix_caching=False)
+    for name in ("a", "b", "c"):
+        scheduler.add(request_of(name, 4, max_tokens=4))
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7, 7, 7])
+    # Each needs another block now. The first in order is never its own victim.
+    assert scheduler.schedule().preempted[0] == (victim, "recompute")
+
+
+def test_a_policy_that_is_registered_has_a_name(make_scheduler, monkeypatch):
+    mine = Policy(name="mine")
+    register_policy(mine)
+    try:
+        assert make_scheduler(10, 4, policy="mine").policy is mine
+    finally:
+        del POLICIES["mine"]
+
+
+def test_a_name_that_is_taken_is_refused_and_changes_nothing():
+    before = dict(POLICIES)
+    with pytest.raises(InvalidConfig, match="there is a policy vllm already"):
+        register_policy(Policy(name="vllm", watermark=0.5))
+    assert before == POLICIES
+
+
+def test_what_is_no_policy_is_refused():
+    with pytest.raises(InvalidConfig, match="a Policy is needed; got 'mine'"):
+        register_policy("mine")
+
+
+def test_strategies_that_return_something_else_are_refused(make_scheduler):
+    with pytest.raises(InvalidConfig, match="policy mine: strategies has to return Strategies; got None"):
+        make_scheduler(10, 4, policy=Policy(name="mine", strategies=lambda *_: None))
+
+
+def test_a_modelled_system_that_is_not_imported_is_told_by_what_it_comes():
+    program = "from paged import BlockManager, Scheduler\nScheduler(BlockManager(8, 4), policy='static')"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
+    assert 'UnknownPolicy: unknown policy "static"' in told and "import paged.study" in told
