@@ -89,7 +89,7 @@ processors: $(STAMP) ## run the native code's tests as processors with fewer ins
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
 
-faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (ten minutes on two cores)
+faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (a quarter of an hour on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)
 
 mutants: $(STAMP) ## change the memory layer and the scheduler in 300 small ways, and see which changes no test notices (an hour on two cores)

@@ -1,8 +1,7 @@
-"""Plant each fault of a folder in a copy of the packages, and see whether the test kit finds it: `make faults`.
+"""Plant each fault of a table in a copy of the packages, and see whether the test kit finds it: `make faults`.
 
-A fault is a patch of a few lines against `block_manager/` or `scheduler/`. What stands before the diff says in a sentence what is
-wrong, and where such a fault has been seen. A patch that is dropped into the folder is tried like the others. Last of all the
-unchanged packages are tried, in which nothing may be found. Each is tried by `hunt_fault.py` in a process of its own.
+`faults.py` says what a fault is, and plants it. Last of all the unchanged packages are tried, in which nothing may be found. Each is
+tried by `hunt_fault.py` in a process of its own.
 
     python tools/try_faults.py                          # all of them
     python tools/try_faults.py lost-copy stale-key      # these
@@ -23,103 +22,52 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import faults as planting
 import typer
+from faults import Fault, FaultFailed
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
+TABLE = REPOSITORY / "tests" / "faults" / "faults.toml"
 PACKAGES = ("block_manager", "scheduler", "attention", "paged")
-CONTROL = "nothing"
-
-
-class PatchFailed(Exception):
-    """A patch that is none, that says nothing, or that does not apply to the sources."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A patch and what it says of itself; `changes` are the files that it edits. Without a patch, nothing is changed."""
-
-    name: str
-    sentence: str
-    changes: tuple[str, ...] = ()
-    patch: Path | None = None
-
-    @property
-    def touches_the_manager(self) -> bool:
-        """Whether the memory layer by itself can show it."""
-        return self.patch is None or any(path.startswith("block_manager/") for path in self.changes)
-
-
-def fault_in(patch: Path) -> Fault:
-    """Read a patch. Raises PatchFailed when nothing stands before the diff, or when it edits something else than the two packages."""
-    header, changes = [], []
-    for line in patch.read_text(encoding="utf-8").splitlines():
-        if line.startswith("+++ b/"):
-            changes.append(line.removeprefix("+++ b/").split("\t")[0])
-        elif not changes and not line.startswith(("--- ", "diff ", "index ")):
-            header.append(line.removeprefix("# "))
-    sentence = " ".join(" ".join(header).split())
-    if not sentence.endswith("."):
-        raise PatchFailed(f"{patch.name}: no sentence stands before the diff.")
-    if not changes or not all(path.startswith(("block_manager/", "scheduler/")) for path in changes):
-        raise PatchFailed(f"{patch.name}: edits {changes or 'nothing'}; a fault is in block_manager/ or scheduler/.")
-    return Fault(patch.stem, sentence, tuple(changes), patch)
-
-
-def apply(fault: Fault, folder: Path, *, reverse: bool = False) -> None:
-    """Put the fault into a copy of the packages, or take it out again. Raises PatchFailed."""
-    assert fault.patch is not None, "it has a patch"
-    before = {path: (folder / path).read_bytes() for path in fault.changes if (folder / path).exists()}
-    # One line of context has to match on either side, wherever in the file it stands now.
-    done = subprocess.run(
-        ["git", "apply", "-C1", *(["-R"] if reverse else []), str(fault.patch.resolve())],
-        cwd=folder,
-        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
-        capture_output=True,
-        text=True,
-    )
-    untouched = [path for path in fault.changes if before.get(path) == (folder / path).read_bytes()]
-    if done.returncode or untouched:
-        why = done.stderr.strip().replace("\n", "; ") or f"{untouched} did not change"
-        raise PatchFailed(f"{fault.patch.name}: does not apply to the current source: {why}.")
+CONTROL = Fault("nothing", "Nothing is wrong.", 0, "", "", "")
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[Path]:
-    """A folder with a copy of the packages that has the fault, for as long as it is looked at. Raises PatchFailed."""
+def planted(fault: Fault) -> Iterator[tuple[Path, str]]:
+    """A folder with a copy of the packages that has the fault, for as long as it is looked at, and the file that was changed, "" if none.
+    Raises FaultFailed."""
     with tempfile.TemporaryDirectory(prefix="paged-fault-") as name:
         folder = Path(name)
         for package in PACKAGES:
-            # The links in paged/ stay links, so that a patch to a room is one to the package.
+            # The links in paged/ stay links, so that a change to a room is one to the package.
             shutil.copytree(
                 REPOSITORY / package,
                 folder / package,
                 symlinks=True,
                 ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
             )
-        if fault.patch is not None:
-            apply(fault, folder)
-        yield folder
+        changed = "" if fault is CONTROL else planting.plant(fault, folder).relative_to(folder).as_posix()
+        yield folder, changed
 
 
 def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[str, Any]:
     """What became of one fault: the result of its hunt, with its name and sentence, and `problem` if there was no result."""
     result: dict[str, Any] = {
         "fault": fault.name,
-        "sentence": fault.sentence,
-        "changes": list(fault.changes),
+        "sentence": fault.says,
+        "breaks": fault.breaks,
         "by": None,
     }
     begun = time.monotonic()
     try:
-        with planted(fault) as folder:
+        with planted(fault) as (folder, changed):
             out = folder / "result.json"
             command = [
                 sys.executable,
@@ -128,7 +76,7 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
                 f"--examples={examples}",
                 f"--programs={programs}",
             ]
-            command += [] if fault.touches_the_manager else ["--no-manager"]
+            command += ["--no-manager"] if changed.startswith("scheduler/") else []
             environment = os.environ | {
                 "PYTHONPATH": str(folder),
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -145,7 +93,7 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
             where = Path(result.pop("block_manager"))
             if folder.resolve() not in where.resolve().parents:
                 return result | {"by": None, "problem": f"the hunt ran on {where}, not on the copy."}
-    except PatchFailed as error:
+    except FaultFailed as error:
         return result | {"problem": str(error)}
     except subprocess.TimeoutExpired:
         return result | {"problem": f"the hunt did not end within {limit:.0f} s.", "seconds": time.monotonic() - begun}
@@ -154,15 +102,16 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
 
 def is_as_it_should_be(result: dict[str, Any]) -> bool:
     """A fault was found; where nothing is wrong, nothing was."""
-    return "problem" not in result and (result["by"] is None) == (result["fault"] == CONTROL)
+    return "problem" not in result and (result["by"] is None) == (result["fault"] == CONTROL.name)
 
 
 def rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The table's lines: fault, found by, examples, calls shrunk, seconds, what was said first."""
+    """The table's lines: fault, rule, found by, examples, calls shrunk, seconds, what was said first."""
     for result in results:
         said = result.get("problem") or (result["found"][0] if result["by"] else "nothing found")
         yield (
             result["fault"],
+            str(result["breaks"] or ""),
             result["by"] or "",
             f"{result['examples']:,}" if "examples" in result else "",
             str(result.get("shrunk_calls", "")),
@@ -171,12 +120,12 @@ def rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         )
 
 
-COLUMNS = ("fault", "found by", "after examples", "calls", "seconds", "what is said of it")
+COLUMNS = ("fault", "rule", "found by", "after examples", "calls", "seconds", "what is said of it")
 
 
 def summary(results: list[dict[str, Any]]) -> str:
     """How many were found, and the median of the shrunk programs' lengths."""
-    faults = [result for result in results if result["fault"] != CONTROL]
+    faults = [result for result in results if result["fault"] != CONTROL.name]
     lengths = [result["shrunk_calls"] for result in faults if result["by"]]
     median = (
         f"; the shrunk programs have {statistics.median(lengths):g} calls in the median, {max(lengths)} at most"
@@ -198,12 +147,12 @@ def page(results: list[dict[str, Any]], command: str, seconds: float) -> str:
         command,
         "```",
         "",
-        "Each is a patch in [tests/faults](../../tests/faults), whose first lines say what is wrong. Examples are counted until the first that",
-        "failed; calls are those of the program that was left when it had been made short; seconds are those of both.",
-        "`nothing` is the unchanged source.",
+        "Each stands in [faults.toml](../../tests/faults/faults.toml), which says what is wrong; its rule is one of",
+        "[invariants.md](../../docs/invariants.md). Examples are counted until the first that failed; calls are those of the program",
+        "that was left when it had been made short; seconds are those of both. `nothing` is the unchanged source.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
-        "|---|---|--:|--:|--:|---|",
+        "|---|--:|---|--:|--:|--:|---|",
     ]
     lines += [
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ")[:160] for cell in row) + " |"
@@ -228,18 +177,16 @@ def version(name: str) -> str:
 
 
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Faults to try, by the names of their files; all, if none is named.")
-    ] = None,
-    folder: Annotated[Path, typer.Option(help="Where the patches are.", exists=True, file_okay=False)] = REPOSITORY
-    / "tests"
-    / "faults",
+    names: Annotated[list[str] | None, typer.Argument(help="Faults to try, by name; all, if none is named.")] = None,
+    table: Annotated[Path, typer.Option(help="Where the faults are described.", exists=True, dir_okay=False)] = TABLE,
     examples: Annotated[int, typer.Option(help="Examples of each state machine before it gives up.", min=1)] = 300,
     programs: Annotated[int, typer.Option(help="Programs that may be run to make one short.", min=0)] = 5000,
     limit: Annotated[float, typer.Option(help="Seconds that one fault may take in all.", min=1)] = 900.0,
     jobs: Annotated[int, typer.Option(help="Faults that are tried at once.", min=1)] = os.cpu_count() or 1,
     control: Annotated[bool, typer.Option(help="Try the unchanged packages, too.")] = True,
-    apply_only: Annotated[bool, typer.Option("--apply-only", help="Only see whether every patch applies.")] = False,
+    apply_only: Annotated[
+        bool, typer.Option("--apply-only", help="Only see whether each has its place in the sources.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write NAME.md and NAME.json of the results.", metavar="NAME")
     ] = None,
@@ -247,25 +194,22 @@ def main(
     """Plant each fault in a copy of the packages, and see whether the test kit finds it."""
     # Not a terminal: as wide as the longest sentence, for whoever reads a log.
     console = Console(width=None if sys.stdout.isatty() else 200)
-    known = {patch.stem: patch for patch in sorted(folder.glob("*.patch"))}
-    if unknown := sorted(set(names or ()) - known.keys()):
-        raise typer.BadParameter(f"no such fault in {folder}: {', '.join(unknown)}.")
-    if not known:
-        raise typer.BadParameter(f"there is no patch in {folder}.")
     try:
-        faults = [fault_in(known[name]) for name in names or known]
-        if apply_only:
-            with planted(Fault(CONTROL, "Nothing is wrong.")) as folder:
-                for fault in faults:
-                    apply(fault, folder)
-                    apply(fault, folder, reverse=True)
-            console.print(f"{len(faults)} patches apply.")
-            return
-    except PatchFailed as error:
+        known = planting.read(table)
+        if unknown := sorted(set(names or ()) - known.keys()):
+            raise typer.BadParameter(f"no such fault in {table}: {', '.join(unknown)}.")
+        faults = [known[name] for name in names or known]
+        functions = planting.functions_of(REPOSITORY)
+        for fault in faults:
+            planting.place_of(fault, functions)
+    except FaultFailed as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    if apply_only:
+        console.print(f"{len(faults)} faults apply.")
+        return
     if control:
-        faults = [*faults, Fault(CONTROL, "Nothing is wrong.")]
+        faults = [*faults, CONTROL]
     begun = time.monotonic()
     results = []
     with ThreadPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as progress:
@@ -284,10 +228,10 @@ def main(
             if out is not None:
                 # After each one: what was found so far is not lost when somebody stops it.
                 write(out, results, time.monotonic() - begun)
-    table = Table(*COLUMNS, title="Planted faults")
+    shown = Table(*COLUMNS, title="Planted faults")
     for row in rows(results):
-        table.add_row(*row)
-    console.print(table)
+        shown.add_row(*row)
+    console.print(shown)
     console.print(summary(results), highlight=False)
     if not all(is_as_it_should_be(result) for result in results):
         raise typer.Exit(1)

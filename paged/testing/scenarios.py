@@ -141,7 +141,7 @@ _ABORTS: tuple[Call, ...] = (
 
 SCENARIOS: dict[str, Scenario] = {
     "content leaves while copies wait": Scenario(
-        source="planted here: tests/faults/offload-while-copies-wait.patch",
+        source="planted here: content left the device although copies waited",
         holds="While the copies of a step that failed are still to run, nothing else is copied to where they write.",
         worlds=tuple(
             World(
@@ -163,7 +163,7 @@ SCENARIOS: dict[str, Scenario] = {
         needs=("host_content", "cancel"),
     ),
     "a fork while copies wait": Scenario(
-        source="planted here: tests/faults/fork-forgets-a-cancelled-batch.patch",
+        source="planted here: a fork drove content out although copies waited",
         holds="What a fork drives out is not copied to where the copies of a step that failed still have to read.",
         worlds=(World(num_blocks=6, block_size=2, host_blocks=1, host_caching=True, max_sequences=8, vocabulary=16),),
         calls=(

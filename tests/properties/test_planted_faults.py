@@ -1,6 +1,6 @@
 """Faults of subjects that are not ours but stand behind `build`: each is one way to get memory or decisions wrong, and has to be found.
 
-Faults in our own sources are patches, in tests/faults; `make faults` tries them all.
+Faults in our own sources are described in tests/faults/faults.toml; `make faults` tries them all.
 """
 
 import msgspec

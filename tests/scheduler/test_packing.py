@@ -44,44 +44,17 @@ def last(scheduler, batch):
     return scheduler.schedule()
 
 
-def test_decodes_stand_before_chunks(batch):
+def test_decodes_stand_before_chunks_and_a_prompt_that_goes_on_does_not_sample(batch):
     assert (batch.rows.tolist(), batch.ids.tolist(), batch.sequences.tolist()) == ([0, 1], ["a", "b"], [0, 0])
-
-
-def test_each_rows_tokens_begin_where_those_before_end(batch):
     assert (batch.num_tokens.tolist(), batch.query_start_loc.tolist()) == ([1, 5], [0, 1, 6])
-
-
-def test_a_decode_runs_the_newest_token_and_a_chunk_the_next_ones(batch):
     assert batch.token_ids.tolist() == [50, 10, 11, 12, 13, 14]
+    assert (batch.positions.tolist(), batch.slot_mapping.tolist()) == ([3, 0, 1, 2, 3, 4], [3, 4, 5, 6, 7, 8])
+    assert (batch.seq_lens.tolist(), batch.samples.tolist()) == ([4, 5], [True, False])
 
 
-def test_positions_count_from_the_beginning_of_the_sequence(batch):
-    assert batch.positions.tolist() == [3, 0, 1, 2, 3, 4]
-
-
-def test_a_slot_is_the_block_and_the_place_in_it(batch):
-    assert batch.slot_mapping.tolist() == [3, 4, 5, 6, 7, 8]
-
-
-def test_seq_lens_are_those_after_the_step(batch):
-    assert batch.seq_lens.tolist() == [4, 5]
-
-
-def test_a_prompt_that_goes_on_does_not_sample(batch):
-    assert batch.samples.tolist() == [True, False]
-
-
-def test_a_prompt_that_is_complete_samples(last):
-    assert last.samples.tolist() == [True, True]
-
-
-def test_a_chunk_goes_on_in_the_middle_of_a_block(last):
+def test_a_chunk_goes_on_in_the_middle_of_a_block_and_samples_where_the_prompt_ends(last):
     assert (last.token_ids.tolist(), last.positions.tolist()) == ([51, 15, 16, 17], [4, 5, 6, 7])
-    assert last.slot_mapping.tolist() == [12, 9, 10, 11]
-
-
-def test_the_tables_changes_of_a_step_are_its_new_blocks(last):
+    assert (last.slot_mapping.tolist(), last.samples.tolist()) == ([12, 9, 10, 11], [True, True])
     changes = (last.table_rows.tolist(), last.table_columns.tolist(), last.table_blocks.tolist())
     assert changes == ([0], [1], [3])
 

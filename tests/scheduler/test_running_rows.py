@@ -24,20 +24,6 @@ def bind(columns: RowColumns, row: int, **options) -> None:
     columns.bind(row, state_of(request, np.array([1], np.int32), b"", (0, 0.0, row), 9), 0)
 
 
-def test_rows_that_join_at_the_end_stand_there():
-    rows, first, second = RunningRows(), running(0, [3]), running(1, [1, 2])
-    rows.join(first.rows, at_end=True)
-    rows.join(second.rows, at_end=True)
-    assert rows.array([first, second]).tolist() == [3, 1, 2]
-
-
-def test_a_row_that_returns_stands_in_its_place():
-    rows, first, second = RunningRows(), running(0, [3]), running(1, [1])
-    rows.join(second.rows, at_end=True)
-    rows.join(first.rows, at_end=False)
-    assert rows.array([first, second]).tolist() == [3, 1]
-
-
 def test_a_row_whose_place_is_known_is_put_there_and_no_request_is_asked():
     rows = RunningRows()
     rows.join([3, 1, 2], at_end=True)
@@ -47,21 +33,6 @@ def test_a_row_whose_place_is_known_is_put_there_and_no_request_is_asked():
     rows.join([9], at_end=False, place=2)
     assert rows.array([]).tolist() == [3, 2, 9, 4]
     assert (rows.count(), before.tolist()) == (4, [3, 1, 2])
-
-
-def test_rows_that_leave_leave_no_gap():
-    rows, stays = RunningRows(), running(1, [1])
-    rows.join([3, 1, 2], at_end=True)
-    rows.leave([3, 2])
-    assert rows.array([stays]).tolist() == [1]
-
-
-def test_a_row_can_leave_and_join_within_a_step():
-    rows, other, again = RunningRows(), running(0, [4]), running(1, [3])
-    rows.join([3, 4], at_end=True)
-    rows.leave([3])
-    rows.join([3], at_end=True)
-    assert rows.array([other, again]).tolist() == [4, 3]
 
 
 def test_a_sequence_that_has_ended_has_no_row():
@@ -97,25 +68,6 @@ def test_it_holds_rows_that_run_and_are_listed_once(asked, holds):
     rows = RunningRows()
     rows.join([3, 1, 5], at_end=True)
     assert rows.holds(np.array(asked, np.int64), []) is holds
-
-
-def test_a_row_that_comes_again_is_not_taken_for_one_that_left():
-    rows, state = RunningRows(), running(2, [3])
-    rows.join([3, 4], at_end=True)
-    rows.leave([3])
-    rows.array([])
-    rows.join([3], at_end=True)
-    rows.leave([4])
-    assert rows.array([state]).tolist() == [3]
-
-
-def test_a_far_row_that_returned_can_leave_before_the_array_is_made():
-    rows, stays = RunningRows(), running(1, [3])
-    rows.join([3], at_end=True)
-    rows.join([900], at_end=False)
-    rows.leave([900])
-    rows.join([4], at_end=True)
-    assert rows.array([stays, running(2, [4])]).tolist() == [3, 4]
 
 
 def test_the_array_of_a_batch_that_had_all_rows_is_kept():
