@@ -1,7 +1,6 @@
 """Who comes in: paused and swapped requests return first, then waiting ones are admitted, both in order.
 
-A strategy is a subclass of `Admission`. Knows what a request needs before it may enter and what it reserves. Does not preempt: a waiting
-request takes nothing from anyone.
+A strategy is a subclass of `Admission`. Does not preempt: a waiting request takes nothing from anyone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the running requests do in this step: one recurrence, by which num_computed catches up with num_tokens.
 
-A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need no case
-of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is taken out again.
-A strategy is a subclass of `Composition`. Knows the token budget, the order and what fits. Does not know who waits outside.
+A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need
+no case of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is
+taken out again. A strategy is a subclass of `Composition`.
 """
 
 from __future__ import annotations

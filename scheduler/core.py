@@ -1,8 +1,8 @@
 """The scheduler: the public door of decisions.
 
-`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. Knows requests,
-limits and time as an argument. Does not know tensors, clocks or randomness: the same calls give the same decisions, byte for
-byte. Calls are serialised by the caller; one that begins while another runs is refused.
+`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. The same
+calls give the same decisions, byte for byte: time is an argument. Calls are serialised by the caller; one that begins
+while another runs is refused.
 """
 
 from __future__ import annotations

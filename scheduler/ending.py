@@ -1,6 +1,6 @@
 """How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace.
 
-Knows batches that have not ended and what becomes of their rows. Does not decide what runs next.
+Does not decide what runs next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Admission that looks ahead: whether the pool suffices at the moment at which those who are in will need most of it.
 
-With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
-2025). Knows how long outputs are taken to become, how carefully, and when to look again. Does not admit requests.
+With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ)
+(Past-Future, Gong et al., 2025). Does not admit requests.
 """
 
 from __future__ import annotations

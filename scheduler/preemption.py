@@ -1,6 +1,6 @@
 """Taking blocks from requests that were admitted: who gives, how much, and what becomes of it.
 
-A strategy is a subclass of `Victims`. Knows victims, tails and costs. Does not know for whom the blocks are, beyond how many are missing.
+A strategy is a subclass of `Victims`.
 
     running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
                                                        └──> swapped (copied to the host)

@@ -1,7 +1,6 @@
 """A step that would compute nothing, though a request could: the first in order that may gets what it needs.
 
-Knows that all who may be victims may be made to give up everything for it, and that a request alone in the pool which still does not
-fit has outgrown it. Is asked only when nothing is in flight.
+Is asked only when nothing is in flight.
 """
 
 from __future__ import annotations

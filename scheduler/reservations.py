@@ -1,7 +1,6 @@
 """What a request needs before it may enter or return, and what is kept for it from then on.
 
-A strategy is a subclass of `Reservation`. Knows how many tokens and blocks each asks for. Does not decide who enters, and frees nothing
-for anyone.
+A strategy is a subclass of `Reservation`. Does not decide who enters, and frees nothing for anyone.
 """
 
 from __future__ import annotations

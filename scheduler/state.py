@@ -1,6 +1,6 @@
 """What the scheduler remembers between steps, and what it gathers while it makes one.
 
-Knows requests, queues, limits, the batches that have not ended and the objects that decide. Does not decide anything itself.
+Does not decide anything itself.
 """
 
 from __future__ import annotations
