@@ -93,7 +93,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
         _count(state, step, victim, "swap" if swaps else "recompute")
-    state.lift_bound(victim)
+    state.books.lift_bound(victim)
     if swaps:
         _swap_out(state, step, victim, keep)
     elif keep:
