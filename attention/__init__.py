@@ -1,7 +1,6 @@
 """Attention over paged KV memory: pools of tensors, slot mappings, and the backends that read them through block tables.
 
-Knows tensors and nothing of requests, ref counts or policies: it imports neither `block_manager` nor `scheduler`. Names are
-loaded when they are used, so that importing this costs no torch.
+Names are loaded when they are used, so that importing this costs no torch.
 
     KVPool                     the tensors of both tiers; run_moves copies between them
     StepTokens                 what one forward pass attends to, as arrays

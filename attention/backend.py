@@ -1,6 +1,6 @@
 """What a way to compute attention has to do, and the list of those that there are.
 
-Knows names. A backend's module is imported when its name is asked for, so that none of them needs what another one needs.
+A backend's module is imported when its name is asked for, so that none of them needs what another one needs.
 """
 
 from __future__ import annotations

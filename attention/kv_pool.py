@@ -1,8 +1,5 @@
 """The tensors that hold K and V of every block, on the device and on the host.
 
-Knows layers, blocks and slots (`block * block_size + offset`). Does not know whose a block is, or why one is copied: whoever
-keeps the accounts says which block goes where (`movement.py`).
-
     device   [layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim]    K and V of a layer are contiguous, and so is a block
     host     [num_host_blocks, layers, 2, block_size, num_kv_heads, head_dim]   a block is contiguous over all layers: one copy moves it
 

@@ -1,7 +1,4 @@
-"""The copies that a step makes before its forward pass, executed on a pool.
-
-Knows pairs of block ids and the order of the three kinds. Does not know why a block moves.
-"""
+"""The copies that a step makes before its forward pass, executed on a pool."""
 
 from __future__ import annotations
 

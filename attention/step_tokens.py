@@ -1,7 +1,4 @@
-"""What one forward pass attends to: its tokens, where their K and V go, and the tables of the sequences they belong to.
-
-Knows positions, slots and block tables as arrays. Does not know how they were decided, or how attention is computed.
-"""
+"""What one forward pass attends to: its tokens, where their K and V go, and the tables of the sequences they belong to."""
 
 from __future__ import annotations
 

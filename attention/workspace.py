@@ -1,7 +1,4 @@
-"""Memory for what is gathered from a pool, allocated once: fresh memory of this size costs page faults in every layer.
-
-Knows shapes. Does not know what is gathered, or why.
-"""
+"""Memory for what is gathered from a pool, allocated once: fresh memory of this size costs page faults in every layer."""
 
 from __future__ import annotations
 

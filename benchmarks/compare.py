@@ -7,7 +7,7 @@ numpy, and the same statistic of the same number of runs is taken of both. Nothi
 
     python benchmarks/compare.py --vllm-python VENV/bin/python --peers DIR --model DIR/tiny --rounds 3
 
-Knows how to run the cells and what to read from each. `host_cost_table.py` knows the goals and the page.
+`host_cost_table.py` knows the goals and the page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The page of host costs beside the goals, from the document that `compare.py` writes.
 
-    python benchmarks/host_cost_table.py results/host-cost.json > results/host-cost.md
-    python benchmarks/host_cost_table.py results/host-cost.json --readme README.md      # its table, written anew
-
-Knows the goals and how a ratio is formed. Does not know how anything was measured.
+python benchmarks/host_cost_table.py results/host-cost.json > results/host-cost.md
+python benchmarks/host_cost_table.py results/host-cost.json --readme README.md      # its table, written anew
 """
 
 from __future__ import annotations

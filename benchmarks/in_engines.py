@@ -8,8 +8,8 @@ a share of the blocks that its requests want when all of them run.
     python benchmarks/in_engines.py run transformers --model DIR/135m --rounds 3 --limit 16
     python benchmarks/in_engines.py page
 
-`DIR/135m` is a checkpoint with random weights in the shape of SmolLM2-135M; any Llama will do. Knows how the two engines are run, and what to
-ask them. Decides nothing about a result.
+`DIR/135m` is a checkpoint with random weights in the shape of SmolLM2-135M; any Llama will do. Decides nothing about
+a result.
 """
 
 import json

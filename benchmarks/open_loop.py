@@ -7,7 +7,7 @@ for what comes, so that both sides have to decide who waits and who gives blocks
     python benchmarks/open_loop.py run azure --python VENV/bin/python --model DIR/135m --traces DIR
     python benchmarks/open_loop.py page
 
-Knows how the two commands are called, and what a client saw: when each token came. Decides nothing about a result.
+Decides nothing about a result.
 """
 
 import json

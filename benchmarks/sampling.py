@@ -2,8 +2,9 @@
 
     python benchmarks/sampling.py            # writes results/sampling.md
 
-Both sides get the same logits and the same histories, and take turns. transformers' processors stand in the order of its `generate`; presence and
-frequency penalties are OpenAI's, which it lacks: its side goes without. Knows how to time. Decides nothing about a result.
+Both sides get the same logits and the same histories, and take turns. transformers' processors stand in the order of
+its `generate`; presence and frequency penalties are OpenAI's, which it lacks: its side goes without. Decides nothing
+about a result.
 """
 
 import time

@@ -5,9 +5,11 @@ with memory at 35 %.
     python benchmarks/serve_beside_vllm.py guide --python VENV/bin/python --model DIR/135m --guidellm VENV/bin/guidellm
     python benchmarks/serve_beside_vllm.py page
 
-Saturated: as many clients as sequences run, each asks again when it was answered. At 0.7 × of what vLLM's server did then, both at the same rate,
-requests come at random times. Overloaded: a recorded service's requests, lengths divided by eight, at 1.4 and 3 × of the rate at which vLLM's
-server took them all at once on the same pool, which holds 35 % of what its sequences would fill. Each run is a server of its own, warmed up; who begins alternates. Knows how the commands are called and what a client saw. Decides nothing about a result.
+Saturated: as many clients as sequences run, each asks again when it was answered. At 0.7 × of what vLLM's server did
+then, both at the same rate, requests come at random times. Overloaded: a recorded service's requests, lengths divided
+by eight, at 1.4 and 3 × of the rate at which vLLM's server took them all at once on the same pool, which holds 35 %
+of what its sequences would fill. Each run is a server of its own, warmed up; who begins alternates. Decides nothing
+about a result.
 """
 
 import json

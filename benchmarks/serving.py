@@ -7,8 +7,8 @@
     python benchmarks/serving.py again                     # of clients that come again as told, how many are let in
     python benchmarks/serving.py page
 
-Each writes its part of results/serving.json, and `page` results/serving.md. Servers are processes of their own; clients, too. Knows the
-server's interface and what clients see. Decides nothing about a result.
+Each writes its part of results/serving.json, and `page` results/serving.md. Servers are processes of their own;
+clients, too. Decides nothing about a result.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What the studies of policies share: devices, loads, where a page comes from, tables.
-
-Knows names and how a page is written. Does not know what a study asks.
-"""
+"""What the studies of policies share: devices, loads, where a page comes from, tables."""
 
 import os
 import platform

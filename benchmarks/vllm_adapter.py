@@ -3,7 +3,7 @@
 The harness (`vllm_sched.py`) holds the workloads, the clock and the timed regions; it calls `make_request`, `add`,
 `schedule`, `update` and `lookup` under the clock and everything else outside it. So whatever belongs to a step must
 happen inside those five: the methods under "not timed" only read what a step returned, or build the arrays that a
-model's sampler would hand over. Knows `paged`'s public names only; knows nothing of vLLM, which need not be installed.
+model's sampler would hand over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Our scheduler inside vLLM for a harness that drives vLLM's own, so that one loop times both with vLLM's objects on every side.
 
-The harness (`vllm_sched.py`, whose folder is in PEERS) builds vLLM's scheduler with its configuration; here ours is put in its place, made of
-the same. Requests are vLLM's, what `schedule` returns is a `SchedulerOutput`, what `update` returns are `EngineCoreOutputs`. vLLM hashes no
-prompts for ours, as the documentation advises; whether content is shared, `caching`, is ours to say. Knows vLLM through the harness.
+The harness (`vllm_sched.py`, whose folder is in PEERS) builds vLLM's scheduler with its configuration; here ours is
+put in its place, made of the same. Requests are vLLM's, what `schedule` returns is a `SchedulerOutput`, what `update`
+returns are `EngineCoreOutputs`. vLLM hashes no prompts for ours, as the documentation advises; whether content is
+shared, `caching`, is ours to say.
 """
 
 from __future__ import annotations

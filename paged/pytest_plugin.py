@@ -1,7 +1,6 @@
 """The pytest plugin of the kit: rigs as fixtures that end in a check, and two options for the state machines.
 
-pytest loads it wherever paged is installed, so it imports nothing before somebody asks. Knows pytest and the environment variables of
-the kit. Does not know what is right: rigs and `check()` say so.
+pytest loads it wherever paged is installed, so it imports nothing before somebody asks.
 
     --paged-examples N         of each state machine that `run_machine` runs; drawn anew every time
     --paged-failures FOLDER    where what was found is saved, for `paged check replay`

@@ -1,6 +1,6 @@
 """Decisions for a paged KV cache: who runs, who waits, who gives blocks up.
 
-Needs numpy, msgspec and block_manager. Knows no tensors and no clock.
+Needs numpy, msgspec and block_manager.
 """
 
 from .accounting import SchedulerStats

@@ -1,4 +1,4 @@
-"""Every token accounted: computed, shared, wasted, emitted. Knows counters and their units. Does not know who raises them."""
+"""Every token accounted: computed, shared, wasted, emitted."""
 
 from __future__ import annotations
 

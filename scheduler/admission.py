@@ -1,7 +1,6 @@
 """Who comes in: paused and swapped requests return first, then waiting ones are admitted, both in order.
 
-A strategy is a subclass of `Admission`. Knows what a request needs before it may enter and what it reserves. Does not preempt: a waiting
-request takes nothing from anyone.
+A strategy is a subclass of `Admission`. Does not preempt: a waiting request takes nothing from anyone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from .composition import place_chunk
 from .policies import Policy
 from .request import RequestState
-from .reservations import blocks_to_enter, blocks_to_return, is_due
 from .state import State, Step
 from .status import Status
 
@@ -148,7 +146,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     """A paused or swapped request, for which there is room, runs again."""
     manager = state.manager
     state.queues.leave(request)
-    _bound_if_due(state, request)
+    state.books.bound_if_due(request)
     moves = manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     if len(moves):
@@ -192,7 +190,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
 
 def _takes_plain_ones(state: State) -> bool:
     """Whether an ordinary request needs no more than its prompt's blocks, and may enter in parts: it comes in the short way."""
-    return state.admission.chunked and not state.reservation.reserves and not state.bounded
+    return state.admission.chunked and not state.reservation.reserves and not state.books.bounded
 
 
 def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDArray[np.int32]) -> None:
@@ -222,7 +220,7 @@ def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDAr
 def admit(state: State, step: Step, request: RequestState) -> None:
     """A waiting request, for which there is room, gets its rows."""
     state.waiting.let_in(request)
-    _bound_if_due(state, request)
+    state.books.bound_if_due(request)
     step.admitted.append(request.id)
     is_loading = False
     for sequence, tokens in enumerate(request.tokens):
@@ -231,7 +229,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         row = state.open_row(request, sequence)
         if request.is_new:
             state.stats.prompt_tokens += len(tokens)
-        state.reservation.take(state, request, sequence)
+        state.reservation.take(state.books, request, sequence)
         is_loading = request.wants_load and _ask_for_load(state, step, request, row)
         if is_loading:
             continue
@@ -272,7 +270,7 @@ def _add_debt(state: State, step: Step, request: RequestState) -> None:
         # Reserved beyond what it knows; counted afresh, since it is rare.
         step.owed = None
     elif step.owed is not None:
-        step.owed += state.debt_of(request)
+        step.owed += state.books.debt_of(request)
 
 
 def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
@@ -281,9 +279,9 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     request.wants_load = False
     have = int(manager.num_launched[row])
     wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
-    if wanted <= have or state.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
+    if wanted <= have or state.books.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
         return False
-    manager.reserve_rows(np.array([row]), np.array([state.blocks_for(wanted)]))
+    manager.reserve_rows(np.array([row]), np.array([state.books.blocks_for(wanted)]))
     first = have // size
     for column, block in enumerate(manager.table(row)[first:].tolist(), first):
         if column * size < wanted:
@@ -291,22 +289,6 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     request.num_asked = wanted - have
     step.asked.append(request)
     return True
-
-
-def _bound_if_due(state: State, request: RequestState) -> None:
-    """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""
-    if not is_due(state, request) or request.is_bounded:
-        return
-    if request.live_rows:
-        worst = state.debt_at_worst(request)
-    else:
-        worst = blocks_to_enter(state, request)
-        if request.request.reads_cache:
-            tokens = next(tokens for tokens in request.tokens if tokens is not None)
-            worst -= state.manager.held_prefix(tokens, request.root, confirmed=True)
-    if worst + state.blocks_owed_bounded() <= state.manager.num_available:
-        request.is_bounded = True
-        state.bounded.append(request)
 
 
 def _has_seats(state: State, step: Step, request: RequestState) -> bool:
@@ -325,11 +307,15 @@ def watermark(state: State) -> int:
     """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
     if not state.running.num:
         return 0
-    return state.watermark_blocks if state.foresight is None else int(state.watermark_blocks * state.foresight.spread())
+    return (
+        state.books.watermark_blocks
+        if state.foresight is None
+        else int(state.books.watermark_blocks * state.foresight.spread())
+    )
 
 
 def _can_return(state: State, step: Step, request: RequestState) -> bool:
-    needed = blocks_to_return(state, request)
+    needed = state.books.to_return(request)
     return needed + owed(state, step) + watermark(state) <= state.manager.num_available
 
 
@@ -337,7 +323,7 @@ def owed(state: State, step: Step) -> int:
     """Blocks that those who were admitted still need for what they were admitted with."""
     if step.owed is None:
         state.manager.draw_promised()
-        step.owed = state.blocks_owed()
+        step.owed = state.books.owed()
     return step.owed
 
 
@@ -354,17 +340,17 @@ def fits(state: State, step: Step, request: RequestState) -> bool:
         # At least one block is always drawn, so what is owed need not even be asked.
         return False
     free = manager.num_available - owed(state, step) - kept
-    needed = blocks_to_enter(state, request)
+    needed = state.books.to_enter(request)
     if needed > free:
         if not manager.prefix_caching or free <= 0 or not request.request.reads_cache:
             return False
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         # A block that another batch may yet take back cannot stand in for one that is promised.
-        is_promised = state.reservation.is_counted or is_due(state, request)
+        is_promised = state.reservation.is_counted or state.books.is_due(request)
         needed -= manager.held_prefix(tokens, request.root, confirmed=is_promised)
         if needed > free:
             return False
-    if not state.reservation.has_place(state, request):
+    if not state.reservation.has_place(state.books, request):
         return False
     if state.admission.chunked or not step.num_rows:
         return True

@@ -1,7 +1,4 @@
-"""What callers pass as numbers: checked once at the door, and Python's own from there on.
-
-Knows integers of any kind and times. Does not know requests, limits or what a number is for.
-"""
+"""What callers pass as numbers: checked once at the door, and Python's own from there on."""
 
 from __future__ import annotations
 

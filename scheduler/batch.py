@@ -1,7 +1,4 @@
-"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back.
-
-Knows shapes and dtypes. Does not know how a batch was decided.
-"""
+"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back."""
 
 from __future__ import annotations
 

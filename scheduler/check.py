@@ -36,7 +36,7 @@ def violations_of(state: State) -> list[str]:
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     found += _rows(state)
     found += _in_flight(state)
-    return found + state.order.violations(state) + state.reservation.violations(state) + state.manager.check()
+    return found + state.order.violations(state) + state.reservation.violations(state.books) + state.manager.check()
 
 
 def _rows(state: State) -> list[str]:
@@ -73,8 +73,10 @@ def _rows(state: State) -> list[str]:
     if state.running_rows.array(state.running).tolist() != running:
         found.append("9: the array of running rows differs from the running requests.")
     # What several of them share counts once.
-    held = {block for request in state.bounded for row in request.live_rows for block in manager.table(row).tolist()}
-    worst = len(held) + state.blocks_owed_bounded()
+    held = {
+        block for request in state.books.bounded for row in request.live_rows for block in manager.table(row).tolist()
+    }
+    worst = len(held) + state.books.owed_to_bounded()
     if worst > manager.num_blocks:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found

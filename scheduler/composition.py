@@ -1,8 +1,8 @@
 """What the running requests do in this step: one recurrence, by which num_computed catches up with num_tokens.
 
-A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need no case
-of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is taken out again.
-A strategy is a subclass of `Composition`. Knows the token budget, the order and what fits. Does not know who waits outside.
+A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need
+no case of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is
+taken out again. A strategy is a subclass of `Composition`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compose_running(state: State, step: Step) -> None:
         and steady[0] is rows
         and len(rows) <= step.budget
         and len(rows) <= step.seats
-        and not state.bounded
+        and not state.books.bounded
     ):
         try:
             _place_decodes(state, step, *steady)
@@ -97,7 +97,7 @@ def compose_running(state: State, step: Step) -> None:
         return
     launched = manager.num_launched[rows]
     todo = state.outstanding.totals_of(rows) - launched
-    if len(rows) <= min(step.budget, step.seats) and not state.bounded and not np.count_nonzero(todo != 1):
+    if len(rows) <= min(step.budget, step.seats) and not state.books.bounded and not np.count_nonzero(todo != 1):
         try:
             _place_decodes(state, step, rows, launched, launched + 1)
         except OutOfBlocks:
@@ -133,7 +133,7 @@ def place_chunk(
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
-        room = allowance(state, request) if manager.host_caching else None
+        room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.extend_hit(row, count=is_first_life, room=room)
         if num_won and is_first_life:
             request.hit_tokens += num_won
@@ -146,7 +146,7 @@ def place_chunk(
     count = min(todo, step.budget, state.composition.most(state, launched))
     if most is not None:
         count = min(count, most)
-    holds = (int(manager.num_table_blocks[row]) + allowance(state, request)) * manager.block_size
+    holds = (int(manager.num_table_blocks[row]) + state.books.allowance(request)) * manager.block_size
     count = min(count, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
@@ -177,15 +177,6 @@ def _owe_nothing(state: State, step: Step) -> None:
     by count."""
     if not state.away.num and not state.outstanding.batches and not state.reservation.is_counted:
         step.owed = 0
-
-
-def allowance(state: State, request: RequestState) -> int:
-    """Blocks that the request may draw: what others have reserved is not there for it."""
-    available = state.manager.num_available
-    if not state.bounded:
-        return available
-    own = state.debt_at_worst(request) if request.is_bounded else 0
-    return available - state.blocks_owed_bounded() + own
 
 
 def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
@@ -230,12 +221,12 @@ def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
     """What of `granted` memory can hold, after taking from victims what is missing."""
     needs = _needs(state, rows, granted)
     owed = 0
-    if state.bounded:
+    if state.books.bounded:
         owners = state.columns.owner
         is_bounded = np.array([owners[row].is_bounded for row in rows.tolist()], np.bool_)
         # Their blocks are reserved: they neither compete nor count.
         all_needs, needs = needs, np.where(is_bounded, 0, needs)
-        owed = state.blocks_owed_bounded()
+        owed = state.books.owed_to_bounded()
         if owed > state.manager.num_available:
             # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
             needs, owed = all_needs, 0

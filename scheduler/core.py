@@ -1,8 +1,8 @@
 """The scheduler: the public door of decisions.
 
-`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. Knows requests,
-limits and time as an argument. Does not know tensors, clocks or randomness: the same calls give the same decisions, byte for
-byte. Calls are serialised by the caller; one that begins while another runs is refused.
+`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. The same
+calls give the same decisions, byte for byte: time is an argument. Calls are serialised by the caller; one that begins
+while another runs is refused.
 """
 
 from __future__ import annotations
@@ -233,11 +233,11 @@ class Scheduler(Uncopyable):
         if limits.max_waiting is not None and state.waiting.num >= limits.max_waiting:
             raise WaitingFull(limits.max_waiting)
         num_tokens = len(prompt)
-        longest = min(num_tokens + request.max_tokens, state.max_total_of(num_sequences))
+        longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
         self._num_added += 1
         self._submitted += 1
-        if num_tokens >= state.max_total or num_sequences > 1:
+        if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
         state.queues.wait(new)
@@ -414,7 +414,7 @@ class Scheduler(Uncopyable):
             raise RequestInFlight(request_id)
         row, known = request.rows[sequence], request.tokens[sequence]
         have = int(state.manager.num_tokens[row]) if known is None else len(known)
-        longest = state.max_total_of(len(request.rows))
+        longest = state.books.max_total_of(len(request.rows))
         # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
         array = array[: max(0, longest - have)]
         total = have + len(array)
@@ -428,7 +428,7 @@ class Scheduler(Uncopyable):
         state.admission_blocked = False
         if len(array):
             # What was reserved for it was the worst case of what it knew.
-            state.lift_bound(request)
+            state.books.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
         if len(array):
@@ -442,7 +442,7 @@ class Scheduler(Uncopyable):
             state.columns.prompt_total[row] += len(array)
             if state.columns.expected_total[row]:
                 state.columns.expected_total[row] += len(array)
-            state.reservation.take_more(state, request, sequence)
+            state.reservation.take_more(state.books, request, sequence)
         if total >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
@@ -472,7 +472,7 @@ class Scheduler(Uncopyable):
         state.admission_blocked = False
         request.num_asked = 0
         manager.set_computed(row, hit + int(num_tokens))
-        manager.shrink(row, state.reservation.blocks_drawn(state, request, 0))
+        manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
         state.start_running(request)
 
     def explain(self, request_id: str) -> Explanation:
@@ -535,7 +535,7 @@ class Scheduler(Uncopyable):
     @property
     def num_reserved(self) -> int:
         """Blocks that are kept by count for those who run, beyond those that they hold: no other request gets them."""
-        return self._state.blocks_reserved()
+        return self._state.books.reserved()
 
     @property
     def num_waiting(self) -> int:
@@ -630,10 +630,10 @@ class Scheduler(Uncopyable):
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        if (no_place := state.reservation.refusal(state, new)) is not None:
+        if (no_place := state.reservation.refusal(state.books, new)) is not None:
             self._reject(new, no_place)
-        shared = state.reservation.blocks_shared(state, new.num_live, num_tokens)
-        needed = state.blocks_for(num_tokens + 1) * new.num_live - shared
+        shared = state.reservation.blocks_shared(state.books, new.num_live, num_tokens)
+        needed = state.books.blocks_for(num_tokens + 1) * new.num_live - shared
         if needed > manager.num_blocks:
             fits = manager.num_blocks * manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""

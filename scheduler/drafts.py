@@ -2,8 +2,7 @@
 
     row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 comes after them → known ... 17 5 9 4, one slot to overwrite
 
-Knows what a caller proposes and what budget, memory and a row's full length leave room for: drafts are the first to go. Does not know
-who proposes them, nor which are right.
+Drafts are the first to go: they take what budget, memory and a row's full length leave room for.
 """
 
 from __future__ import annotations

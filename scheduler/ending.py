@@ -1,6 +1,6 @@
 """How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace.
 
-Knows batches that have not ended and what becomes of their rows. Does not decide what runs next.
+Does not decide what runs next.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _park(state: State, request: RequestState) -> None:
     """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
     state.remember_high_water(request)
     state.queues.leave(request)
-    state.lift_bound(request)
+    state.books.lift_bound(request)
     drop_rows(state, request)
     request.is_quiet = (True,)
     state.queues.park(request)
@@ -356,7 +356,7 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
         state.running_rows.leave([row])
     _release(state, request, sequence)
     if request in state.to_reject:
-        longest = state.max_total_of(len(request.rows))
+        longest = state.books.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
             state.to_reject.remove(request)
     return None
@@ -374,7 +374,7 @@ def _release(state: State, request: RequestState, sequence: int) -> None:
 
 def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:
     """The request, of which nothing is left and which stands nowhere, has ended. Returns what it took."""
-    state.lift_bound(request)
+    state.books.lift_bound(request)
     if request in state.to_reject:
         state.to_reject.remove(request)
     state.end(request, ending)

@@ -13,7 +13,6 @@ from paged.errors import UnknownRequest
 
 from .admission import watermark
 from .request import RequestState
-from .reservations import blocks_to_enter, blocks_to_return, is_due
 from .state import State
 from .status import Status
 
@@ -109,14 +108,14 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 
 def free_blocks(state: State) -> int:
     """Blocks that a newcomer could draw now: available ones that are not owed to admitted requests."""
-    return max(0, state.manager.num_available - state.blocks_owed())
+    return max(0, state.manager.num_available - state.books.owed())
 
 
 def _waiting(state: State, request: RequestState) -> _Found:
-    needed, free = blocks_to_enter(state, request), free_blocks(state)
+    needed, free = state.books.to_enter(request), free_blocks(state)
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
-        is_promised = state.reservation.is_counted or is_due(state, request)
+        is_promised = state.reservation.is_counted or state.books.is_due(request)
         needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
     kept = watermark(state)
     returning = [other for other in state.away if other.status is not Status.LOADING]
@@ -126,7 +125,7 @@ def _waiting(state: State, request: RequestState) -> _Found:
         if request.preemptions
         else ""
     )
-    if is_due(state, request):
+    if state.books.is_due(request):
         was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
         reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
@@ -138,7 +137,7 @@ def _waiting(state: State, request: RequestState) -> _Found:
         reason = f'"{returning[0].id}" was preempted and returns first.'
     elif needed + kept > free:
         reason = f"it needs {counted(needed, 'block')}; {free} are free and not promised to others, of which {kept} are kept as watermark."
-    elif (no_place := state.reservation.reason(state, request, free)) is not None:
+    elif (no_place := state.reservation.reason(state.books, request, free)) is not None:
         reason = no_place
     elif state.foresight is not None and not state.foresight.fits(request):
         most, slots = state.foresight.peak_with(request), state.foresight.capacity_with(request)
@@ -160,7 +159,7 @@ def _lost(request: RequestState) -> int:
 
 def _away(state: State, request: RequestState) -> _Found:
     manager = state.manager
-    needed, free = blocks_to_return(state, request), free_blocks(state)
+    needed, free = state.books.to_return(request), free_blocks(state)
     kept = watermark(state)
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
@@ -185,9 +184,9 @@ def _running(state: State, request: RequestState) -> _Found:
         return _Found("it is in a batch that has not ended.", 0, free_blocks(state))
     if state.outstanding.is_idle(request):
         return _Found("everything that it knows is computed; it waits for append().", 0, free_blocks(state))
-    needed = state.debt_of(request)
+    needed = state.books.debt_of(request)
     # What is owed to it is not kept from it.
-    free = max(0, manager.num_available - state.blocks_owed() + needed)
+    free = max(0, manager.num_available - state.books.owed() + needed)
     if needed > free:
         reason = (
             f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "

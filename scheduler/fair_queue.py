@@ -5,10 +5,10 @@
     b             2   |========|              b3 b4           each that is let in lengthens its tenant's bar
     c             1   |========|              c1              by (prompt + expected outputs) ÷ weight
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: the end of a tenant's bar is the virtual start of its next request. That
-is settled when the request is let in and not when it comes, as in the Virtual Token Counter (Sheng et al., 2024), so that a guess which was
-wrong moves the tenant's next request, and none stands where it would have been. Knows tenants, their weights, and tokens. Does not know
-memory, nor what a request waits for.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: the end of a tenant's bar is the virtual start of its
+next request. That is settled when the request is let in and not when it comes, as in the Virtual Token Counter (Sheng
+et al., 2024), so that a guess which was wrong moves the tenant's next request, and none stands where it would have
+been.
 """
 
 from __future__ import annotations

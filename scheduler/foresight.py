@@ -1,7 +1,7 @@
 """Admission that looks ahead: whether the pool suffices at the moment at which those who are in will need most of it.
 
-With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
-2025). Knows how long outputs are taken to become, how carefully, and when to look again. Does not admit requests.
+With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ)
+(Past-Future, Gong et al., 2025). Does not admit requests.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Foresight:
         """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n + 1] each, with a place at the
         end for one who comes. Asked for several candidates in a row, of which none came in, it is the same."""
         state, columns, manager = self._state, self._state.columns, self._state.manager
-        moment = manager.batch, state.running.num, state.away.num, len(state.bounded), self.quantile
+        moment = manager.batch, state.running.num, state.away.num, len(state.books.bounded), self.quantile
         if moment == self._moment:
             return self._in
         rows = self._rows()
@@ -198,7 +198,7 @@ class Foresight:
             theirs[:] = np.where(expected > known, expected - known, theirs)
         np.minimum(theirs, most, out=theirs)
         np.maximum(theirs, 1, out=theirs)
-        for other in state.bounded:
+        for other in state.books.bounded:
             # All that they may need is reserved.
             is_theirs = np.isin(rows, other.live_rows)
             theirs[is_theirs] = most[is_theirs]

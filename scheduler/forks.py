@@ -75,6 +75,6 @@ def _must_run(state: State, request: RequestState, sequence: int) -> None:
 
 def _note_other_sequences(state: State, request: RequestState) -> None:
     """What is known of the rows that run, and of the request's worst case, was of the sequences that it had."""
-    state.lift_bound(request)
+    state.books.lift_bound(request)
     state.steady = None
     state.columns.advance_unevenly()

@@ -1,7 +1,4 @@
-"""How long outputs become: a guess from the lengths of those that have ended.
-
-Knows output lengths, and nothing of the requests that had them: the prompt's length says little. Does not know memory.
-"""
+"""How long outputs become: a guess from the lengths of those that have ended."""
 
 from __future__ import annotations
 

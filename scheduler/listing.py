@@ -1,6 +1,6 @@
 """The requests that are alive, as an operator sees them in a list: figures of each, in the order in which they are served.
 
-Reads everything and changes nothing. Does not know why a request waits.
+Reads everything and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """In which order requests are served: by arrival, by priority, or so that each tenant gets its share.
 
-A strategy is a subclass of `Order`. Knows what of a request its place depends on. Does not know memory, seats or steps.
+A strategy is a subclass of `Order`.
 """
 
 from __future__ import annotations

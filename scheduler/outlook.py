@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .reservations import blocks_to_enter
 from .state import State
 
 Counts = NDArray[np.int64]
@@ -67,7 +66,7 @@ def outlook(state: State) -> Outlook:
         before = request.prompt_len + request.appended[place]
         num.append(len(live))
         waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
-        held.append(blocks_to_enter(state, request) * size if reserves else 0)
+        held.append(state.books.to_enter(request) * size if reserves else 0)
     in_rows = (
         manager.num_tokens[rows],
         columns.prompt_total[rows],
@@ -87,7 +86,7 @@ def outlook(state: State) -> Outlook:
     # What a batch that is out samples has come.
     left[: len(rows)] = np.maximum(1, left[: len(rows)] + np.minimum(0, behind - 1))
     on_device = manager.num_table_blocks[rows] * size
-    kept = np.maximum(state.reservation.kept(state, rows), on_device) if reserves else known[: len(rows)]
+    kept = np.maximum(state.reservation.kept(state.books, rows), on_device) if reserves else known[: len(rows)]
     return Outlook(
         num_sequences=np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)),
         held=np.concatenate([kept, held if reserves else todo[len(rows) :]]).astype(np.int64),
@@ -96,9 +95,9 @@ def outlook(state: State) -> Outlook:
         num_running=len(running),
         num_suspended=len(suspended),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
-        max_total=state.max_total,
+        max_total=state.books.max_total,
         slots=manager.num_available * size + int(on_device.sum()),
-        spare=state.watermark_blocks * size,
+        spare=state.books.watermark_blocks * size,
         block_size=size,
         max_sequences=state.limits.max_sequences,
         max_tokens_per_step=state.limits.max_tokens_per_step,

@@ -1,4 +1,4 @@
-"""A decided step as the arrays that a model runner needs. Knows layouts. Decides nothing."""
+"""A decided step as the arrays that a model runner needs. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Taking blocks from requests that were admitted: who gives, how much, and what becomes of it.
 
-A strategy is a subclass of `Victims`. Knows victims, tails and costs. Does not know for whom the blocks are, beyond how many are missing.
+A strategy is a subclass of `Victims`.
 
     running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
                                                        └──> swapped (copied to the host)
@@ -93,7 +93,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
         _count(state, step, victim, "swap" if swaps else "recompute")
-    state.lift_bound(victim)
+    state.books.lift_bound(victim)
     if swaps:
         _swap_out(state, step, victim, keep)
     elif keep:

@@ -1,7 +1,6 @@
 """A step that would compute nothing, though a request could: the first in order that may gets what it needs.
 
-Knows that all who may be victims may be made to give up everything for it, and that a request alone in the pool which still does not
-fit has outgrown it. Is asked only when nothing is in flight.
+Is asked only when nothing is in flight.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .admission import admit, bring_back
-from .composition import allowance, place_chunk
+from .composition import place_chunk
 from .ending import end_request
 from .preemption import preempt, victims
 from .request import RequestState
-from .reservations import blocks_to_enter, blocks_to_return
 from .state import State, Step
 from .status import LENGTH, REJECTED, Status
 
@@ -34,7 +32,7 @@ def force_progress(state: State, step: Step) -> None:
     if state.waiting.num:
         request = state.waiting.head()
         # Requests that are still in the way wait for tokens from the caller.
-        fits = _clear(state, step, request, blocks_to_enter)
+        fits = _clear(state, step, request, lambda _, waiting: state.books.to_enter(waiting))
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
         is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
         may_try = is_alone and not state.reservation.reserves
@@ -59,11 +57,13 @@ def _able(state: State) -> list[RequestState]:
 def _needed(state: State, request: RequestState) -> int:
     """Blocks without which the request cannot compute its next token."""
     if request.status is not Status.RUNNING:
-        return blocks_to_return(state, request)
+        return state.books.to_return(request)
     manager = state.manager
     for row in request.live_rows:
         if manager.num_tokens[row] > manager.num_launched[row]:
-            return max(0, state.blocks_for(int(manager.num_launched[row]) + 1) - int(manager.num_table_blocks[row]))
+            return max(
+                0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - int(manager.num_table_blocks[row])
+            )
     return 0
 
 
@@ -86,12 +86,12 @@ def _may_give(state: State, other: RequestState) -> bool:
     if not other.is_bounded or not _todo(state, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
-    return state.blocks_owed_bounded() > state.manager.num_available
+    return state.books.owed_to_bounded() > state.manager.num_available
 
 
 def _clear_for_one(state: State, request: RequestState) -> bool:
     """Whether its next token at least fits, when all that it knows does not."""
-    return _needed_for_one(state, request) <= allowance(state, request)
+    return _needed_for_one(state, request) <= state.books.allowance(request)
 
 
 def _needed_for_one(state: State, request: RequestState) -> int:
@@ -100,7 +100,7 @@ def _needed_for_one(state: State, request: RequestState) -> int:
     for row in request.live_rows:
         if manager.num_tokens[row] > manager.num_launched[row]:
             held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
-            needed += max(0, state.blocks_for(int(manager.num_launched[row]) + 1) - held)
+            needed += max(0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - held)
             if request.status is Status.RUNNING:
                 break
     return needed
@@ -113,13 +113,15 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[St
     """
     may_move, step.may_move = step.may_move, False
     for victim in victims(state, _may_give):
-        missing = needed(state, request) - allowance(state, request)
-        if missing <= 0 and state.reservation.has_place(state, request):
+        missing = needed(state, request) - state.books.allowance(request)
+        if missing <= 0 and state.reservation.has_place(state.books, request):
             break
         if victim is not request:
             preempt(state, step, victim, max(missing, 0))
     step.may_move = may_move
-    return allowance(state, request) >= needed(state, request) and state.reservation.has_place(state, request)
+    return state.books.allowance(request) >= needed(state, request) and state.reservation.has_place(
+        state.books, request
+    )
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:
@@ -136,5 +138,7 @@ def reject_overgrown(state: State) -> None:
     """End requests to which the caller appended more than the pool or the model can ever hold."""
     for request in list(state.to_reject):
         if not state.outstanding.computes(request):
-            sentence = f"was rejected: appended tokens brought it over the {state.max_total} tokens that can ever fit."
+            sentence = (
+                f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
+            )
             state.pending_outputs += end_request(state, request, REJECTED, sentence)

@@ -1,7 +1,4 @@
-"""What a user submits, and what the scheduler keeps of it.
-
-Knows a request's fields and their limits. Does not know memory, batches or other requests.
-"""
+"""What a user submits, and what the scheduler keeps of it."""
 
 from __future__ import annotations
 

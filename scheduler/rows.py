@@ -1,7 +1,4 @@
-"""What the scheduler keeps of each row, as a structure of arrays, and which rows run.
-
-Knows limits, stop ids and owners by row. Does not know blocks; the memory layer keeps tokens and tables.
-"""
+"""What the scheduler keeps of each row, as a structure of arrays, and which rows run."""
 
 from __future__ import annotations
 

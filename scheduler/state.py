@@ -1,6 +1,6 @@
 """What the scheduler remembers between steps, and what it gathers while it makes one.
 
-Knows requests, queues, limits, the batches that have not ended and the objects that decide. Does not decide anything itself.
+Does not decide anything itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
 from .request import RequestState, replaced
+from .reservations import Books
 from .rows import RowColumns, Rows
 from .status import Status
 
@@ -126,29 +127,18 @@ class State:
         self.recovering: dict[int, int] = {}
         # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
         self.silent: set[int] = set()
-        # Requests whose worst case is reserved.
-        self.bounded: list[RequestState] = []
         self.stats = SchedulerStats()
-        # Tokens that a sequence alone in the pool can have, prompt and output.
         capacity = self.reservation.capacity(manager, 1)
-        self.max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
-        self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         # How long outputs became. Where admission looks ahead, assumed ones stand in at first.
         looks_ahead = policy.foresight != "none"
-        self.lengths = OutputLengths(self.max_total, policy.known_outputs if looks_ahead else 0)
+        self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
         self.queues = queues = Queues(self.order.queue(self.lengths))
         self.waiting, self.running, self.away, self.parked = queues.waiting, queues.running, queues.away, queues.parked
         self.running_rows = queues.running_rows
+        self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         # What admission foresees, where the policy looks ahead.
         self.foresight = Foresight(self) if looks_ahead else None
-
-    def max_total_of(self, num_sequences: int) -> int:
-        """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
-        return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.manager.block_size)
 
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
@@ -192,12 +182,6 @@ class State:
         self.reservation.give_back(row)
         self.manager.close(row)
         self.columns.release(row, sequence)
-
-    def lift_bound(self, state: RequestState) -> None:
-        """The request's worst case is not what was reserved, or is reserved no more."""
-        if state.is_bounded:
-            state.is_bounded = False
-            self.bounded.remove(state)
 
     def retain_content(self, state: RequestState, row: int) -> None:
         """The sequence in this row has finished: what it computed is kept as its request wishes."""
@@ -246,39 +230,3 @@ class State:
             state.swapped_blocks,
             state.preemptions,
         )
-
-    def debt_of(self, state: RequestState) -> int:
-        """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
-        rows = np.array(state.live_rows, np.int64)
-        return self.blocks_beyond(rows, self.reservation.kept(self, rows))
-
-    def blocks_owed(self) -> int:
-        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
-        where those are reserved."""
-        rows = self.running_rows.array(self.running)
-        owed = self.blocks_beyond(rows, self.reservation.kept(self, rows)) if len(rows) else 0
-        owed += sum(self.debt_of(state) for state in self.away if state.status is Status.LOADING)
-        return owed + self.blocks_owed_bounded(beyond_known=True)
-
-    def blocks_reserved(self) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
-        return self.reservation.blocks_counted(self) + self.blocks_owed_bounded(beyond_known=True)
-
-    def blocks_beyond(self, rows: Rows, tokens: NDArray[np.int64]) -> int:
-        """Blocks that so many tokens of each of these rows take beyond those that it holds."""
-        short = -(-tokens // self.manager.block_size) - self.manager.num_table_blocks[rows]
-        return int(short[short > 0].sum())
-
-    def debt_at_worst(self, state: RequestState, *, beyond_known: bool = False) -> int:
-        """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
-        what is kept for them anyway."""
-        rows = np.array(state.live_rows, np.int64)
-        worst = self.columns.max_total[rows]
-        debt = self.blocks_beyond(rows, worst)
-        if beyond_known:
-            debt -= self.blocks_beyond(rows, np.minimum(self.reservation.kept(self, rows), worst))
-        return debt
-
-    def blocks_owed_bounded(self, *, beyond_known: bool = False) -> int:
-        """Blocks that requests with a reserved worst case still may draw; `beyond_known`: only those past their known tokens."""
-        return sum(self.debt_at_worst(state, beyond_known=beyond_known) for state in self.bounded)

@@ -1,4 +1,4 @@
-"""The states of a request, and the reasons for which it ends. Knows the words. Does not know who changes them.
+"""The states of a request, and the reasons for which it ends.
 
 waiting → running ⇄ paused / swapped / waiting → finished
         ↘ loading ↗                            ↘ aborted, rejected

@@ -1,4 +1,4 @@
-"""When a sequence ends: EOS, stop ids, its full length. Knows limits by row. Does not know what happens to it then."""
+"""When a sequence ends: EOS, stop ids, its full length."""
 
 from __future__ import annotations
 

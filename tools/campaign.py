@@ -1,8 +1,8 @@
 """Run the kit's state machines for many examples, drawn anew: `make campaign`.
 
-In rounds, each in a process of its own: Hypothesis remembers all that it has drawn in one, and gets slower by it. The machines get the
-same CPU time each until they have run so many examples together; one that finds something stops; the short program is told, and saved in `failures/`. Knows machines and counts. Does not know
-what they look for.
+In rounds, each in a process of its own: Hypothesis remembers all that it has drawn in one, and gets slower by it. The
+machines get the same CPU time each until they have run so many examples together; one that finds something stops; the
+short program is told, and saved in `failures/`.
 
     python tools/campaign.py                                  # 100,000 examples
     python tools/campaign.py --examples 2000 manager engine   # these two, for some minutes

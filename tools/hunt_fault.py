@@ -2,8 +2,8 @@
 
     PYTHONPATH=COPY python tools/hunt_fault.py RESULT.json --examples 300
 
-`try_faults.py` calls it for each fault, in a process of its own and on a copy with the fault in it. Every seed is fixed, so a hunt
-ends the same way every time. Knows the kit. Does not know which fault is there: the JSON says what was found, by what, and how.
+`try_faults.py` calls it for each fault, in a process of its own and on a copy with the fault in it. Every seed is
+fixed, so a hunt ends the same way every time.
 """
 
 from __future__ import annotations

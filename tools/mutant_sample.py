@@ -3,7 +3,6 @@
 A mutant is one change in one file: a comparison or an arithmetic operator swapped, a constant raised by 1, a `not`, a
 keyword argument or a statement dropped, one arm of a conditional expression taken always. Expressions are changed by
 mutmut's mutators. Those whose changes fail at any call (None for an argument) or change a message alone are left out.
-Knows sources; does not know tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backend `native`: attention in C over K and V where they lie, for a CPU. See attention.c for what it does and in which order.
 
-It is invariant always: a token's result depends on its own context alone. Reads float32 and bfloat16 and computes in float32. Knows
-tensors' addresses and strides, and the arrays of a step. Does not know who compiles, or when.
+It is invariant always: a token's result depends on its own context alone. Reads float32 and bfloat16 and computes in
+float32.
 """
 
 from __future__ import annotations

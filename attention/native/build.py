@@ -1,9 +1,8 @@
 """A shared library from C sources, compiled at first use by the machine's own compiler and kept for the next process.
 
-A library is found by everything that it came from: the sources, the flags, the compiler's version, the processor's instructions and the
-OpenMP library in use, which is torch's own, so that there is one pool of threads and torch's settings hold. Its name ends with a digest
-of its contents: one that is damaged, or cannot be loaded, is made again. Knows files and processes. Does not know what the sources
-compute.
+A library is found by everything that it came from: the sources, the flags, the compiler's version, the processor's
+instructions and the OpenMP library in use, which is torch's own, so that there is one pool of threads and torch's
+settings hold. Its name ends with a digest of its contents: one that is damaged, or cannot be loaded, is made again.
 """
 
 from __future__ import annotations

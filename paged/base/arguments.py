@@ -1,7 +1,6 @@
 """What callers pass becomes a plain int, bool, float or array of integers here, once, so that nothing wraps later.
 
-Knows kinds and ranges of numbers, and what a token id is. Does not know rows, blocks or what a number is for. The other rooms
-check by it, too.
+The other rooms check by it, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Objects that count one memory, and so cannot be copied.
-
-Knows Python's protocol of copy and pickle. Does not know what is counted.
-"""
+"""Objects that count one memory, and so cannot be copied."""
 
 from __future__ import annotations
 

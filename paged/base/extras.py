@@ -1,7 +1,7 @@
 """What is said when a name is wanted whose libraries are not installed.
 
-An install without extras has numpy and msgspec, which the memory layer, the scheduler and the simulator need. The command line, plots
-and what runs a model need more. Knows which extra brings what.
+An install without extras has numpy and msgspec, which the memory layer, the scheduler and the simulator need. The
+command line, plots and what runs a model need more.
 """
 
 from importlib import import_module

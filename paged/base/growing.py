@@ -1,6 +1,6 @@
 """Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on, and packed runs of rising numbers.
 
-A step needs such arrays again and again, a little longer now and then. Knows how to make a longer one. Does not know what for.
+A step needs such arrays again and again, a little longer now and then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Signals that wait until what belongs together has been done: Ctrl-C alone, many times a step, or whatever ends a process.
-
-Knows signals and their handlers. Does not know what is done.
-"""
+"""Signals that wait until what belongs together has been done: Ctrl-C alone, many times a step, or whatever ends a process."""
 
 from __future__ import annotations
 

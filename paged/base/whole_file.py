@@ -1,7 +1,4 @@
-"""A file that is written whole or not at all: an interrupt, a full disk or an error leaves what was there before.
-
-Knows paths, and what is wrong with them. Does not know what is written.
-"""
+"""A file that is written whole or not at all: an interrupt, a full disk or an error leaves what was there before."""
 
 import os
 from collections.abc import Iterator

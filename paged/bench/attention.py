@@ -4,8 +4,8 @@
     prefill   | the last `prompt` tokens of each of 4 sequences
     mixed     | one token of every sequence but the last, and the last `prompt` tokens of that one, in one call
 
-A pool has as many layers as make it larger than a processor's cache, and blocks lie in it in random order. What a backend prepares once for all
-layers of a step is not timed. Knows pools, steps and backends. Does not know models, requests or how results are shown.
+A pool has as many layers as make it larger than a processor's cache, and blocks lie in it in random order. What a
+backend prepares once for all layers of a step is not timed.
 """
 
 from __future__ import annotations

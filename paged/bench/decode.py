@@ -1,8 +1,7 @@
 """What a steady decode step costs the host: `schedule` and `update` with every row decoding one token.
 
-Knows how rows are brought to that point and what is timed: CPU time of this thread, so that other programs on the machine do not
-count, and never the making of the sampled tokens, which is the model's part. Figures are over windows of 16 steps, because rows
-that were admitted together need a new block in the same step, once in 16.
+Figures are over windows of 16 steps, because rows that were admitted together need a new block in the same step, once
+in 16.
 """
 
 import gc

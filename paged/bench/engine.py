@@ -1,7 +1,7 @@
 """Requests on the engine by the wall clock: tokens/s, latencies, what preemptions cost, and how far all of it is from the machine's floor.
 
-Each run has a new engine on the same model, so that every run begins with an empty cache and the same guesses, and its pool is written once before
-the clock starts. Knows an engine from outside: it adds requests and steps. Does not know how results are shown.
+Each run has a new engine on the same model, so that every run begins with an empty cache and the same guesses, and
+its pool is written once before the clock starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The least time in which this machine could take a step: its weights, K and V read at the rate of memory, or its operations made at the rate of
 products, whichever takes longer.
 
-Weights are read once a step, and no more of K and V than the blocks in use hold, as rows may share them. A model that a cache holds may be
-faster. Knows a model's shape, the machine's limits and a step's work. Does not know an engine.
+Weights are read once a step, and no more of K and V than the blocks in use hold, as rows may share them. A model that
+a cache holds may be faster.
 """
 
 from __future__ import annotations

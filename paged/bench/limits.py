@@ -1,8 +1,7 @@
 """What this machine can do at most, measured in short runs: bytes/s that memory gives, operations/s of a matrix product.
 
-Each figure is the best of several runs, and of the ways that there are: others on the machine can only make it lower, and torch's
-products are not the fastest on every processor. Knows torch, packed products, and the threads that both have. Does not know what the
-limits are held against.
+Each figure is the best of several runs, and of the ways that there are: others on the machine can only make it lower,
+and torch's products are not the fastest on every processor.
 """
 
 from __future__ import annotations

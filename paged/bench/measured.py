@@ -1,4 +1,4 @@
-"""A figure that was measured several times. Knows numbers, and not what they are of."""
+"""A figure that was measured several times."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     | schedule | inputs | forward pass                    | sampling | update | outputs |      host: all but the forward pass
                         | attention | products | the rest |
 
-The parts are timed within steps of the engine itself. Of a decoder that runs as one call into C only the whole pass can be seen there.
-So the last step's pass is made again: attention's share is what the call takes less without it, products are timed alone, and what both
-leave of the pass is the rest. Knows an engine's parts by their calls. Does not know how results are shown.
+The parts are timed within steps of the engine itself. Of a decoder that runs as one call into C only the whole pass
+can be seen there. So the last step's pass is made again: attention's share is what the call takes less without it,
+products are timed alone, and what both leave of the pass is the rest.
 """
 
 from __future__ import annotations

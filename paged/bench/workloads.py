@@ -1,10 +1,8 @@
 """Requests for an engine, as traces: three that are made up here by name, and any trace by its own.
 
-    offline        64 requests, log-normal lengths, about 160 tokens in (8 to 512) and 96 out (8 to 256)
-    shared_prefix  64 requests of 4 families; 512 tokens that a family shares, 32 of each one's own, 64 out
-    single         one request, 128 tokens in and 128 out
-
-Knows lengths and what is shared. Does not know a model or a pool.
+offline        64 requests, log-normal lengths, about 160 tokens in (8 to 512) and 96 out (8 to 256)
+shared_prefix  64 requests of 4 families; 512 tokens that a family shares, 32 of each one's own, 64 out
+single         one request, 128 tokens in and 128 out
 """
 
 from __future__ import annotations

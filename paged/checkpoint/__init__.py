@@ -1,8 +1,8 @@
 """The small language model that ships with the package, in the ordinary Hugging Face layout, and a smaller one that guesses what it says.
 
-A Llama of 0.9 million parameters that has read Python's own documentation, and one of a quarter of them (`tools/train_checkpoint.py` made both,
-`training.json` says how, and how well each does on text that it never saw). They are for demonstrations and tests. Knows where they lie,
-nothing else.
+A Llama of 0.9 million parameters that has read Python's own documentation, and one of a quarter of them
+(`tools/train_checkpoint.py` made both, `training.json` says how, and how well each does on text that it never saw).
+They are for demonstrations and tests.
 """
 
 from pathlib import Path

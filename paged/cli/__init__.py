@@ -1,4 +1,4 @@
-"""The command line, `paged`. Knows what people type and read. Every figure it shows comes from `paged.simulator` or `paged.bench`.
+"""The command line, `paged`. Every figure it shows comes from `paged.simulator` or `paged.bench`.
 
 It needs the extra `cli`, and says so in one line where that is not installed.
 """

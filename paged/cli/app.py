@@ -1,7 +1,7 @@
 """The `paged` command: its subcommands, and what becomes of an error.
 
-Whatever a user can get wrong ends in one line on standard error and exit status 2; what works, and is slower than it could be, is a line there.
-Knows which errors and warnings those are. Anything else is a bug of ours and keeps its traceback.
+Whatever a user can get wrong ends in one line on standard error and exit status 2; what works, and is slower than it
+could be, is a line there. Anything else is a bug of ours and keeps its traceback.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""What commands that simulate are asked, said once: options that describe scenarios, and the scenarios that they come to.
-
-Knows options and how a scenario is made of them. Does not know what a command does with it.
-"""
+"""What commands that simulate are asked, said once: options that describe scenarios, and the scenarios that they come to."""
 
 import inspect
 import math

@@ -1,7 +1,4 @@
-"""`paged bench`: what the scheduler, attention and the engine cost on this machine.
-
-Knows which benchmarks there are. Does not know what they measure.
-"""
+"""`paged bench`: what the scheduler, attention and the engine cost on this machine."""
 
 import typer
 

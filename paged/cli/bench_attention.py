@@ -1,7 +1,4 @@
-"""`paged bench attention`: backends side by side, over the same blocks.
-
-Knows options and how figures are shown. Does not know what is timed, or how.
-"""
+"""`paged bench attention`: backends side by side, over the same blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`paged bench engine`: requests on the engine, and how far it is from what this machine could do.
-
-Knows options and how figures are shown. Does not know what is timed, or how.
-"""
+"""`paged bench engine`: requests on the engine, and how far it is from what this machine could do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`paged bench scheduler`: what the scheduler costs on this machine, with no model behind it.
-
-Knows options and how figures are shown. Does not know what is timed, or how.
-"""
+"""`paged bench scheduler`: what the scheduler costs on this machine, with no model behind it."""
 
 import sys
 from typing import Annotated

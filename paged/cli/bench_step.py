@@ -1,7 +1,4 @@
-"""`paged bench step`: where a decode step of the engine goes.
-
-Knows options and how figures are shown. Does not know what is timed, or how.
-"""
+"""`paged bench step`: where a decode step of the engine goes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Why an answer is what it is: how its token budget came about, and what binds it.
-
-Knows names of steps and rounding. Does not know how an answer is shown.
-"""
+"""Why an answer is what it is: how its token budget came about, and what binds it."""
 
 import math
 

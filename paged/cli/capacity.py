@@ -1,6 +1,6 @@
 """`paged capacity`: what a model's sequences need of a device: memory by published figures, time by measured kernels where they ship.
 
-Knows names, units and rounding. Every figure comes from `paged.hardware`.
+Every figure comes from `paged.hardware`.
 """
 
 from typing import Annotated

@@ -1,7 +1,4 @@
-"""`paged chat`: a conversation in the terminal, each turn of which finds the last one's blocks.
-
-Knows lines in and text out. Does not know how messages become a prompt, nor how an answer is made.
-"""
+"""`paged chat`: a conversation in the terminal, each turn of which finds the last one's blocks."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,7 +1,4 @@
-"""`paged check`: what the test kit found, run again.
-
-Knows saved programs and how a violation is shown. Does not know what is right: the rigs say so.
-"""
+"""`paged check`: what the test kit found, run again."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,4 @@
-"""Commands as Typer makes them, but for flags: they take no value, and their help names no type of one.
-
-Knows Typer. Does not know which commands there are.
-"""
+"""Commands as Typer makes them, but for flags: they take no value, and their help names no type of one."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """`paged doctor`: what this machine and installation give, and what there is to do where something does not work.
 
-Knows words and units. Every finding comes from `paged.model.doctor`.
+Every finding comes from `paged.model.doctor`.
 """
 
 from contextlib import nullcontext

@@ -1,7 +1,4 @@
-"""One moment of a pool under load, as the live view draws it.
-
-Knows what the memory layer and the scheduler say about themselves in public. Does not know terminals.
-"""
+"""One moment of a pool under load, as the live view draws it."""
 
 import msgspec
 import numpy as np

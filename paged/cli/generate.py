@@ -1,7 +1,4 @@
-"""`paged generate`: prompts in, text out, on the model that ships or any checkpoint folder.
-
-Knows where prompts come from and how answers are shown. Does not know how they are made.
-"""
+"""`paged generate`: prompts in, text out, on the model that ships or any checkpoint folder."""
 
 import math
 import sys

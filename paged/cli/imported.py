@@ -1,6 +1,6 @@
 """`paged profile --import`: tables that others timed, as a file that `paged simulate --profile` goes by.
 
-Knows options and words. What is in a folder, and how it is fitted, is the hardware's.
+What is in a folder, and how it is fitted, is the hardware's.
 """
 
 from pathlib import Path

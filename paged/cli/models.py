@@ -1,7 +1,4 @@
-"""Which model a command runs: a checkpoint folder, the small one that ships, or random weights in a model's shape.
-
-Knows names and options. Does not know what the model is run for.
-"""
+"""Which model a command runs: a checkpoint folder, the small one that ships, or random weights in a model's shape."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options of the commands.
-
-Knows names, limits and help texts. Does not know what a command does with them.
-"""
+"""Options of the commands."""
 
 import os
 from collections.abc import Callable

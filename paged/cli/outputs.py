@@ -1,7 +1,4 @@
-"""Files that a command writes: asked for before a long run, and never one that it reads.
-
-Knows options and paths. Does not know what is written.
-"""
+"""Files that a command writes: asked for before a long run, and never one that it reads."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,4 @@
-"""Plans, for people and for programs: what was tried, the answer in a sentence, and by how much nothing met.
-
-Knows units, names of targets and rounding. Does not know how a plan came about.
-"""
+"""Plans, for people and for programs: what was tried, the answer in a sentence, and by how much nothing met."""
 
 from collections.abc import Callable, Sequence
 

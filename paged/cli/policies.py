@@ -1,4 +1,4 @@
-"""`paged policies`: the named policies, a line each. Knows how they are listed, not what they do."""
+"""`paged policies`: the named policies, a line each."""
 
 import msgspec
 

@@ -1,7 +1,4 @@
-"""How results reach the reader: tables in a terminal, plain lines without one, JSON when asked.
-
-Knows standard output, and standard error for who waits. Does not know what the figures mean.
-"""
+"""How results reach the reader: tables in a terminal, plain lines without one, JSON when asked."""
 
 import sys
 from collections.abc import Iterator, Sequence

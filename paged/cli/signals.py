@@ -1,9 +1,10 @@
 """What a signal does to a command: it is gone within a second, says no more than what it had finished, and its status is 128 and the signal.
 
-Until a command runs there is nothing to keep, and it ends where it is. Then the signal is a KeyboardInterrupt, wherever Python is: bars and
-live views put the terminal right, files that are half written go, and a command prints what it has. A thread waits beside it, for what
-does not listen (a library that swallows the interrupt, a product that takes a second), and ends the process. A command that lets others end
-first, as a server does, asks for it to be `unhurried`. Knows signals. Does not know commands.
+Until a command runs there is nothing to keep, and it ends where it is. Then the signal is a KeyboardInterrupt,
+wherever Python is: bars and live views put the terminal right, files that are half written go, and a command prints
+what it has. A thread waits beside it, for what does not listen (a library that swallows the interrupt, a product that
+takes a second), and ends the process. A command that lets others end first, as a server does, asks for it to be
+`unhurried`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Simulations' results, for people. Knows units and rounding. Does not know how the figures came about."""
+"""Simulations' results, for people."""
 
 from collections.abc import Callable, Sequence
 

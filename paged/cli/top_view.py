@@ -1,7 +1,4 @@
-"""What `paged top` draws of a server at one moment: lines of coloured text in a terminal, plain ones without.
-
-Knows snapshots, widths and colours. Does not know where snapshots come from.
-"""
+"""What `paged top` draws of a server at one moment: lines of coloured text in a terminal, plain ones without."""
 
 import re
 from datetime import datetime

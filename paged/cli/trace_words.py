@@ -1,4 +1,4 @@
-"""What a trace is, in a sentence: how fast, how long, what is not in it. Knows rounding. Does not know what became of it."""
+"""What a trace is, in a sentence: how fast, how long, what is not in it."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The live view of `paged demo`: a frame as lines of coloured text, for terminals from 80 columns and 24 lines.
 
-Knows frames, widths and colours. Every state has a sign of its own as well, so that the picture reads without colour.
+Every state has a sign of its own as well, so that the picture reads without colour.
 """
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""From steps to frames: what the live view and the progress lines show of a simulation under way.
-
-Knows the public attributes of manager and scheduler, and remembers the latest events. Does not know terminals.
-"""
+"""From steps to frames: what the live view and the progress lines show of a simulation under way."""
 
 from collections import deque
 from collections.abc import Mapping

@@ -3,9 +3,9 @@
     group 0    a x, a y          its likeliest
     group 1    b x − 2 λ …       x was said twice, so it is less likely here by twice the penalty, and the sum keeps that
 
-By A. Vijayakumar et al., "Diverse beam search", 2016. The rules are those of transformers' `generate` with `num_beam_groups`, which its core had up
-to version 4: a group ends by itself, and what its beams had become by then is no answer. Knows log-probabilities, and tokens by beam. Does not
-know who computes them, nor where a beam's memory is.
+By A. Vijayakumar et al., "Diverse beam search", 2016. The rules are those of transformers' `generate` with
+`num_beam_groups`, which its core had up to version 4: a group ends by itself, and what its beams had become by then
+is no answer.
 """
 
 from __future__ import annotations

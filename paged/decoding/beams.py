@@ -4,8 +4,7 @@
                  b −1.1 ─┼─ y −1.3        one that ends is kept as a hypothesis; of the others the best go on as beams
                          └─ z −1.9
 
-The rules, those of ends and of scores among them, are those of transformers' `generate` with `num_beams`. Knows log-probabilities, and tokens by
-beam. Does not know who computes them, nor where a beam's memory is.
+The rules, those of ends and of scores among them, are those of transformers' `generate` with `num_beams`.
 """
 
 from __future__ import annotations

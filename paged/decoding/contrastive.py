@@ -3,9 +3,9 @@
     branches    … a x      p 0.6, like an earlier state by 0.9     0.4 · 0.6 − 0.6 · 0.9 = −0.30
                 … a y      p 0.2, like an earlier state by 0.3     0.4 · 0.2 − 0.6 · 0.3 = −0.10    goes on: its likeliest are the next ones
 
-By Y. Su et al., "A contrastive framework for neural text generation", 2022. Each candidate is computed before one is chosen, as a branch of its
-own. The rules are those of transformers' `generate` with `penalty_alpha` and `top_k`, which its core had up to version 4. Knows log-probabilities
-and hidden states. Does not know who computes them, nor where a branch's memory is.
+By Y. Su et al., "A contrastive framework for neural text generation", 2022. Each candidate is computed before one is
+chosen, as a branch of its own. The rules are those of transformers' `generate` with `penalty_alpha` and `top_k`,
+which its core had up to version 4.
 """
 
 from __future__ import annotations

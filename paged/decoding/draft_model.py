@@ -5,9 +5,9 @@
     step:  known tokens → draft → draft → draft          the smaller model, token by token; it computes the last one, too, for its K and V
            known tokens, draft, draft, draft             the larger one, all at once
 
-By Y. Leviathan et al. and C. Chen et al., "speculative decoding" and "speculative sampling", 2022 and 2023, but for what is kept: a draft that
-the larger model would have drawn with the same random number. So both draw with that number. Knows batches, a runner, and how rows are sampled.
-Does not know requests or text.
+By Y. Leviathan et al. and C. Chen et al., "speculative decoding" and "speculative sampling", 2022 and 2023, but for
+what is kept: a draft that the larger model would have drawn with the same random number. So both draw with that
+number.
 """
 
 from __future__ import annotations

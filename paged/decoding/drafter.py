@@ -3,8 +3,7 @@ which were right.
 
     propose → the scheduler keeps what fits → filled → the step → learn
 
-A draft is right if it is what would have been chosen without it, so whatever is guessed, answers are the same. Knows tokens by row, and batches.
-Does not know who computes the logits that decide.
+A draft is right if it is what would have been chosen without it, so whatever is guessed, answers are the same.
 """
 
 from __future__ import annotations

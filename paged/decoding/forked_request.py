@@ -3,9 +3,9 @@
     r / 0 | ... a |   step: a x, a y go on   | r / 0 | ... a x |      a's blocks are held once, and its partial one is copied
     r / 1 | ... b |   and b does not         | r / 2 | ... a y |      b's blocks go back
 
-All branches of a step wait for one another: each row that has sampled keeps its blocks, with nothing to compute, until the last one has. Where a
-fork has no room, a block or a seat, its branch comes in again as a request of its own, and finds the shared blocks in the cache. Knows the
-scheduler's calls, and what may follow a branch. Does not know logits, text or which branches a search prefers.
+All branches of a step wait for one another: each row that has sampled keeps its blocks, with nothing to compute,
+until the last one has. Where a fork has no room, a block or a seat, its branch comes in again as a request of its
+own, and finds the shared blocks in the cache.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
       17  |   5   9   2              | 8 4 4 | 1 6 3 | …            next token: 8 4 4 → 7 makes the run 8 4 4 7, kept by its first token,
                                                                    and the chain 4 4 7
 
-By Y. Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding", 2024, whose window of Jacobi iterations is these
-chains, side by side and several runs checked at once, by an attention mask of its own. Here one run is checked, and the chains follow it, all of one
-sequence: nothing is needed that drafts do not have, and a chain sees those before it. Knows tokens by row. Does not know logits.
+By Y. Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding", 2024, whose window of
+Jacobi iterations is these chains, side by side and several runs checked at once, by an attention mask of its own.
+Here one run is checked, and the chains follow it, all of one sequence: nothing is needed that drafts do not have, and
+a chain sees those before it.
 """
 
 from __future__ import annotations

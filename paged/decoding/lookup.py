@@ -3,8 +3,8 @@
     … the cat sat on the mat . the cat |         the last two tokens stood here before
           └─────┘ sat on the → drafts
 
-A draft is right wherever the text repeats itself, and costs a token of a step where it is not. Found by A. Saxena, "Prompt lookup
-decoding", 2023; transformers has it as `prompt_lookup_num_tokens`, vLLM as "ngram". Knows tokens by row. Does not know logits.
+A draft is right wherever the text repeats itself, and costs a token of a step where it is not. Found by A. Saxena,
+"Prompt lookup decoding", 2023; transformers has it as `prompt_lookup_num_tokens`, vLLM as "ngram".
 """
 
 from __future__ import annotations

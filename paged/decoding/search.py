@@ -1,10 +1,8 @@
 """What a search on forks is: it is told what may follow each of its branches, and says which go on, each with its next token.
 
-    branches           told of each              the next ones
-    | ... a |   ──>   x −0.2, y −1.6, …   ──>   | ... a x |
-    | ... b |         z −0.9, …                 | ... a y |      b does not go on
-
-Knows tokens, log-probabilities and hidden states. Does not know who computes them, nor where a branch's memory is.
+branches           told of each              the next ones
+| ... a |   ──>   x −0.2, y −1.6, …   ──>   | ... a x |
+| ... b |         z −0.9, …                 | ... a y |      b does not go on
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The searches of an engine: whose rows are read, and which go on when a batch has ended.
-
-Knows batches, rows and searches. Does not know text, nor who is told.
-"""
+"""The searches of an engine: whose rows are read, and which go on when a batch has ended."""
 
 from __future__ import annotations
 

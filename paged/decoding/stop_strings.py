@@ -1,9 +1,7 @@
 """Text up to the first stop string, while it comes.
 
-    stop "\\n\\nQ:"     "… the end.\\n"  →  "… the end." is handed out, "\\n" may begin it and is held back
-                      "\\nQ: what"     →  found: nothing more is handed out
-
-Knows strings. Does not know tokens: a stop string may begin and end anywhere within one.
+stop "\\n\\nQ:"     "… the end.\\n"  →  "… the end." is handed out, "\\n" may begin it and is held back
+                  "\\nQ: what"     →  found: nothing more is handed out
 """
 
 from __future__ import annotations

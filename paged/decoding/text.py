@@ -7,8 +7,6 @@
 Each time, only a window of the last tokens is decoded, and what it says beyond what it said before is new: the idea of the
 prefix offset and the read offset of vLLM's and TGI's detokenizers. Unlike theirs the window never waits for a token that
 ends a character, so that even random bytes cost the same for each token.
-
-Knows a Hugging Face tokenizer. Does not know requests or the model.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     async for output in engine.generate(prompt, params):     a task a request; leaving the loop aborts it
         ...
 
-Whatever touches the engine runs in one thread of its own, call by call, so the event loop never waits for a step, and the engine is never
-called twice at a time. Knows an engine and its outputs. Does not know how a step is made.
+Whatever touches the engine runs in one thread of its own, call by call, so the event loop never waits for a step, and
+the engine is never called twice at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an engine is given, checked and made plain: Python's own numbers, which neither overflow nor wrap.
-
-Knows kinds of values and their limits. Does not know what they are for.
-"""
+"""What an engine is given, checked and made plain: Python's own numbers, which neither overflow nor wrap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Requests on one model: taken, stepped, read as text, ended.
 
-Knows all three rooms and one model. Does not know where requests come from or who reads the answers. Time comes in as a
-clock, randomness as a seed a request. Calls are serialised by the caller.
+Time comes in as a clock, randomness as a seed a request. Calls are serialised by the caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an engine keeps of a request that has not ended: its sequences, their tokens and text so far, and when they came.
-
-Knows text, times and log-probabilities. Does not know blocks, batches or the model.
-"""
+"""What an engine keeps of a request that has not ended: its sequences, their tokens and text so far, and when they came."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Answers to a list of prompts, in their order: the engine driven to the end.
-
-Knows an engine. Does not know how a step is made.
-"""
+"""Answers to a list of prompts, in their order: the engine driven to the end."""
 
 from __future__ import annotations
 

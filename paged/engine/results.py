@@ -1,7 +1,4 @@
-"""What an engine hands back: new tokens and text as they come, and a whole completion at the end.
-
-Knows figures and units. Does not know how they came about.
-"""
+"""What an engine hands back: new tokens and text as they come, and a whole completion at the end."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in, and comes to nothing where
 its sequence ends with it.
-
-Knows batches, the runner, and how each row is sampled. Does not know text, or who a request is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Outputs that have come and were not handed out, so that what a callback raises loses none.
-
-Knows outputs and whose they are. Does not know where they come from.
-"""
+"""Outputs that have come and were not handed out, so that what a callback raises loses none."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     --enable-chunked-prefill   granted: prompts are always computed in chunks
     --tensor-parallel-size 2   refused: one device runs the model
 
-Flags that mean what an option of ours means are second names of that option. Arguments of vLLM's LLM that ours has not are refused by the
-same table. Knows vLLM 0.32's names. Does not know settings.
+Flags that mean what an option of ours means are second names of that option. Arguments of vLLM's LLM that ours has
+not are refused by the same table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How many blocks a number of bytes holds, and bytes in words.
-
-Knows bytes and tokens. Does not know models: what a block takes is the caller's, from a loaded model or from a published shape.
-"""
+"""How many blocks a number of bytes holds, and bytes in words."""
 
 from paged.errors import BudgetTooSmall
 

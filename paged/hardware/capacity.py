@@ -1,7 +1,6 @@
 """What a model's sequences need of devices, and where their steps meet the roofline.
 
-Knows a roofline, a number of sequences and their length. Does not know a trace: how such sequences come and go is a simulation's
-question. Rates are the published ones, so that figures can be compared with other people's.
+Rates are the published ones, so that figures can be compared with other people's.
 """
 
 from __future__ import annotations

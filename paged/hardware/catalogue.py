@@ -1,6 +1,6 @@
 """The models and devices that ship with the package, by name, and those in a file of the user's own.
 
-Knows where the files lie. A new model or device is a new file in `models/` or `devices/`.
+A new model or device is a new file in `models/` or `devices/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cost model answers. Knows the questions; `roofline.py` and `profile.py` each answer them in their own way."""
+"""What a cost model answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A device by its published figures.
-
-Knows memory, rates and dtypes. Does not know what of them a kernel reaches: that is the cost model's assumption.
-"""
+"""A device by its published figures."""
 
 from __future__ import annotations
 

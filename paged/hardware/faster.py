@@ -1,7 +1,4 @@
-"""A device that is faster than it is: what a planner asks of a cost model to find out which of its rates binds.
-
-Knows factors. Does not know rates, nor what becomes of a plan with them.
-"""
+"""A device that is faster than it is: what a planner asks of a cost model to find out which of its rates binds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model, a device or a profile out of a JSON file, and which field is wrong where it does not describe one.
-
-Knows files and messages. Does not know what any field means.
-"""
+"""A model, a device or a profile out of a JSON file, and which field is wrong where it does not describe one."""
 
 import re
 from pathlib import Path

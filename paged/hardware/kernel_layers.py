@@ -1,7 +1,4 @@
-"""A model's layers out of a device's kernel tables: which matrix products, attention and all-reduces its layers are.
-
-Knows a model's shape, over how many devices it is split, and tables of kernels by size. Does not know engines or steps.
-"""
+"""A model's layers out of a device's kernel tables: which matrix products, attention and all-reduces its layers are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an engine adds to the kernels of a step.
-
-Knows seconds and sizes. Does not know which engine, nor what a kernel takes.
-"""
+"""What an engine adds to the kernels of a step."""
 
 from __future__ import annotations
 

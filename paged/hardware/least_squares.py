@@ -1,7 +1,4 @@
-"""Least squares whose solution has nothing below 0.
-
-Knows matrices. Does not know what a column is the amount of.
-"""
+"""Least squares whose solution has nothing below 0."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which cost model a model on a device gets: measured kernels where somebody measured them, else published figures.
-
-Knows what ships: tables of one model's layers on a card, tables of a device's kernels by size. Does not know engines or traces.
-"""
+"""Which cost model a model on a device gets: measured kernels where somebody measured them, else published figures."""
 
 from __future__ import annotations
 

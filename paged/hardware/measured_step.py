@@ -5,8 +5,6 @@
 Attention is asked for one chunk of a prompt beside sequences that decode at one length. What a step has instead is brought to that: chunks
 of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where somebody
 measured how much longer those of different lengths take, longer by that.
-
-Knows tables and amounts of work. Does not know who timed the kernels, nor how an engine decides.
 """
 
 from __future__ import annotations

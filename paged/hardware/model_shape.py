@@ -1,7 +1,6 @@
 """The shape of a decoder, and what follows from it alone: parameters, K and V a token, operations.
 
-Knows sizes as a model's configuration states them. Does not know weights, dtypes, devices or time. A multiplication and an addition
-are two operations (FLOPs), as in devices' data sheets.
+A multiplication and an addition are two operations (FLOPs), as in devices' data sheets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A model on devices: what its weights, activations and KV take, and what is left.
-
-Knows a model's shape, a device's memory, dtypes and over how many devices tensors are split. Does not know time, nor who uses a block.
-"""
+"""A model on devices: what its weights, activations and KV take, and what is left."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A cost model from steps that were timed: seconds as a sum of prices, fitted to them.
-
-Knows the work and the duration of steps. Does not know who timed them, nor on what: `model` and `about` say it.
-"""
+"""A cost model from steps that were timed: seconds as a sum of prices, fitted to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A cost model from published figures: how long a step of a model takes on devices.
 
-Knows a model's shape and a device's figures. Nothing in it was measured: what a kernel reaches of a published rate is an assumption,
-and each assumption is a parameter with a name. Does not know requests, blocks that are in use, or policies.
+Nothing in it was measured: what a kernel reaches of a published rate is an assumption, and each assumption is a
+parameter with a name.
 """
 
 from __future__ import annotations

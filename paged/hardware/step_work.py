@@ -1,8 +1,4 @@
-"""What one step asks of a device, as a few amounts.
-
-Knows tokens, and tiles where an engine computes in them. Does not know models, devices or seconds: a cost model turns the amounts into
-time.
-"""
+"""What one step asks of a device, as a few amounts."""
 
 from __future__ import annotations
 

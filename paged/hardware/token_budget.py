@@ -1,7 +1,4 @@
-"""A token budget that suits a cost model: what stands in for a number that nobody named.
-
-Knows what steps take. Does not know traces or targets: a planner that has them weighs budgets by simulation.
-"""
+"""A token budget that suits a cost model: what stands in for a number that nobody named."""
 
 from __future__ import annotations
 

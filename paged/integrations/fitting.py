@@ -1,8 +1,8 @@
 """Whether an engine that is installed has the names, and the fields, that a plug-in uses of it.
 
-Engines call the interfaces that we plug into private, and change them between versions. So each plug-in lists what it uses, a version that has
-all of it is accepted, and one that has not is refused with what is missing. One that asks a scheduler for a method that ours does not have
-is refused with the method. Knows names. Imports no engine before it is asked.
+Engines call the interfaces that we plug into private, and change them between versions. So each plug-in lists what it
+uses, a version that has all of it is accepted, and one that has not is refused with what is missing. One that asks a
+scheduler for a method that ours does not have is refused with the method. Imports no engine before it is asked.
 """
 
 from __future__ import annotations

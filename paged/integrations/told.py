@@ -3,8 +3,6 @@
 An engine keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
 place. Ours change in other ways, too: a full block is switched for an equal one that somebody else computed, a tail is given to
 somebody who needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
-
-Knows rows and blocks. Does not know requests or engines.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """Hugging Face's own decoders on paged memory: loading them, handing their attention to a backend, running a batch.
 
-Knows torch, transformers and the attention room. Does not know requests, queues, sampling or text. Nothing here is imported before
-somebody wants a model: `paged` itself does without torch.
+Nothing here is imported before somebody wants a model: `paged` itself does without torch.
 """

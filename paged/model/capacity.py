@@ -1,7 +1,4 @@
-"""Memory for a model's K and V: how many blocks a number of bytes holds, and a pool of so many.
-
-Knows the shape of a model's K and V. Does not know who uses a block.
-"""
+"""Memory for a model's K and V: how many blocks a number of bytes holds, and a pool of so many."""
 
 from __future__ import annotations
 

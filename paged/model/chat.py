@@ -1,7 +1,4 @@
-"""A conversation as a prompt: the checkpoint's own template, or a plain one for the model that ships.
-
-Knows messages and templates. Does not know how an answer is made.
-"""
+"""A conversation as a prompt: the checkpoint's own template, or a plain one for the model that ships."""
 
 from __future__ import annotations
 

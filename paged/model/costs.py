@@ -1,7 +1,4 @@
-"""What copying a block and computing a token cost on this machine, timed once, before anybody uses the memory.
-
-Knows a runner and its pool. Does not know what is decided by it.
-"""
+"""What copying a block and computing a token cost on this machine, timed once, before anybody uses the memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A smaller model that guesses for a larger one: which it is, and whether it can.
-
-Knows loaded models and what an engine was asked for. Does not know how drafts are made.
-"""
+"""A smaller model that guesses for a larger one: which it is, and whether it can."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Dtypes that a processor computes in slowly, and what is faster there.
 
-    native code      float32, and bfloat16: where there are no units for it, it is widened as it is read, half as many bytes as float32
-    torch on a CPU   float32, and bfloat16 where there are units for it; all else goes by way of float32, operator by operator
-
-Knows processors, and whether the native code computes a model. Does not know what is computed.
+native code      float32, and bfloat16: where there are no units for it, it is widened as it is read, half as many bytes as float32
+torch on a CPU   float32, and bfloat16 where there are units for it; all else goes by way of float32, operator by operator
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How much memory is free on a device, and whether a pool fits in it: asked before anything is allocated.
-
-Knows what the operating system and torch say. Does not know what a block is for.
-"""
+"""How much memory is free on a device, and whether a pool fits in it: asked before anything is allocated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A checkpoint folder as a model that can run on paged memory.
-
-Knows the files of a Hugging Face checkpoint and what an architecture must offer: attention through transformers' interface, K and V
-of one shape in every layer. Does not know pools, batches or requests.
-"""
+"""A checkpoint folder as a model that can run on paged memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A decoder of a given shape with random weights: for timing steps, which do not depend on what the weights say.
-
-Knows shapes that a Llama can have. Does not know any checkpoint.
-"""
+"""A decoder of a given shape with random weights: for timing steps, which do not depend on what the weights say."""
 
 from __future__ import annotations
 

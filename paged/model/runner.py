@@ -1,7 +1,5 @@
 """One batch through a model: its copies, its forward pass over paged memory, and the logits of the rows that sample.
 
-Knows the arrays of a Batch, a pool, a backend and a loaded model. Does not know requests, sampling or text.
-
 In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the batch, how its prompt was cut or
 where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a batch
 go through it in one call (`native/fused.py`). Any other model is run in tiles of 32 tokens, padded, so that what torch computes has

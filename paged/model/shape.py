@@ -1,7 +1,4 @@
-"""The sizes of a loaded decoder as `paged.hardware` describes models, so that what a step asks of a machine can be computed.
-
-Knows configurations of transformers, and what a decoder's parameters come to. Does not know what the sizes are used for.
-"""
+"""The sizes of a loaded decoder as `paged.hardware` describes models, so that what a step asks of a machine can be computed."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
     2 cores, nobody else           2 threads
     2 cores, one of them busy      1 thread: a second one would wait for a core in every product, and the first one for it
 
-torch's threads wait by spinning, so that one which has no core holds up all others for as long as the system takes to give it one: with two
-threads beside one busy core a model is slower than with one, several times. Knows the operating system's counters and torch's setting, which it puts
-back. Does not know models.
+torch's threads wait by spinning, so that one which has no core holds up all others for as long as the system takes to
+give it one: with two threads beside one busy core a model is slower than with one, several times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder. Knows transformers' loader. Does not know the model."""
+"""The tokenizer of a checkpoint folder."""
 
 from __future__ import annotations
 

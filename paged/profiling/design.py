@@ -5,8 +5,8 @@
              | ======== |
     scene      rows come back on the first tokens of a stream each, and decode; then newcomers' chunks join them, one a step
 
-So a context costs its computation once, and then serves every scene. Rows have streams, and so blocks, of their own: two that read the same K
-and V would find it in the processor's cache. Knows counts and lengths. Does not know an engine, nor what a step takes.
+So a context costs its computation once, and then serves every scene. Rows have streams, and so blocks, of their own:
+two that read the same K and V would find it in the processor's cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a measurement was taken on, in words. Knows this machine and the versions installed. Does not know what was measured."""
+"""What a measurement was taken on, in words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The designed batches on the real engine, round after round, and what each step took.
 
-Every round runs the same steps, so a step's time is the median over the rounds, and their range is its spread. Knows an engine from outside: it
-adds requests and steps. Does not know what a model computes.
+Every round runs the same steps, so a step's time is the median over the rounds, and their range is its spread.
 """
 
 from __future__ import annotations

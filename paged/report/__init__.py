@@ -1,6 +1,6 @@
 """What simulations found, for people and for other programs: one HTML file with plots, CSV, Chrome traces.
 
-Knows outcomes and how they are drawn. Nothing is simulated here. Plots need the extra `report`.
+Nothing is simulated here. Plots need the extra `report`.
 """
 
 from paged.base.whole_file import writable

@@ -1,7 +1,4 @@
-"""A long timeline as a few thousand points whose time-weighted averages are those of the whole.
-
-Knows intervals, values and widths of time. Does not know what a value means.
-"""
+"""A long timeline as a few thousand points whose time-weighted averages are those of the whole."""
 
 import numpy as np
 from numpy.typing import NDArray

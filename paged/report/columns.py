@@ -1,7 +1,4 @@
-"""An outcome as one row of a table, and a CSV file of such rows.
-
-Knows the names of columns and their units. Does not know what the figures mean.
-"""
+"""An outcome as one row of a table, and a CSV file of such rows."""
 
 import csv
 from collections.abc import Sequence

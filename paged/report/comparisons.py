@@ -1,7 +1,4 @@
-"""Plots in which policies stand side by side: preemptions and waste, distributions, latency under load, cost.
-
-Knows results. Does not know what happened when.
-"""
+"""Plots in which policies stand side by side: preemptions and waste, distributions, latency under load, cost."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

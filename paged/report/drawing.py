@@ -1,7 +1,7 @@
 """What all plots share: paper, axes, panels beside and above one another.
 
-A plot is a plain dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays in it, so that making one needs no plotly.
-Knows looks. Does not know outcomes.
+A plot is a plain dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays in it, so that
+making one needs no plotly.
 """
 
 from collections.abc import Sequence

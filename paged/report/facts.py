@@ -1,7 +1,4 @@
-"""What was simulated, in words: trace, model, device, memory, budget, versions.
-
-Knows scenarios. Does not know what was found.
-"""
+"""What was simulated, in words: trace, model, device, memory, budget, versions."""
 
 import platform
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""What all pages share: a head that forbids every request, looks, and plotly's script inside the file.
-
-Knows HTML. Does not know what a page tells.
-"""
+"""What all pages share: a head that forbids every request, looks, and plotly's script inside the file."""
 
 import html
 from collections.abc import Sequence

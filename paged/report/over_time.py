@@ -1,6 +1,6 @@
 """Plots over virtual time: how KV memory is split, how full the system is, who queues.
 
-Knows timelines. Long ones are averaged over equal intervals (`averages.py`).
+Long ones are averaged over equal intervals (`averages.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """The report: one HTML file that asks nobody for anything.
 
-Knows HTML, and in which order things are told. Does not know how a plot is made. Plotly, from the extra `report`, checks the plots and gives
-its script, which is written into the file.
+Plotly, from the extra `report`, checks the plots and gives its script, which is written into the file.
 """
 
 import html

@@ -1,7 +1,4 @@
-"""A plan for people and for other programs: a page with the answer, what binds it and all that was tried; and the tries as CSV.
-
-Knows plans. Does not know how they are put into words: sentences are given.
-"""
+"""A plan for people and for other programs: a page with the answer, what binds it and all that was tried; and the tries as CSV."""
 
 import csv
 import html

@@ -1,7 +1,4 @@
-"""The roofline of a device with a simulation's steps on it.
-
-Knows what a step asked of the device as a timeline tells it: tokens, rows that sample, contexts that are read. Does not know rows one by one.
-"""
+"""The roofline of a device with a simulation's steps on it."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""The summary: a figure a line, an outcome a column.
-
-Knows figures, units and rounding. Does not know HTML.
-"""
+"""The summary: a figure a line, an outcome a column."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,4 @@
-"""A simulation as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
-
-Knows that format (the "Trace Event Format" of the Chromium project) and when things happened. Does not know why.
-"""
+"""A simulation as a Chrome trace, the JSON that Perfetto and chrome://tracing open."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""A recorded run beside its simulation, as a page: figures and errors, and what ran, waited and was held over time.
-
-Knows validations. Does not know how they came about.
-"""
+"""A recorded run beside its simulation, as a page: figures and errors, and what ran, waited and was held over time."""
 
 import html
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
     logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a form → a draw
 
-The order is that of transformers' `generate`, and so is what each does; presence and frequency are OpenAI's, as in vLLM. A sequence that
-wants any of it has a lane, with its tokens so far: what it wants of a step is looked up for all rows at once, and only those logits are
-touched that change. Knows tokens by lane and place. Does not know rows, batches or text.
+The order is that of transformers' `generate`, and so is what each does; presence and frequency are OpenAI's, as in
+vLLM. A sequence that wants any of it has a lane, with its tokens so far: what it wants of a step is looked up for all
+rows at once, and only those logits are touched that change.
 """
 
 from __future__ import annotations

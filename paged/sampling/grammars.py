@@ -2,8 +2,8 @@
 
     {"a": 1 | may be followed by a digit, "}" or a space, and by nothing else
 
-A row's answer so far decides, and drafts behind it: the grammar goes back to where two answers part, and on from there. So it does not matter how
-often a place is asked for, or in what order. Knows a tokenizer, forms, and tokens by lane. Does not know rows or batches.
+A row's answer so far decides, and drafts behind it: the grammar goes back to where two answers part, and on from
+there. So it does not matter how often a place is asked for, or in what order.
 """
 
 from __future__ import annotations

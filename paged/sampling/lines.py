@@ -1,9 +1,7 @@
 """Lines of numbers, some of which belong to each lane: those of a whole batch are picked at once.
 
-    lane 0: | 7 2.5 |        pick([3, 0]) → owners | 0 0 1 |,  columns | 4 9 7 |  | 0.1 0.2 2.5 |
-    lane 3: | 4 0.1 | 9 0.2 |
-
-Knows arrays by lane. Does not know what the numbers mean.
+lane 0: | 7 2.5 |        pick([3, 0]) → owners | 0 0 1 |,  columns | 4 9 7 |  | 0.1 0.2 2.5 |
+lane 3: | 4 0.1 | 9 0.2 |
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Natural logarithms of probabilities, from a model's own logits, the same to the last bit in whatever batch they come.
-
-Knows logits and token ids. Does not know whose they are.
-"""
+"""Natural logarithms of probabilities, from a model's own logits, the same to the last bit in whatever batch they come."""
 
 from __future__ import annotations
 

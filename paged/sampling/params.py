@@ -1,7 +1,4 @@
-"""What a request says about how its tokens are chosen, and when to stop.
-
-Knows numbers and their limits. Does not know logits, tensors or tokenizers.
-"""
+"""What a request says about how its tokens are chosen, and when to stop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """How each row is sampled, by row, so that a step gathers it instead of asking each request; and the choice itself.
 
-    rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
-
-Knows sampling values by row, logits, and whom to tell. Does not know batches, blocks or text.
+rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
 """
 
 from __future__ import annotations

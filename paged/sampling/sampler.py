@@ -3,8 +3,6 @@
     logits → temperature → weights, likeliest first → top-k → top-p → min-p → typical → a uniform number picks the token
                            |■■■■■■■■|■■■■|■■|■|■|     |■■■■■■■■|■■■■|■■|         |■■■■|■■|
 
-Knows logits, and of each row a few numbers. Does not know requests, models, or when a sequence ends.
-
 A draw depends on its own row alone, to the last bit, in whatever batch it comes: the uniform number is a hash of the row's
 seed and place, and the weights are integers, whose sum is the same in whatever order a device adds them up. That of floats
 is not, and a device's order depends on the shape of the batch.

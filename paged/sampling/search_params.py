@@ -1,5 +1,4 @@
-"""What a request says about a search: for the likeliest answers, or for one that does not repeat itself. Knows numbers and their limits. Does not
-know how a search goes."""
+"""What a request says about a search: for the likeliest answers, or for one that does not repeat itself."""
 
 from __future__ import annotations
 

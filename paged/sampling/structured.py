@@ -1,4 +1,4 @@
-"""What form an answer has to have. Knows words that describe it. Does not know tokens, nor who holds an answer to it."""
+"""What form an answer has to have."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Logits as weights: integers, whose sum is the same in whatever order a device adds them up.
 
-That of floats is not, and a device's order depends on the shape of the batch. Knows logits by row. Does not know what is drawn.
+That of floats is not, and a device's order depends on the shape of the batch.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
     client ──HTTP──> front: tokenizer, limits, streams ──ZeroMQ──> engine process: scheduler, memory, model
 
-Knows OpenAI's interface, clients and their limits. Does not know how a step is made. Needs the `serve` extra.
+Needs the `serve` extra.
 """

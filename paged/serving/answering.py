@@ -2,9 +2,8 @@
 
     wait for the first news ─> status and headers ─> pieces ─> usage, [DONE]
 
-Nothing is sent before there is an answer, so that what goes wrong until then has a status of its own. A client that goes, a deadline that
-passes and a queue that takes too long end the call, and its requests with it. Knows the engine's outputs, forms of answers and one client.
-Does not know limits, tenants or how requests are made.
+Nothing is sent before there is an answer, so that what goes wrong until then has a status of its own. A client that
+goes, a deadline that passes and a queue that takes too long end the call, and its requests with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What clients get: completions and conversations in OpenAI's form, whole or in pieces.
-
-Knows fields and their names. Does not know engines, sockets or what the words mean.
-"""
+"""What clients get: completions and conversations in OpenAI's form, whole or in pieces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Paths: who may call what, and which call of the front it is.
-
-Knows HTTP's methods, headers and statuses. Does not know engines, queues or sampling.
-"""
+"""Paths: who may call what, and which call of the front it is."""
 
 from __future__ import annotations
 

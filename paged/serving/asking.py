@@ -1,7 +1,4 @@
-"""A client's body as what an engine is asked: token ids and sampling parameters.
-
-Knows OpenAI's and vLLM's meanings, defaults and limits, and a tokenizer. Does not know engines, sockets or queues.
-"""
+"""A client's body as what an engine is asked: token ids and sampling parameters."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Whose each block of a pool is, as numbers that a picture can be drawn from.
 
-    a request's number (0 and more) | SHARED | CACHED | RETAINED | FREE | HELD
-
-Knows block tables, states and levels. Does not know requests, colours or who looks.
+a request's number (0 and more) | SHARED | CACHED | RETAINED | FREE | HELD
 """
 
 from __future__ import annotations

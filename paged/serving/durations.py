@@ -1,12 +1,10 @@
 """How long the parts of a request took, by the names that metrics, log and traces have for them.
 
-    arrived      submitted        begun             first               last     ended
-       |             |── queue ─────|──── prefill ────|───── decode ──────|        |
-       |────────── waited ──────────|──────────── inference ──────────────|        |
-       |──────────────────── ttft ────────────────────|                            |
-       |─────────────────────────────────── e2e ───────────────────────────────────|
-
-Knows a record's times. Does not know what they are for.
+arrived      submitted        begun             first               last     ended
+   |             |── queue ─────|──── prefill ────|───── decode ──────|        |
+   |────────── waited ──────────|──────────── inference ──────────────|        |
+   |──────────────────── ttft ────────────────────|                            |
+   |─────────────────────────────────── e2e ───────────────────────────────────|
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     starting ─> ready ─> restarting ─> ready          dead: it died too often, or could not begin
 
-An engine that dies is replaced. Requests that it had begun end with EngineDied, for what it had said of them is gone; those that had not begun
-are given to the next one, once. Knows messages, processes and calls. Does not know HTTP.
+An engine that dies is replaced. Requests that it had begun end with EngineDied, for what it had said of them is gone;
+those that had not begun are given to the next one, once.
 """
 
 from __future__ import annotations

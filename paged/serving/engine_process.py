@@ -2,8 +2,8 @@
 
     stdin: how to begin, a line       to: messages in       from: messages out
 
-It never waits for who reads: what it sends is kept by ZeroMQ until the front takes it. It ends when its standard input does, so that no
-engine outlives its server, however that ended. Knows an Engine and messages. Does not know HTTP, tokenizers or clients.
+It never waits for who reads: what it sends is kept by ZeroMQ until the front takes it. It ends when its standard
+input does, so that no engine outlives its server, however that ended.
 """
 
 from __future__ import annotations

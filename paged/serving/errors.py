@@ -1,8 +1,6 @@
 """What can go wrong between a client and the engine, each with what OpenAI's interface says of it.
 
-    {"error": {"message": …, "type": …, "param": …, "code": …}}
-
-Knows statuses, types and codes. Does not know how a body is written to a socket.
+{"error": {"message": …, "type": …, "param": …, "code": …}}
 """
 
 from __future__ import annotations

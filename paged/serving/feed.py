@@ -1,7 +1,4 @@
-"""The pictures of a running server, read over HTTP: GET dashboard/feed, server-sent events, each a Snapshot as JSON.
-
-Knows addresses, keys and what may be wrong with them. Does not know who looks.
-"""
+"""The pictures of a running server, read over HTTP: GET dashboard/feed, server-sent events, each a Snapshot as JSON."""
 
 from __future__ import annotations
 

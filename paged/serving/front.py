@@ -1,8 +1,6 @@
 """The server without its sockets: calls are checked, let in, given to the engine, answered and accounted.
 
-    body ─> tokens and parameters ─> gate ─> engine ─> Answering ─> record
-
-Knows settings, the gate, the engine's client and what is written down of each call. Does not know paths or how HTTP is parsed.
+body ─> tokens and parameters ─> gate ─> engine ─> Answering ─> record
 """
 
 from __future__ import annotations

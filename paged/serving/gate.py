@@ -2,11 +2,11 @@
 
     | waiting requests | places kept for those who were told to come | free |        up to max_waiting
 
-Who is not let in is told when to come, by the scheduler's forecast of when places become free, and from then on a place is kept for him: who
-comes again, known by who he is and what he asks, is let in before anyone who came later. Clients that are alike in both have a place each, and
-the one that comes when a place is due takes it: who comes before any is due was told nothing yet, and is told a time of his own. A kept place
-lapses when nobody comes. Half of the places are never kept, so that those who do not come again leave no engine idle. Knows counts, times and
-fingerprints. Does not know HTTP or requests.
+Who is not let in is told when to come, by the scheduler's forecast of when places become free, and from then on a
+place is kept for him: who comes again, known by who he is and what he asks, is let in before anyone who came later.
+Clients that are alike in both have a place each, and the one that comes when a place is due takes it: who comes
+before any is due was told nothing yet, and is told a time of his own. A kept place lapses when nobody comes. Half of
+the places are never kept, so that those who do not come again leave no engine idle.
 """
 
 from __future__ import annotations

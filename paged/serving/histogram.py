@@ -1,7 +1,7 @@
 """A Prometheus histogram that takes many equal values in one call, and a value in a microsecond.
 
-prometheus_client's own takes one at a time, behind a lock. Knows buckets, counts and a sum. Does not know what is measured. Belongs to one
-thread: what is noted while it is read may be in the counts and not yet in the sum.
+prometheus_client's own takes one at a time, behind a lock. Belongs to one thread: what is noted while it is read may
+be in the counts and not yet in the sum.
 """
 
 from __future__ import annotations

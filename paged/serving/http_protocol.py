@@ -1,7 +1,6 @@
 """uvicorn's HTTP protocol with limits on what comes before a request: bytes and seconds of its head, and open connections.
 
-A client that sends its head slowly, or without an end, holds a connection and nothing else, and not for long. Knows bytes and times. Does not
-know what a request asks for.
+A client that sends its head slowly, or without an end, holds a connection and nothing else, and not for long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether and where KV events are published, in the words of vLLM's configuration. Knows names and limits. Does not know sockets."""
+"""Whether and where KV events are published, in the words of vLLM's configuration."""
 
 from __future__ import annotations
 

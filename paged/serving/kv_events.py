@@ -4,9 +4,9 @@
     publisher's thread                         └──> number, encode, keep ──┤
     a late reader      "from 7 on" ───────────────> the journal ───────────┴─ ROUTER  the same, and an end
 
-The engine's thread takes what happened and reads it, hashes included, since the memory layer is live; all else is the other thread's, which
-owns the sockets and waits for no reader. When the queue is full nothing is taken from the memory layer, which adds up what happens meanwhile:
-the engine never waits and no event is lost. Knows sockets, threads and the replay protocol. Does not know what an engine is.
+The engine's thread takes what happened and reads it, hashes included, since the memory layer is live; all else is the
+other thread's, which owns the sockets and waits for no reader. When the queue is full nothing is taken from the
+memory layer, which adds up what happens meanwhile: the engine never waits and no event is lost.
 """
 
 from __future__ import annotations

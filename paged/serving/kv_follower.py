@@ -5,9 +5,9 @@
     answer      9* 10* 11*              another 9: the publisher has begun again, ask from 0
     answer      <everything, 14>        9 is not kept any more: a batch that clears and stores all, with the number of the latest
 
-Two batches are the same if number and time are. Asking from one that is known shows a new publisher even where its numbers are higher than
-the old one's were. A doubt is raised by a number that comes too early, by a known number at a later time, by a connection that was made again,
-and by silence. Knows numbers and times of batches. Does not know sockets.
+Two batches are the same if number and time are. Asking from one that is known shows a new publisher even where its
+numbers are higher than the old one's were. A doubt is raised by a number that comes too early, by a known number at a
+later time, by a connection that was made again, and by silence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which blocks which medium of an engine holds, from its KV events: what a router asks before it sends a prompt somewhere.
 
-Applies batches in the order of their numbers, and says where one is missing. Knows events on the wire and how hashes are chained. Does not
-know how batches come: a publisher keeps one of these, too, and sums up for readers that come late.
+Applies batches in the order of their numbers, and says where one is missing.
 """
 
 from __future__ import annotations

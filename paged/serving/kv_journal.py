@@ -3,9 +3,10 @@
     number   0 1 2 3 4 5 6 7 8 9
              └─ gone ──┘ └ kept ┘       the index: what all of 0 to 9 add up to
 
-A reader that asks for number 7 gets 7 to 9. One that asks for number 2 gets one batch that is numbered 9: everything is cleared, and what
-the index has is stored. The index is kept beside the memory layer's own, by applying what is published, so that a summary has exactly the
-number of the batch that was applied last, and so that the engine's thread never stops to make one. Knows events and numbers. Does not know sockets.
+A reader that asks for number 7 gets 7 to 9. One that asks for number 2 gets one batch that is numbered 9: everything
+is cleared, and what the index has is stored. The index is kept beside the memory layer's own, by applying what is
+published, so that a summary has exactly the number of the batch that was applied last, and so that the engine's
+thread never stops to make one.
 """
 
 from __future__ import annotations

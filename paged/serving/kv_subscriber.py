@@ -1,6 +1,6 @@
 """A reader of KV events: batches of one publisher in their order, none missing, whatever was lost on the way or came late.
 
-Knows sockets: SUB for what is new, DEALER for what is asked. What to ask is the follower's. Does not know what is in a batch.
+What to ask is the follower's.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     payload = msgpack of [ts, [event, ...], data_parallel_rank], an event being a map whose `type` is the name of its class
 
-Says of a namespace its adapter, and a digest in place of all else: 16 hex digits of the SHA-256 of the encoded namespace, which tell
-namespaces apart and show no salt. (One that is easily guessed can be found by trying, here as in the hashes of its blocks.) Knows the
-events of the memory layer and their form. Does not know sequence numbers or sockets.
+Says of a namespace its adapter, and a digest in place of all else: 16 hex digits of the SHA-256 of the encoded
+namespace, which tell namespaces apart and show no salt. (One that is easily guessed can be found by trying, here as
+in the hashes of its blocks.) Knows the events of the memory layer and their form.
 """
 
 from __future__ import annotations

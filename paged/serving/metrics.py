@@ -3,8 +3,7 @@
     vllm:time_to_first_token_seconds        name, labels and buckets are vLLM's
     paged:blocks{state="cached"}            what vLLM does not tell
 
-Knows what is noted of steps and requests, and how it is shown; docs/metrics.md has the table. Does not know HTTP, nor when a request begins or
-ends. Belongs to one event loop.
+Belongs to one event loop.
 """
 
 from __future__ import annotations

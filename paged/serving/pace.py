@@ -2,8 +2,8 @@
 
     seconds ≈ a + b · tokens        least squares, in which a step counts half as much after some hundred others
 
-What is done between two steps while there is work (messages, deliveries) counts to the latter: requests wait for it, too. Knows steps' tokens and
-moments. Does not know what was computed.
+What is done between two steps while there is work (messages, deliveries) counts to the latter: requests wait for it,
+too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What of the engine's figures becomes a metric: tables of gauges and counters.
 
-A reading takes one number out of Figures and says by which name and label it is shown. A new metric of the engine is a line here, and one in
-docs/metrics.md. Knows fields of Figures and of SchedulerStats. Does not know Prometheus.
+A reading takes one number out of Figures and says by which name and label it is shown. A new metric of the engine is
+a line here, and one in docs/metrics.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is known of one request over HTTP, from its coming to its end: for metrics, for the log and for traces.
 
-Knows times, counts and names. Does not hold a word of a prompt or an answer.
+Does not hold a word of a prompt or an answer.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     write ──> at most 8,192 lines, 16 MiB ──> thread ──> the stream's file descriptor
 
-A full disk, a closed pipe or a reader that sleeps costs lines, which are counted, and never holds a request up: `write` neither waits nor
-fails. `divert` makes lines of what libraries log, of warnings and of tracebacks. Knows records and lines; docs/metrics.md explains them. Does
-not know HTTP.
+A full disk, a closed pipe or a reader that sleeps costs lines, which are counted, and never holds a request up:
+`write` neither waits nor fails. `divert` makes lines of what libraries log, of warnings and of tracebacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A server from its settings: sockets, signals, and its end.
 
-    SIGTERM ─> no new requests, running ones go on ─> all have ended, or the time is over ─> the end
-
-Knows uvicorn and signals. Does not know what is served.
+SIGTERM ─> no new requests, running ones go on ─> all have ended, or the time is over ─> the end
 """
 
 from __future__ import annotations

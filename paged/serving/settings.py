@@ -1,9 +1,7 @@
 """How a server is set up: one struct, from flags, from a TOML file, or from both.
 
-    [[tenants]]
-    name = "research"        keys = ["…"]        weight = 2.0        max_waiting = 20
-
-Knows names, defaults and limits. Does not know what they are for.
+[[tenants]]
+name = "research"        keys = ["…"]        weight = 2.0        max_waiting = 20
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     Snapshot   the whole at one moment: block map, queues, requests, totals, steps, events, prefixes
     Story      one request from its arrival to its end, with the reason for each wait
 
-Nothing here holds a word or a token of a prompt or an answer. Knows fields and units. Does not know where the figures come from.
+Nothing here holds a word or a token of a prompt or an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The dashboard's pictures, taken once for all who look, and only while anybody does.
-
-Knows the engine's client and who looks. Does not know what is in a picture.
-"""
+"""The dashboard's pictures, taken once for all who look, and only while anybody does."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     llm_request  |───── begun ───── first_token ─────────────────|      attributes by the names of vLLM and of the GenAI conventions
 
-A thread of its own sends them, in batches. What a collector that is slow or away leaves too many of is lost, and counted: `span` neither waits
-nor fails. Knows records and attributes. Does not know HTTP. Needs the `otel` extra.
+A thread of its own sends them, in batches. What a collector that is slow or away leaves too many of is lost, and
+counted: `span` neither waits nor fails. Needs the `otel` extra.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     came ──> admitted ──> first token ──> finished        a wait between two of them has a reason, kept when it begins
                  └── preempted ──> returned ──┘
 
-Runs beside the engine, in its process and its thread. Knows the engine's public side, and what it is told. Does not know HTTP, processes or
-browsers, and keeps nothing of prompts and answers.
+Runs beside the engine, in its process and its thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Told ──> front
 
-Times are those of the machine's monotonic clock, which both read. Knows fields. Does not know sockets, HTTP or the model.
+Times are those of the machine's monotonic clock, which both read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The simulator: the real `BlockManager` and `Scheduler` on a virtual clock, with a cost model in place of the model.
 
-Nothing about memory or decisions is written here. Knows traces, clocks and figures. Does not know how anything is shown.
+Nothing about memory or decisions is written here.
 """
 
 import paged.study  # noqa: F401  (its policies can be simulated)

@@ -1,7 +1,4 @@
-"""What the stand-in for the model says: each request's output tokens, made when it comes in and kept until its last.
-
-Knows a trace and which of its requests are being answered. Does not know when they are asked.
-"""
+"""What the stand-in for the model says: each request's output tokens, made when it comes in and kept until its last."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,4 @@
-"""What binds an answer: what becomes of it when one thing is a step more, and everything else stays as it is.
-
-Knows which things bound a service, and a step of each. Does not know how a search goes, nor how its answer is shown.
-"""
+"""What binds an answer: what becomes of it when one thing is a step more, and everything else stays as it is."""
 
 import math
 from collections.abc import Sequence

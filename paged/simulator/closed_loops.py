@@ -2,8 +2,8 @@
 
     backend, version, model, system, precision, input_tokens, output_tokens, concurrency, tensor_parallel, ttft_ms, tpot_ms
 
-ttft_ms and tpot_ms are means over the requests of a run: as many clients as `concurrency`, each of which sends its next request when its
-last one has ended, of about one length. Knows files and statistics. Does not know how they are shown.
+ttft_ms and tpot_ms are means over the requests of a run: as many clients as `concurrency`, each of which sends its
+next request when its last one has ended, of about one length.
 """
 
 from __future__ import annotations

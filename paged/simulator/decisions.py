@@ -1,7 +1,4 @@
-"""What was decided in each step, as a log that can be written down and compared.
-
-Knows who was in a step, with how many tokens. Does not know whether a model or a cost model said how long it took.
-"""
+"""What was decided in each step, as a log that can be written down and compared."""
 
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -1,7 +1,4 @@
-"""Searches side by side: each asks for a round of trials, and gets their tallies, in this process or in others.
-
-Knows trials and when a round is decided. Does not know why a search asks for what it asks.
-"""
+"""Searches side by side: each asks for a round of trials, and gets their tallies, in this process or in others."""
 
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait

@@ -1,7 +1,4 @@
-"""A serving system and version, as far as a simulation of it has to know it: its policy, its limits, and what it adds to a step.
-
-Knows what its files say. Does not know models, devices or traces.
-"""
+"""A serving system and version, as far as a simulation of it has to know it: its policy, its limits, and what it adds to a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A simulation held against what the real engine did with the same requests.
 
-Told the seconds that the engine's steps took, it has to decide what the engine decided, entry by entry (`replay`). Timed by a cost model, its
-figures have to be near the engine's (`predict`). Knows recordings. Does not know what near is.
+Told the seconds that the engine's steps took, it has to decide what the engine decided, entry by entry (`replay`).
+Timed by a cost model, its figures have to be near the engine's (`predict`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""When each request's tokens came out.
-
-Knows arrivals, first and last tokens and the gaps between. Does not know why a token was late.
-"""
+"""When each request's tokens came out."""
 
 import numpy as np
 from numpy.typing import NDArray

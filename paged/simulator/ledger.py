@@ -1,7 +1,4 @@
-"""What a simulation adds up as it goes: latencies, memory over time, counts; and the result that they make.
-
-Knows the figures of steps and of stretches of them. Does not know what is stepped, nor who decides.
-"""
+"""What a simulation adds up as it goes: latencies, memory over time, counts; and the result that they make."""
 
 import time
 from typing import NamedTuple

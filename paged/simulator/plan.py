@@ -1,7 +1,4 @@
-"""A plan: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets, and all that was tried.
-
-Knows what each of the three changes in a scenario, and what was found. Does not know how it is sought, nor how a plan is shown.
-"""
+"""A plan: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets, and all that was tried."""
 
 from collections.abc import Callable
 from typing import Literal

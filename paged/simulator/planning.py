@@ -1,7 +1,4 @@
-"""The inverse of a simulation, asked: the highest rate, the smallest memory, the fewest devices; for one scenario or several side by side.
-
-Knows what is refused before anything is simulated. Does not know how a search goes, nor how a plan is shown.
-"""
+"""The inverse of a simulation, asked: the highest rate, the smallest memory, the fewest devices; for one scenario or several side by side."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""One value of a search, tried: its simulations over seeds and replicas, and what they say together.
-
-Knows trials and their tallies. Does not know what the value is of, nor which one is tried next.
-"""
+"""One value of a search, tried: its simulations over seeds and replicas, and what they say together."""
 
 from collections.abc import Sequence
 

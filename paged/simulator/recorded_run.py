@@ -4,7 +4,7 @@
     meta.json        model, engine_kwargs, kv_cache, hardware
     timeseries.csv   t, running, waiting, kv_cache_pct, a line a second; may be missing
 
-or one JSON file as `vllm bench serve --save-result --save-detailed` writes it. Knows files. Does not know what is made of them.
+or one JSON file as `vllm bench serve --save-result --save-detailed` writes it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     | step 1 | step 2 | idle ... | step 3 |      a step's seconds are those since the one before ended, or since somebody came
 
-so that a simulation that is told these seconds has the same clock, to the last bit. Knows an engine from outside: it adds requests and steps.
-Does not know how a simulation is held against it: `fidelity.py` does.
+so that a simulation that is told these seconds has the same clock, to the last bit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a simulation found: one struct, ready for JSON.
-
-Knows figures and units. Does not know how they are shown.
-"""
+"""What a simulation found: one struct, ready for JSON."""
 
 import msgspec
 import numpy as np

@@ -1,7 +1,4 @@
-"""One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes.
-
-Knows names and numbers, and builds from them. Does not know which scenarios are compared, nor how results are shown.
-"""
+"""One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes."""
 
 import math
 from functools import lru_cache

@@ -1,7 +1,4 @@
-"""The hardest value that still meets, out of few tries: bracketing by factors of two, then cutting the bracket.
-
-Knows an axis of values from easy to hard, and whether those that were tried met. Does not know what is tried, nor what meeting means.
-"""
+"""The hardest value that still meets, out of few tries: bracketing by factors of two, then cutting the bracket."""
 
 from collections.abc import Callable, Generator
 

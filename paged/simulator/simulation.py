@@ -1,8 +1,4 @@
-"""The loop of a simulation: arrivals in, a step, its tokens out, on a virtual clock.
-
-Knows the trace, the public calls of a scheduler and a cost model. Does not know how the scheduler decides, nor who watches: a caller
-goes through the steps one by one, or asks for the result.
-"""
+"""The loop of a simulation: arrivals in, a step, its tokens out, on a virtual clock."""
 
 from collections.abc import Callable, Iterator
 

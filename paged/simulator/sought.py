@@ -1,7 +1,4 @@
-"""A search over one scenario: which value is tried next, and the plan that the tries come to.
-
-Knows the axis of values, the seeds and their traces. Does not know which token budgets are weighed, nor what the answer is compared with.
-"""
+"""A search over one scenario: which value is tried next, and the plan that the tries come to."""
 
 from collections.abc import Generator, Sequence
 

@@ -1,8 +1,4 @@
-"""How long a step takes, by formula.
-
-Knows how many tokens a batch computes, how many it attends to and how many blocks it moves. Does not know any real device: its
-constants are a word on what hardware a simulation resembles, not a measurement.
-"""
+"""How long a step takes, by formula."""
 
 import math
 from typing import Any, ClassVar

@@ -1,7 +1,4 @@
-"""Several simulations side by side: every combination of what is varied, in processes of their own, and what seeds say together.
-
-Knows scenarios and results. Does not know what a simulation does, nor how results are shown.
-"""
+"""Several simulations side by side: every combination of what is varied, in processes of their own, and what seeds say together."""
 
 import math
 from collections.abc import Generator, Iterable, Sequence

@@ -1,7 +1,4 @@
-"""What a service promises of its latencies, and what of it a simulation breaks.
-
-Knows the 99th percentiles that may be promised, and when a promise can no longer be kept. Does not know what is varied to keep it.
-"""
+"""What a service promises of its latencies, and what of it a simulation breaks."""
 
 from typing import Literal
 

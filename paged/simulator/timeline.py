@@ -1,6 +1,6 @@
 """How memory and queues looked over virtual time, and their averages weighted by it.
 
-One entry a step, or a stretch of steps. Knows slots, counts and seconds. Does not know why.
+One entry a step, or a stretch of steps.
 """
 
 from collections.abc import Iterator

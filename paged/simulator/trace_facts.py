@@ -1,7 +1,4 @@
-"""What a reader should know of a trace before its figures: how many requests, how fast, how long, and what is not in it.
-
-Knows columns of a trace. Does not know what served it.
-"""
+"""What a reader should know of a trace before its figures: how many requests, how fast, how long, and what is not in it."""
 
 import msgspec
 import numpy as np

@@ -1,7 +1,4 @@
-"""One simulation of a search: run until it ends, or until it cannot meet its targets any more.
-
-Knows a scenario, a replica's part of its trace, and targets. Does not know what the search varies.
-"""
+"""One simulation of a search: run until it ends, or until it cannot meet its targets any more."""
 
 import time
 from functools import lru_cache

@@ -4,8 +4,6 @@
     E2E    taken in to last token         makespan   first taken in to last token of all
 
 Percentiles are interpolated, as those who recorded runs report them. Errors are signed: above 0 the simulation is too long.
-
-Knows a run, a scenario's parts and statistics. Does not know how either is shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A token budget chosen for targets: the one with the best answer of all that there are to choose from.
-
-Knows what a full step takes by the cost model, and whether a budget meets where another missed. Does not know how a value is tried.
-"""
+"""A token budget chosen for targets: the one with the best answer of all that there are to choose from."""
 
 from collections.abc import Generator, Iterable
 

@@ -1,7 +1,4 @@
-"""What batches ask of a device: the amounts that a cost model turns into seconds.
-
-Knows a batch's arrays and an engine's tiles. Does not know what an amount costs.
-"""
+"""What batches ask of a device: the amounts that a cost model turns into seconds."""
 
 import numpy as np
 

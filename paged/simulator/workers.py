@@ -1,8 +1,8 @@
 """Processes for simulations, which end with what they were made for.
 
-Each is a fresh interpreter: what the program has imported, and threads that it runs, are none of their business. Ctrl-C is the program's
-alone, though a terminal sends it to them, too. However the program ends, by a signal that no handler sees as well, they end with it.
-Knows processes. Does not know what they compute.
+Each is a fresh interpreter: what the program has imported, and threads that it runs, are none of their business.
+Ctrl-C is the program's alone, though a terminal sends it to them, too. However the program ends, by a signal that no
+handler sees as well, they end with it.
 """
 
 import os

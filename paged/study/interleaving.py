@@ -15,7 +15,6 @@ from paged.base.words import counted
 from paged.scheduler.admission import owed, watermark
 from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
-from paged.scheduler.reservations import blocks_to_enter
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State, Step
 from paged.scheduler.status import Status
@@ -103,7 +102,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
     for number, request in enumerate(state.waiting):
         if number == least:
             break
-        blocks -= blocks_to_enter(state, request)
+        blocks -= state.books.to_enter(request)
         tokens -= max(len(known) for known in request.tokens if known is not None)
         seats -= request.num_live
         if min(blocks, tokens, seats) < 0:

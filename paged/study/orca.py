@@ -9,8 +9,7 @@ from paged.base.words import counted
 from paged.block_manager import BlockManager
 from paged.errors import NeverFits
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Drawn, Totals, expected_left, total_with
-from paged.scheduler.state import State
+from paged.scheduler.reservations import Books, Drawn, Totals, expected_left, total_with
 from paged.study.regions import Regions
 
 
@@ -24,12 +23,12 @@ class InRegions(Drawn):
     def capacity(self, manager: BlockManager, num_sequences: int) -> int:
         return self._regions.largest(num_sequences) * manager.block_size
 
-    def has_place(self, state: State, request: RequestState) -> bool:
-        return self._regions.fits(self._sizes(state, request))
+    def has_place(self, books: Books, request: RequestState) -> bool:
+        return self._regions.fits(self._sizes(books, request))
 
-    def refusal(self, state: State, request: RequestState) -> NeverFits | None:
-        num, num_blocks = request.num_live, state.manager.num_blocks
-        each, largest = state.blocks_for(request.prompt_len + 1), self._regions.largest(num)
+    def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
+        num, num_blocks = request.num_live, books.manager.num_blocks
+        each, largest = books.blocks_for(request.prompt_len + 1), self._regions.largest(num)
         if each <= largest:
             return None
         message = (
@@ -39,39 +38,39 @@ class InRegions(Drawn):
         )
         return NeverFits(message, needed=each, limit=largest, unit="blocks")
 
-    def take(self, state: State, request: RequestState, sequence: int) -> None:
-        self._regions.take(request.rows[sequence], self.blocks_drawn(state, request, sequence))
-        super().take(state, request, sequence)
+    def take(self, books: Books, request: RequestState, sequence: int) -> None:
+        self._regions.take(request.rows[sequence], self.blocks_drawn(books, request, sequence))
+        super().take(books, request, sequence)
 
     def give_back(self, row: int) -> None:
         self._regions.give_back(row)
 
-    def reason(self, state: State, request: RequestState, num_free: int) -> str | None:
-        if self.has_place(state, request):
+    def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
+        if self.has_place(books, request):
             return None
-        sizes = self._sizes(state, request)
+        sizes = self._sizes(books, request)
         return (
             f"it needs {counted(len(sizes), 'contiguous region')} of {counted(max(sizes), 'block')}, rounded up to a power of two; the largest that is free "
             f"has {self._regions.largest_free}, though {num_free} blocks are free in all."
         )
 
-    def violations(self, state: State) -> list[str]:
-        found, rows = self._regions.check(), set(state.manager.live_rows.tolist())
+    def violations(self, books: Books) -> list[str]:
+        found, rows = self._regions.check(), set(books.manager.live_rows.tolist())
         if self._regions.owners != rows:
             found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")
         return found
 
-    def _sizes(self, state: State, request: RequestState) -> list[int]:
+    def _sizes(self, books: Books, request: RequestState) -> list[int]:
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
-        return [self.blocks_drawn(state, request, sequence) for sequence in live]
+        return [self.blocks_drawn(books, request, sequence) for sequence in live]
 
 
-def context(state: State, request: RequestState, sequence: int) -> int:
+def context(books: Books, request: RequestState, sequence: int) -> int:
     """The longest sequence that model and pool allow."""
-    return max(request.max_total[sequence], state.max_total_of(len(request.rows)))
+    return max(request.max_total[sequence], books.max_total_of(len(request.rows)))
 
 
-def expected_pow2(state: State, request: RequestState, sequence: int) -> int:
+def expected_pow2(books: Books, request: RequestState, sequence: int) -> int:
     """Prompt and expected_tokens, rounded up to a power of two."""
-    outputs = expected_left(state, request, sequence)
+    outputs = expected_left(books, request, sequence)
     return total_with(request, sequence, None if outputs is None else 1 << (outputs - 1).bit_length())

@@ -1,11 +1,8 @@
 """Contiguous regions of the pool, handed out by a buddy allocator: what reserving memory in one piece costs.
 
-Knows sizes and who holds what, in blocks. Does not know requests, tables or which device block lies where: a row still draws any
-free blocks, and a region only says that as many would lie next to each other.
-
-    pool of 12      | 8               | 4       |
-    one of 3 taken  | 8               | 4 taken |       a region of 3 takes 4: sizes are powers of two
-    one of 1 taken  | 1 | 1 | 2 | 4   | 4 taken |       the 8 is halved until a piece is just large enough
+pool of 12      | 8               | 4       |
+one of 3 taken  | 8               | 4 taken |       a region of 3 takes 4: sizes are powers of two
+one of 1 taken  | 1 | 1 | 2 | 4   | 4 taken |       the 8 is halved until a piece is just large enough
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
         return None
-    if state.outstanding.batches or state.carried.groups or state.to_reject or state.bounded:
+    if state.outstanding.batches or state.carried.groups or state.to_reject or state.books.bounded:
         return None
     if state.pending_outputs or state.silent:
         return None

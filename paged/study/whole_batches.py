@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
 from paged.scheduler.policies import Policy
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Drawn, blocks_to_enter, most
+from paged.scheduler.reservations import Books, Drawn, most
 from paged.scheduler.state import State, Step
 from paged.study.lockstep import Lockstep
 
@@ -61,7 +61,7 @@ class WholeBatches(Admission):
         """Blocks that these waiting requests need if they enter as one batch."""
         if self._longest is not None:
             return self._longest.blocks_together(state, requests)
-        return sum(blocks_to_enter(state, request) for request in requests)
+        return sum(state.books.to_enter(request) for request in requests)
 
 
 class Longest(Drawn):
@@ -72,14 +72,14 @@ class Longest(Drawn):
         super().__init__(most)
         self._total = 0
 
-    def total_of(self, state: State, request: RequestState, sequence: int) -> int:
+    def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """As much as the longest of its request may have, and what its batch reserves once it is in one."""
         own = max(request.max_total)
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
     def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
         """Blocks that these waiting requests draw if they are one batch."""
-        return sum(request.num_live for request in requests) * state.blocks_for(_common_total(state, requests))
+        return sum(request.num_live for request in requests) * state.books.blocks_for(_common_total(state, requests))
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
         """These are the batch."""

@@ -18,10 +18,10 @@ What it can do beyond that, it says in its `capabilities`:
         def host_blocks(self, sequence): ...       # its table there
         host_free, host_ref_counts                 # properties
 
-Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is there.
-What it answers by itself is not tested: that your allocator is called out of turn, that an operation for several rows is whole.
-Knows a table a sequence on either tier. Does not truncate, reserve, take a batch back, or share what is still being computed, and
-leaves rows alone that are in flight. `machines.AdapterMachine` is the state machine for it.
+Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which
+content is there. What it answers by itself is not tested: that your allocator is called out of turn, that an
+operation for several rows is whole. Does not truncate, reserve, take a batch back, or share what is still being
+computed, and leaves rows alone that are in flight. `machines.AdapterMachine` is the state machine for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What every scheduled batch has to obey, whatever the policy: limits, order, shares found, progress.
 
-Looks at the public state before a step and at the batch after it. Knows the rules of batches. Does not know how a policy
-chooses, so it holds for all of them.
+Looks at the public state before a step and at the batch after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What every request must have received by now, kept with plain lists beside a scheduler: the expectation, token by token.
-
-Knows requests, the tokens fed back for them, and the rules by which a sequence stops. Does not know rows, blocks, batches or
-policies, so memory pressure cannot change what it expects.
-"""
+"""What every request must have received by now, kept with plain lists beside a scheduler: the expectation, token by token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a KV slot means: the token written there and the whole context before it, as one number.
 
-A transformer's K and V at position i depend on every token up to i and on the weights that computed them. So the stand-in for
-a slot's content is the whole prefix, interned: equal numbers mean equal namespace and equal tokens, with no hash to collide.
-Knows namespaces and tokens. Does not know blocks, rows or requests.
+A transformer's K and V at position i depend on every token up to i and on the weights that computed them. So the
+stand-in for a slot's content is the whole prefix, interned: equal numbers mean equal namespace and equal tokens, with
+no hash to collide.
 """
 
 import zlib

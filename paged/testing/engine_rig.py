@@ -1,8 +1,8 @@
 """A serving engine and its clients, call by call, with an oracle for every answer.
 
-Each public method is one thing that a client does to an engine: add a request, let it step, abort. It runs at once, and what came back is
-held against the answer that the request gets alone in ample memory. What is wrong is raised as a `Violation` with the program that led
-there. Knows an engine from outside (`ServingEngine`). Does not know blocks, batches or policies.
+Each public method is one thing that a client does to an engine: add a request, let it step, abort. It runs at once,
+and what came back is held against the answer that the request gets alone in ample memory. What is wrong is raised as
+a `Violation` with the program that led there.
 """
 
 from __future__ import annotations

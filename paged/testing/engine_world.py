@@ -1,7 +1,7 @@
 """One small world for a serving engine, what is asked of the engine in it, and our own engine on a model of a few thousand weights.
 
-Knows sizes, requests and how `add_request` is called. Loads torch and transformers when our own engine is built, not before; a
-tester of another engine passes another builder.
+Loads torch and transformers when our own engine is built, not before; a tester of another engine passes another
+builder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""An index of a cache that is built from its events alone, and what is wrong with them where it differs from the cache.
-
-Knows events and how hashes are chained. Does not know who makes the events; what the cache holds it is told.
-"""
+"""An index of a cache that is built from its events alone, and what is wrong with them where it differs from the cache."""
 
 from __future__ import annotations
 

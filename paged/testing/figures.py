@@ -1,7 +1,6 @@
 """What a scheduler's totals have to say by now, counted beside it from the batches that it gave away.
 
-Knows what a batch computes and what a sequence had computed before. Does not know memory or policies. A scheduler without `stats`
-is left alone.
+A scheduler without `stats` is left alone.
 """
 
 from __future__ import annotations

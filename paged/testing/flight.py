@@ -1,8 +1,6 @@
 """A batch between `schedule` and its end, as an engine that runs late keeps it: its tables, its tokens, and what has become void.
 
-    schedule: plans, tables seen | run: tables from changes alone, tokens where the batch says | update: what is not void is delivered
-
-Knows a batch's arrays and which sequence each of its rows computes. Does not know a scheduler, or why a share is void.
+schedule: plans, tables seen | run: tables from changes alone, tokens where the batch says | update: what is not void is delivered
 """
 
 from __future__ import annotations

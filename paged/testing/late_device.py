@@ -3,8 +3,7 @@
     asked:  move | write (batch 4) | poison | move | write (batch 5)
     done:                          ^ at the latest when batch 4 is confirmed, all before it is done
 
-A batch that is cancelled writes garbage, if it had not run yet; its moves are done. Knows shadow KV and batch numbers. Does not know
-what a manager promises; a read that finds something else than its own prefix is reported when it is done.
+A batch that is cancelled writes garbage, if it had not run yet; its moves are done.
 """
 
 from __future__ import annotations

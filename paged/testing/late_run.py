@@ -1,7 +1,6 @@
 """Requests on our scheduler and runner with several batches out on a device that lags, with drafts, aborts, and steps that fail.
 
-The caller's chance decides when a batch is scheduled, ended or cancelled, and what is guessed. Knows public calls of scheduler and
-runner. Does not know how an answer should read: guesses come from the answers that it is given.
+The caller's chance decides when a batch is scheduled, ended or cancelled, and what is guessed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     scheduler   batch 4 | batch 5 |         update 4 | batch 6 |         update 5
     device                         4 runs                       5 runs
 
-A batch that runs: its table changes, its copies, its forward pass. Knows what a batch carries. Reads nothing that changes after it: it
-keeps block tables from the batches' changes alone, finds a token that was unknown where the batch says that it comes from, and reports
-arrays that were written while their batch waited. Does not know requests, or how tokens are chosen.
+A batch that runs: its table changes, its copies, its forward pass. Reads nothing that changes after it: it keeps
+block tables from the batches' changes alone, finds a token that was unknown where the batch says that it comes from,
+and reports arrays that were written while their batch waited.
 """
 
 from __future__ import annotations

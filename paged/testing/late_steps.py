@@ -1,7 +1,6 @@
 """The steps of our own `Engine` on a device that lags: a batch runs when it is to be ended.
 
-What an engine may not read then has become another by then. `run_late(engine)` makes an engine step so. Knows one
-engine and its steps. Does not know requests.
+What an engine may not read then has become another by then. `run_late(engine)` makes an engine step so.
 """
 
 from __future__ import annotations

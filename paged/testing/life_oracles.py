@@ -1,7 +1,4 @@
-"""What holds between any two calls of a scheduler, and at the end of everything.
-
-Knows the states of a request, what an empty pool can hold, and what has to be left when all is done. Does not know policies.
-"""
+"""What holds between any two calls of a scheduler, and at the end of everything."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A real KV manager, the naive model and the shadow KV side by side: every operation runs on all three and is compared at once.
 
-Each public method is one operation of the manager, or one misuse of it. Batches work as in an engine: rows that are put in flight
-belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest cancelled. What the calls ask a
-device to do is queued and done in their order, as late as the world says: a write at the latest when its batch is confirmed. Knows the
-public interface of a manager and the naive model. Reads no private state.
+Each public method is one operation of the manager, or one misuse of it. Batches work as in an engine: rows that are
+put in flight belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest
+cancelled. What the calls ask a device to do is queued and done in their order, as late as the world says: a write at
+the latest when its batch is confirmed. Reads no private state.
 """
 
 from __future__ import annotations

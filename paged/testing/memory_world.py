@@ -1,7 +1,4 @@
-"""The sizes that the small worlds of all rigs begin with, and our own manager in one.
-
-Knows how a BlockManager is made. Does not know who drives it.
-"""
+"""The sizes that the small worlds of all rigs begin with, and our own manager in one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the naive model knows of content: both tiers, which prefix resides where, what is pinned or kept longer.
-
-Knows nodes, pools and the copies of content between the tiers that one call makes. Does not know rows or batches.
-"""
+"""What the naive model knows of content: both tiers, which prefix resides where, what is pinned or kept longer."""
 
 from __future__ import annotations
 

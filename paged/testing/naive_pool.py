@@ -1,10 +1,8 @@
 """One tier of the naive model: blocks are objects, content is a tuple, and a list keeps what no row uses, oldest first.
 
-    free  ── draw ──>  a block with one reference  ── carry ──>  the residence of a node, pending or confirmed
-      ^                      │ release                              │ release
-      └──────────────────────┘                                      └──> cached ── draw ──> its node is forgotten
-
-Knows blocks and nodes. Does not know rows, tables, or why a block is held.
+free  ── draw ──>  a block with one reference  ── carry ──>  the residence of a node, pending or confirmed
+  ^                      │ release                              │ release
+  └──────────────────────┘                                      └──> cached ── draw ──> its node is forgotten
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pressure oracle: an answer under memory pressure has to be the answer without it, tokens and logits, to the last bit.
 
-`pressure_differences` runs the same requests on an engine in two worlds, one where each has room for itself and one where they are in
-each other's way, and says what differs. Knows what an engine shows of itself outside (`ServingEngine`). Does not know why two runs differ.
+`pressure_differences` runs the same requests on an engine in two worlds, one where each has room for itself and one
+where they are in each other's way, and says what differs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pressure oracle with our own scheduler and runner, where more can be seen than from outside.
 
-`PressureRun` runs requests under given conditions and keeps every logit row that was sampled from. Blocks are filled with NaN when they
-become free, so that a read of somebody else's memory shows, and a shadow keeps who wrote which slot. It is a `ServingEngine` itself, with
-what the shadow found in its `check()`. Knows public calls of scheduler, pool and runner. Does not know why two runs differ.
+`PressureRun` runs requests under given conditions and keeps every logit row that was sampled from. Blocks are filled
+with NaN when they become free, so that a read of somebody else's memory shows, and a shadow keeps who wrote which
+slot. It is a `ServingEngine` itself, with what the shadow found in its `check()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Random programs for a scheduler, without Hypothesis: for a soak of thousands of requests.
 
-All chance comes from one seeded generator, so a seed is a program. Knows what an engine may do and how often it does it. Does
-not know what is right: the rig says so after every call.
+All chance comes from one seeded generator, so a seed is a program.
 """
 
 from __future__ import annotations

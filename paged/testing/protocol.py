@@ -1,7 +1,7 @@
 """What the kit asks of a KV-cache manager, of a scheduler and of a serving engine, and which features it may take for granted.
 
-A subject that has these methods can be tested as it is; one that names things differently needs an adapter with these names.
-What it cannot do at all it says in its `Capabilities`, and the kit leaves those rules out. Knows interfaces, no implementation.
+A subject that has these methods can be tested as it is; one that names things differently needs an adapter with these
+names. What it cannot do at all it says in its `Capabilities`, and the kit leaves those rules out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The named policies as the kit sees them from outside: what the longest sequence is under each, and how often each is drawn.
-
-Knows names and counts, written down a second time and not read from the policies. Does not know how a policy decides.
-"""
+"""The named policies as the kit sees them from outside: what the longest sequence is under each, and how often each is drawn."""
 
 from __future__ import annotations
 

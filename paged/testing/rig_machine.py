@@ -1,7 +1,4 @@
-"""What the state machines of all rigs end with: the rig is drained, and what happened in it is told to Hypothesis.
-
-Knows Hypothesis. Does not know what a rig drives.
-"""
+"""What the state machines of all rigs end with: the rig is drained, and what happened in it is told to Hypothesis."""
 
 from __future__ import annotations
 

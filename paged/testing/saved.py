@@ -3,7 +3,7 @@
     {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build", "world": {"num_blocks": 3, ...},
      "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]], "found": ["2: blocks [0] have ..."]}
 
-What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request or an EngineRequest. Knows the three rigs and their worlds.
+What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request or an EngineRequest.
 """
 
 from __future__ import annotations

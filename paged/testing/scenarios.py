@@ -4,8 +4,8 @@ and what random programs hardly ever reach.
     run_scenario("abort in every state", build)          # one of them on your scheduler; raises Violation
     for name in SCENARIOS: run_scenario(name, build)     # all
 
-A scenario is data: worlds, calls of a `SchedulerRig`, and what has to hold beside everything that the rig holds against the scheduler
-anyway. Knows what went wrong where. Does not know how to avoid it.
+A scenario is data: worlds, calls of a `SchedulerRig`, and what has to hold beside everything that the rig holds
+against the scheduler anyway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A serving engine around a scheduler, with a stand-in for the model and every oracle of the kit watching.
 
-Each public method is one thing that an engine does: add, schedule, run, update, cancel, abort, finish, append, loaded. It runs at
-once, compares what came back with the books, the shadow KV and the invariants, and raises `Violation` with the program that led
-there. Knows the public interface of a scheduler. Does not know which policy decides, and reads no private state.
+Each public method is one thing that an engine does: add, schedule, run, update, cancel, abort, finish, append,
+loaded. It runs at once, compares what came back with the books, the shadow KV and the invariants, and raises
+`Violation` with the program that led there.
 """
 
 from __future__ import annotations

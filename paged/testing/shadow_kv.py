@@ -1,8 +1,7 @@
 """KV memory without tensors: each slot of each block holds the content that a real slot would have been computed from.
 
-Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A read of a slot that holds
-anything but this sequence's own prefix is reported. Knows block ids, slots and contents. Does not know ref counts, nodes, requests
-or why a block moved, so it cannot agree with a manager's mistake.
+Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A read of a slot
+that holds anything but this sequence's own prefix is reported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""A pool that remembers who wrote each slot, and at which position: what is executed on the tensors is executed on a shadow, too.
-
-Knows what each slot of a batch is to hold, because it is told. Does not know how attention reads: that every row's slots hold its
-own tokens is asked once its forward pass is over.
-"""
+"""A pool that remembers who wrote each slot, and at which position: what is executed on the tensors is executed on a shadow, too."""
 
 from __future__ import annotations
 

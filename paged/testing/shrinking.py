@@ -1,7 +1,6 @@
 """Running a program again, on any rig, and making one that fails short: a smaller pool, fewer calls, smaller arguments.
 
-A call that makes no sense any more, because one before it is gone, is left out or cut to what is there. Knows which calls of a rig
-make sense when. Does not know what is right: the rig says so after every call.
+A call that makes no sense any more, because one before it is gone, is left out or cut to what is there.
 """
 
 from __future__ import annotations

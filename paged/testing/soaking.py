@@ -1,6 +1,6 @@
 """Thousands of random requests through one scheduler on a tiny pool, with aborts, cancels and drafts, every oracle watching.
 
-Knows random programs and how to count. What may go wrong is the rig's to say: it raises `Violation` with the whole program.
+What may go wrong is the rig's to say: it raises `Violation` with the whole program.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """What the state machines draw: tiny worlds and tokens out of two or three, so that sharing and eviction happen all the time.
 
-    prompts, tails                       token ids; most prompts begin like another one
-    wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
-    scheduler_worlds, manager_worlds, engine_worlds
-                                         configurations in which a few requests fill the pool
-    pressures                            an engine's world, and requests that have room in it one by one, and not together
-
-Knows Hypothesis. Does not know how a rig runs what is drawn.
+prompts, tails                       token ids; most prompts begin like another one
+wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
+scheduler_worlds, manager_worlds, engine_worlds
+                                     configurations in which a few requests fill the pool
+pressures                            an engine's world, and requests that have room in it one by one, and not together
 """
 
 from __future__ import annotations

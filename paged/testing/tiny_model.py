@@ -1,7 +1,7 @@
 """A decoder of two layers and about three thousand random weights, made in memory: the engine around it is most of what a step costs.
 
-What a slot of its second layer holds depends on the whole context, as in any decoder, so that KV of other words shows. Knows how a model hands
-its attention over. Does not know pools or engines.
+What a slot of its second layer holds depends on the whole context, as in any decoder, so that KV of other words
+shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How the kit says that a rule was broken: what was seen, and the program that led there, ready to paste into a test or to be saved.
-
-Knows what a program is: a rig, its world, its calls. Does not know what any of them does.
-"""
+"""How the kit says that a rule was broken: what was seen, and the program that led there, ready to paste into a test or to be saved."""
 
 from __future__ import annotations
 

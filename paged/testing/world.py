@@ -1,7 +1,4 @@
-"""One small world for a scheduler: the sizes of the pools and every limit, as data that prints as the line to type again.
-
-Knows how to build our own manager and scheduler from it; a tester of another engine passes another builder.
-"""
+"""One small world for a scheduler: the sizes of the pools and every limit, as data that prints as the line to type again."""
 
 from __future__ import annotations
 

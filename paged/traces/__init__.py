@@ -1,8 +1,4 @@
-"""Traces of services, real and made up: when each request arrived, how long its prompt and output were, and which prompts share content.
-
-Knows file formats, distributions, and how prompts are made up again from what a trace says about them. Does not know memory, schedulers
-or time passing: a trace is data.
-"""
+"""Traces of services, real and made up: when each request arrived, how long its prompt and output were, and which prompts share content."""
 
 from paged.traces.applied import Applied
 from paged.traces.arrivals import PROCESSES

@@ -1,7 +1,4 @@
-"""What was done to a trace since it was read or made up, so that a report can say it.
-
-Knows names, arguments and counts. Does not know how any of it is done.
-"""
+"""What was done to a trace since it was read or made up, so that a report can say it."""
 
 import msgspec
 

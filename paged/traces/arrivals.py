@@ -1,7 +1,4 @@
-"""When the requests of a made-up service arrive.
-
-Knows processes and rates. Does not know what arrives.
-"""
+"""When the requests of a made-up service arrive."""
 
 import numpy as np
 from numpy.typing import NDArray

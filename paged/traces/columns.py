@@ -1,7 +1,4 @@
-"""What makes columns a trace: their shapes, and what each number may be.
-
-Knows columns and limits. Does not know where they came from.
-"""
+"""What makes columns a trace: their shapes, and what each number may be."""
 
 from __future__ import annotations
 

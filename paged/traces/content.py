@@ -1,8 +1,8 @@
 """The tokens that a trace's prompts and outputs are made of.
 
-Traces of real services do not hold what people wrote. At most they say which pieces of prompts were equal. So a prompt is put together
-from *segments*: a segment with an id has the same tokens wherever that id occurs, and a segment without one is like no other. An output
-is one segment more. Knows ids and lengths. Does not know formats.
+Traces of real services do not hold what people wrote. At most they say which pieces of prompts were equal. So a
+prompt is put together from *segments*: a segment with an id has the same tokens wherever that id occurs, and a
+segment without one is like no other. An output is one segment more.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The excerpts of published traces that ship with the package, so that every command can be tried without a download.
 
-Knows their files, where they come from and under which licence. `data/README.md` says the same beside the files.
+`data/README.md` says the same beside the files.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""How long the prompts and outputs of a made-up service are.
-
-Knows distributions, and the published figures behind a few named ones. Does not know when anything arrives.
-"""
+"""How long the prompts and outputs of a made-up service are."""
 
 import math
 from statistics import NormalDist

@@ -1,7 +1,4 @@
-"""What a trace's numbers may be, said once for files, transformations and generators.
-
-Knows limits and the sentences about them. Does not know where a number came from.
-"""
+"""What a trace's numbers may be, said once for files, transformations and generators."""
 
 import math
 

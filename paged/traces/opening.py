@@ -1,7 +1,4 @@
-"""Where a trace's name leads: to a file, to an excerpt that ships with the package, or to a generator.
-
-Knows names. Does not know what is in a trace.
-"""
+"""Where a trace's name leads: to a file, to an excerpt that ships with the package, or to a generator."""
 
 import difflib
 import errno

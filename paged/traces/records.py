@@ -1,7 +1,4 @@
-"""From the lines of a file to the columns of a trace: what all formats have in common.
-
-Knows text files, one record a line, and where in them something is wrong. Does not know any format's column names.
-"""
+"""From the lines of a file to the columns of a trace: what all formats have in common."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence

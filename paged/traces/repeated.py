@@ -1,7 +1,4 @@
-"""Requests that a trace has several times, and whose contents are not to be found again for that alone.
-
-Knows ids of content and which request each copy is of. Does not know why requests were repeated.
-"""
+"""Requests that a trace has several times, and whose contents are not to be found again for that alone."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,7 +1,4 @@
-"""Our own schema of a trace, read and written: docs/traces.md explains it to people who make such files.
-
-Knows its columns and what they mean. Does not know how lines are parsed.
-"""
+"""Our own schema of a trace, read and written: docs/traces.md explains it to people who make such files."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

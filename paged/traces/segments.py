@@ -1,7 +1,4 @@
-"""Prompts as ragged columns: request i's segments are `starts[i]` to `starts[i + 1]` − 1 of two flat arrays.
-
-Knows ranges and lengths. Does not know what a segment is made of.
-"""
+"""Prompts as ragged columns: request i's segments are `starts[i]` to `starts[i + 1]` − 1 of two flat arrays."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,7 +1,4 @@
-"""A synthetic trace in one string, as a command line takes it: `synthetic:poisson,rate=2,requests=1000,lengths=sharegpt,seed=1`.
-
-Knows the keys, and which piece of a string is wrong. Does not know what a generator makes of them.
-"""
+"""A synthetic trace in one string, as a command line takes it: `synthetic:poisson,rate=2,requests=1000,lengths=sharegpt,seed=1`."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Several traces at once: the way to a higher rate that keeps the bursts of each.
-
-Knows arrivals and ids of content. Does not know where the traces came from.
-"""
+"""Several traces at once: the way to a higher rate that keeps the bursts of each."""
 
 from collections.abc import Sequence
 from dataclasses import replace

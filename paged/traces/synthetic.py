@@ -1,7 +1,4 @@
-"""Traces of a service that does not exist: arrivals and lengths from distributions, conversations whose turns come back.
-
-Knows how the pieces are put together. Does not know how a description on a command line is read.
-"""
+"""Traces of a service that does not exist: arrivals and lengths from distributions, conversations whose turns come back."""
 
 import numpy as np
 from numpy.typing import NDArray

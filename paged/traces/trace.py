@@ -1,7 +1,6 @@
 """A trace: requests in order of arrival, as columns.
 
-Knows each request's arrival, lengths and segments, and how another trace is made of them: scaled, thinned, cut to a window or to a
-model's context. Makes a prompt's tokens only when asked for them: an hour of a chat service is 145 million prompt tokens, and its
+Makes a prompt's tokens only when asked for them: an hour of a chat service is 145 million prompt tokens, and its
 columns are 6 MB.
 """
 

@@ -1,7 +1,7 @@
 """What the acceptance tests share: managers and schedulers that are checked when a test ends, and an engine of numbers.
 
-Knows `paged` by its public names only. The engine stands in for a model: a slot of KV memory holds one number that depends
-on every token before it, so that a wrong block, a late copy or somebody else's slot shows as a wrong number.
+The engine stands in for a model: a slot of KV memory holds one number that depends on every token before it, so that
+a wrong block, a late copy or somebody else's slot shows as a wrong number.
 """
 
 from __future__ import annotations

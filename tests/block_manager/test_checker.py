@@ -464,7 +464,7 @@ def mix_up_the_running_rows(state):
 
 
 def promise_more_than_the_pool(state):
-    state.bounded += [state.requests["a"], state.requests["b"]]
+    state.books.bounded += [state.requests["a"], state.requests["b"]]
     state.columns.prolong(state.requests["a"].rows[0], 16)
 
 

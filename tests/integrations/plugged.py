@@ -1,8 +1,8 @@
 """Our plug-in as the kit's `StepScheduler`: vLLM's objects go in and come out, and a model runner of vLLM's kind stands behind it.
 
-The runner keeps of each request its tokens and its block table, and takes the differences that a step tells it, as vLLM's
-`GPUModelRunner._update_states` does; from what it keeps it works out tokens, positions and slots of the step. They have to be those that
-our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest. Knows vLLM's objects by their fields.
+The runner keeps of each request its tokens and its block table, and takes the differences that a step tells it, as
+vLLM's `GPUModelRunner._update_states` does; from what it keeps it works out tokens, positions and slots of the step.
+They have to be those that our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest.
 """
 
 from __future__ import annotations

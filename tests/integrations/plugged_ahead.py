@@ -1,8 +1,6 @@
 """The plug-in for asynchronous scheduling as the kit's `StepScheduler`, and a runner that keeps tokens as vLLM's V1 runner does then.
 
-    step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
-
-Knows vLLM's objects by their fields.
+step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
 """
 
 from __future__ import annotations

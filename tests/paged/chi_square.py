@@ -1,4 +1,4 @@
-"""How likely a chi-square is, for tests of what is drawn. Knows numbers."""
+"""How likely a chi-square is, for tests of what is drawn."""
 
 import math
 

@@ -193,7 +193,7 @@ class World:
             return
         for key in [key for key in self.books if key[0] == request.id]:
             assert self.books.pop(key).reason is not None
-        most = self.scheduler._state.max_total_of(request.num_sequences)
+        most = self.scheduler._state.books.max_total_of(request.num_sequences)
         for sequence in range(request.num_sequences):
             self.books[request.id, sequence] = Book(request, most)
 
@@ -293,7 +293,7 @@ class World:
                 book.known += tokens
                 book.ends_with_output = False
                 book.limit = min(
-                    book.limit + len(tokens), self.scheduler._state.max_total_of(book.request.num_sequences)
+                    book.limit + len(tokens), self.scheduler._state.books.max_total_of(book.request.num_sequences)
                 )
                 self.checked()
 

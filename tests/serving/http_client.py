@@ -1,7 +1,6 @@
 """A small HTTP client for tests and benchmarks of the server: one request a connection, answers as they come, with the time of each piece.
 
-It can read slowly, go away in the middle, and send what no library would. Knows sockets and chunks. Does not know OpenAI's interface, but for
-`data:` lines.
+It can read slowly, go away in the middle, and send what no library would.
 """
 
 from __future__ import annotations

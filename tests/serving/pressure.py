@@ -1,7 +1,7 @@
 """Thousands of requests at a server whose memory is far too small, from clients that leave, run out of time and compete; and what has to hold then.
 
-What may be asked is a few hundred different requests, so that each one's answer is known: an engine with ample memory gave it, alone. Knows the
-server's interface, and nothing of what is behind it.
+What may be asked is a few hundred different requests, so that each one's answer is known: an engine with ample memory
+gave it, alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A server as its users start it: `paged serve` in a process of its own, on a port that is free, ended as a service manager ends it.
 
-    with served(max_sequences=8) as server:
-        ...                              server.url, server.process, server.stderr
-
-Knows the command's options and its line of readiness. Does not know HTTP.
+with served(max_sequences=8) as server:
+    ...                              server.url, server.process, server.stderr
 """
 
 from __future__ import annotations

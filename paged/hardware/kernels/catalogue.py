@@ -1,6 +1,6 @@
 """The kernel tables that ship, by their device's name, and those made from a folder.
 
-Knows where the files lie. A further device is a further file in `data/`.
+A further device is a further file in `data/`.
 """
 
 from __future__ import annotations

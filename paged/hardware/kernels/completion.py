@@ -5,8 +5,6 @@
 
 Each such estimate of a cell leaves the cell itself out, so how they are best weighted can be learned from the cells that are known. A
 table that is a sum of a row's and a column's effect is met exactly by (along rows) + (along columns) − (along both).
-
-Knows arrays and the places of their rows. Does not know what a number means.
 """
 
 from __future__ import annotations

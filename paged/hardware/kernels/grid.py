@@ -1,7 +1,4 @@
-"""A function of a few sizes, tabulated: logarithms on a grid, read by interpolation.
-
-Knows axes and numbers. Does not know kernels, devices or files.
-"""
+"""A function of a few sizes, tabulated: logarithms on a grid, read by interpolation."""
 
 from __future__ import annotations
 

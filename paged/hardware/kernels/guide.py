@@ -2,8 +2,8 @@
 
     seconds = max(operations ÷ peak, bytes ÷ bandwidth)
 
-A fit divides measured seconds by these: the quotient varies little over sizes that differ by powers of ten, so few points carry it.
-Knows operations and bytes of a kernel. Does not know what was measured.
+A fit divides measured seconds by these: the quotient varies little over sizes that differ by powers of ten, so few
+points carry it.
 """
 
 from __future__ import annotations

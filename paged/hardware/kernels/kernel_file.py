@@ -1,9 +1,7 @@
 """Kernel tables as a file: JSON, with the numbers of all grids packed together.
 
-    steps     of each grid the differences along its first axis, int16; all low bytes, then all high ones; zlib, base85
-    measured  a bit for each cell; zlib, base85
-
-Knows how grids lie in the file, and what is wrong with one that is damaged. Does not know what a number means.
+steps     of each grid the differences along its first axis, int16; all low bytes, then all high ones; zlib, base85
+measured  a bit for each cell; zlib, base85
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 L is a `Grid` for each kernel: it says how far the kernel stays behind the device's data sheet. Between measured sizes it is interpolated,
 beyond them it stays what it is at the edge. Along what a kernel repeats (rows of a product, sequences, elements of a message) what
 exceeds the launch grows as the least seconds do instead: once a device is full, a straight line.
-
-Knows kernels by kind and size. Does not know models or steps, nor how kernels were timed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What others timed of one model's layers on one device: folders in LLMServingSim's form, read and checked.
 
-    dense.csv         layer, tokens, time_us          what every token goes through but attention, one layer of each
-    per_sequence.csv  layer, sequences, time_us       LM head and sampler, once a step
-    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
-                      one chunk of a prompt after so many tokens, beside so many sequences that decode at one length; one layer
-
-Knows files, columns and what a time can be. Does not know what is made of them.
+dense.csv         layer, tokens, time_us          what every token goes through but attention, one layer of each
+per_sequence.csv  layer, sequences, time_us       LM head and sampler, once a step
+attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
+                  one chunk of a prompt after so many tokens, beside so many sequences that decode at one length; one layer
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Dense layers by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes at once: a prompt's
 chunk, the tokens before it, the sequences that decode beside it, and their length. Between what was timed seconds go in straight lines,
 since what is read and multiplied does; beyond it as between the last two.
-
-Knows layers by name and sizes. Does not know engines, nor how a step is made of them.
 """
 
 from __future__ import annotations

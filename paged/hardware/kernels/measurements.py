@@ -1,7 +1,4 @@
-"""A folder of kernels that were timed, in the format of NVIDIA's aiconfigurator: a table a kind, a row a kernel.
-
-Knows the tables' columns and what no row can be. Does not know how a row was timed, nor what is made of it.
-"""
+"""A folder of kernels that were timed, in the format of NVIDIA's aiconfigurator: a table a kind, a row a kernel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A function of a few numbers, tabulated, and read in straight lines between its places and beyond them.
-
-Knows axes and a table. Does not know what is tabulated.
-"""
+"""A function of a few numbers, tabulated, and read in straight lines between its places and beyond them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Many numbers as one short word of text: logarithms in whole steps, two bytes each, compressed.
-
-Knows numbers. Does not know what they mean.
-"""
+"""Many numbers as one short word of text: logarithms in whole steps, two bytes each, compressed."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     install(manager)                       # one manager; transformers itself is left as it is
     model.generate_batch(prompts, max_new_tokens=64)
 
-What works, what is refused and why: docs/integrations/transformers.md. Knows transformers' continuous batching, whose inside transformers does not
-promise to keep: on import it is looked whether this one has all that is needed. Needs transformers; nothing else of paged imports this.
+What works, what is refused and why: docs/integrations/transformers.md. Needs transformers; nothing else of paged
+imports this.
 """
 
 from paged.errors import RefusedByPaged, Unfinished, UnsupportedTransformers

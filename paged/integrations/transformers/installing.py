@@ -1,4 +1,4 @@
-"""One call, by which a manager of continuous batching runs on our scheduler, and why some cannot. Knows a manager by its fields."""
+"""One call, by which a manager of continuous batching runs on our scheduler, and why some cannot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which names of transformers' continuous batching the plug-in uses, and whether the transformers that is installed has them.
 
-Knows names. Imports no transformers before it is asked.
+Imports no transformers before it is asked.
 """
 
 from __future__ import annotations

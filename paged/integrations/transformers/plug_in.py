@@ -4,8 +4,8 @@
     paged.Batch   →  FutureRequestStates and block tables   a step is decided; a large one runs in several parts
     RequestStates' newest tokens → Scheduler.update         all parts ran, and the next step begins
 
-transformers ends a request at a stop id or at its length, and so does ours, at the same token. Which tokens run in a step, and which blocks
-they write, is ours alone: nothing of transformers' own accounting is used. Knows both interfaces. Does not know models or devices.
+transformers ends a request at a stop id or at its length, and so does ours, at the same token. Which tokens run in a
+step, and which blocks they write, is ours alone: nothing of transformers' own accounting is used.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     vllm serve MODEL --async-scheduling --scheduler-cls paged.integrations.vllm.AsyncScheduler
     LLM(MODEL, scheduler_cls="paged.integrations.vllm.Scheduler", additional_config={"paged": {"policy": "paged"}})
 
-What works, what is refused and why: docs/integrations/vllm.md. Knows vLLM's scheduler interface, which vLLM does not promise to keep: on import
-it is looked whether this one has all that is needed. Needs vLLM; nothing else of paged imports this.
+What works, what is refused and why: docs/integrations/vllm.md. Needs vLLM; nothing else of paged imports this.
 """
 
 from paged.errors import RefusedByPaged, UnsupportedVllm

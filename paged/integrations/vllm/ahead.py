@@ -2,9 +2,8 @@
 
     schedule 7 | schedule 8, which computes what 7 samples | update 7 | schedule 9 | update 8 | ...
 
-The runner keeps what it sampled on its device, and takes it from there in the step right after. Of a row that it is told anew it takes all
-tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler). Knows what the runner needs for that. Does not
-know how a step is decided.
+The runner keeps what it sampled on its device, and takes it from there in the step right after. Of a row that it is
+told anew it takes all tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What became of each request in a step, as vLLM's front end wants it.
 
-Most outputs are a request's id and one token; they are made in one go. What else a request wants with its tokens (log-probabilities,
-the first time how much of its prompt was found, events, a grammar's word) is put in one by one. Knows vLLM's outputs. Decides nothing
-but what a grammar or a repetition decides.
+Most outputs are a request's id and one token; they are made in one go. What else a request wants with its tokens
+(log-probabilities, the first time how much of its prompt was found, events, a grammar's word) is put in one by one.
+Decides nothing but what a grammar or a repetition decides.
 """
 
 from __future__ import annotations

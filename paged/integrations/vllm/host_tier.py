@@ -4,9 +4,9 @@
         "kv_connector_module_path": "paged.integrations.vllm.host_tier", "kv_role": "kv_both",
         "kv_connector_extra_config": {"host_blocks": 4000}}'
 
-vLLM calls a connector before it writes anything of a step, and that is all that a tier needs here: which blocks travel is decided with the
-step, and told with it. Its scheduler side, which would look for content elsewhere, is never asked: our scheduler knows both tiers. Knows vLLM's
-connectors and its cache tensors. Decides nothing.
+vLLM calls a connector before it writes anything of a step, and that is all that a tier needs here: which blocks
+travel is decided with the step, and told with it. Its scheduler side, which would look for content elsewhere, is
+never asked: our scheduler knows both tiers. Decides nothing.
 """
 
 from __future__ import annotations

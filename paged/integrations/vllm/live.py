@@ -1,4 +1,4 @@
-"""What the plug-in keeps of a request that has not ended. Knows vLLM's Request by its fields; imports nothing of vLLM."""
+"""What the plug-in keeps of a request that has not ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which names and fields of vLLM the plug-in uses, and whether the vLLM that is installed has them.
 
-vLLM calls its scheduler interface private and changes it between versions. So what is used is listed here, a version that has all of it is
-accepted, and one that does not is refused with the names that are missing. Knows names. Imports no vLLM before it is asked.
+vLLM calls its scheduler interface private and changes it between versions. So what is used is listed here, a version
+that has all of it is accepted, and one that does not is refused with the names that are missing. Imports no vLLM
+before it is asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Options of the plug-in: `additional_config={"paged": {...}}` of vLLM, or the same as JSON in the environment's PAGED_VLLM.
-
-Knows their names and values. Does not know vLLM.
-"""
+"""Options of the plug-in: `additional_config={"paged": {...}}` of vLLM, or the same as JSON in the environment's PAGED_VLLM."""
 
 from __future__ import annotations
 

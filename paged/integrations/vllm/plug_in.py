@@ -4,8 +4,8 @@
     paged.Batch     →  SchedulerOutput           a step is decided; the runner is told what differs (telling.py)
     ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
 
-Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only written to where something
-of vLLM reads them: a grammar, the search for repetitions. Knows vLLM's interface. Does not know models or devices.
+Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only
+written to where something of vLLM reads them: a grammar, the search for repetitions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What of vLLM the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
 
-The table of features in docs/integrations/vllm.md says the same, and a test compares them. Knows vLLM's configuration by its fields; imports
-nothing of vLLM.
+The table of features in docs/integrations/vllm.md says the same, and a test compares them.
 """
 
 from __future__ import annotations

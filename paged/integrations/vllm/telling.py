@@ -1,6 +1,6 @@
 """What a step tells vLLM's model runner: everything of a new request, and of one that it knows what has changed.
 
-Knows SchedulerOutput, and what the runner keeps between steps. Does not decide, and does not know what becomes of a step.
+Does not decide, and does not know what becomes of a step.
 """
 
 from __future__ import annotations

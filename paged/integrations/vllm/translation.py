@@ -1,4 +1,4 @@
-"""A request of vLLM's as one of ours. Knows both by their fields; imports nothing of vLLM."""
+"""A request of vLLM's as one of ours."""
 
 from __future__ import annotations
 

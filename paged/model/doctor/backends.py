@@ -1,7 +1,4 @@
-"""Which attention backends work on which device, and whether the model that ships answers by them.
-
-Knows the engine from outside. Does not know how attention is computed.
-"""
+"""Which attention backends work on which device, and whether the model that ships answers by them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One look at this machine and installation: what it gives, what is wrong, and what there is to do.
-
-Knows what should work where. Does not know how it is shown.
-"""
+"""One look at this machine and installation: what it gives, what is wrong, and what there is to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an examination finds, as data: plain names, counts, bytes and seconds.
-
-Knows no words for it. Does not know how anything is found.
-"""
+"""What an examination finds, as data: plain names, counts, bytes and seconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""This machine and what is installed on it, without loading any of it.
-
-Knows the operating system's files and the records that installers leave. Does not know torch.
-"""
+"""This machine and what is installed on it, without loading any of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The compiler, the libraries that it makes of our C code, and what they came to.
-
-Knows where libraries are kept and how they are had. Does not know what they compute.
-"""
+"""The compiler, the libraries that it makes of our C code, and what they came to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A transformers decoder of Llama's family as one call into C: Llama, Mistral, Qwen 2, Qwen 3 and SmolLM.
 
-Takes over the module's own packed weights, so that they are held once, and its rotary embedding's numbers. What a token gets does not
-depend on the rest of its step, so batch-invariance needs no tiles. Knows these modules' parts by their names. Does not know batches
-or requests.
+Takes over the module's own packed weights, so that they are held once, and its rotary embedding's numbers. What a
+token gets does not depend on the rest of its step, so batch-invariance needs no tiles.
 """
 
 from __future__ import annotations

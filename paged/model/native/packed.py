@@ -1,7 +1,6 @@
 """Linear layers whose weights are packed once, in the order in which the processor reads them, and held nowhere else.
 
-A product's numbers do not depend on what else is computed in the same call (products.c). Knows torch's linear layers, and embeddings
-that share a linear layer's weights. Does not know architectures.
+A product's numbers do not depend on what else is computed in the same call (products.c).
 """
 
 from __future__ import annotations

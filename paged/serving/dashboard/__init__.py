@@ -1,7 +1,4 @@
-"""The server's pages, a file each without anything from elsewhere: page (the dashboard), index (links) and docs (the interface).
-
-Knows where the files lie. Does not know what they show.
-"""
+"""The server's pages, a file each without anything from elsewhere: page (the dashboard), index (links) and docs (the interface)."""
 
 from importlib.resources import files
 
