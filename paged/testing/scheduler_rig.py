@@ -459,7 +459,7 @@ class SchedulerRig:
         book, policy = self.books[id], getattr(self.scheduler, "policy", None)
         is_live = book.sequences[sequence].reason is None
         can = is_live and self.scheduler.status(id) == "running"
-        can &= policy is None or (policy.reservation == "prompt" and policy.batching == "continuous")
+        can &= policy is None or policy.reservation == "prompt"
         can &= book.request.reads_cache and book.request.writes_cache and self.num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
         try:

@@ -249,7 +249,7 @@ def test_an_asynchronous_manager_runs_one_batch_at_a_time():
 
 
 def test_what_is_refused_is_refused_before_anything_changes():
-    for policy, sentence in (("fifo", "no policy 'fifo'; policies are static"), ("orca-max", "reserves regions")):
+    for policy, sentence in (("fifo", "no policy 'fifo'; policies are vllm"), ("orca-max", "reserves regions")):
         manager = manager_of()
         with pytest.raises(RefusedByPaged, match=sentence):
             install(manager, policy=policy)

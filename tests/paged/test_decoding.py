@@ -352,8 +352,8 @@ def test_what_makes_no_sense_is_refused_in_the_words_of_the_parameter(fields, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculate": "magic"}, "speculate has to be one of 'lookup', 'lookahead', 'draft', or None; got 'magic'"),
-        ({"speculate": "lookup", "num_drafts": 0}, "num_drafts has to be at least 1; got 0"),
+        ({"speculate": "magic"}, 'speculate has to be "lookup", "lookahead" or "draft"; got "magic"'),
+        ({"speculate": "lookup", "num_drafts": 0}, "num_drafts has to be an integer of at least 1; got 0"),
         ({"speculate": "lookup", "steps_ahead": 1}, "speculate does not go with steps_ahead"),
     ],
 )

@@ -302,6 +302,8 @@ def test_a_server_answers_under_its_names_and_ends_with_nothing_wrong():
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_a_signal_lets_running_requests_end_and_takes_no_more(number, status):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("whoever began these tests has it ignored, as nohup does, and so does the server")
     with started("--log", "off") as server, streaming(server, LONG) as answer:
         server.process.send_signal(number)
         wait_until_it_drains(server)
