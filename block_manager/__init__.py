@@ -6,9 +6,9 @@ Needs numpy alone. Knows no requests, no time and no tensors.
 from .content_calls import Hit
 from .events import Cleared, Event, Removed, Stored
 from .manager import Admission, BlockManager
+from .memory import Composed
 from .moves import Moves
 from .stats import MemoryStats
-from .trusted import Composed
 
 __all__ = [
     "Admission",

@@ -19,8 +19,8 @@ from . import inspection
 from .content_key import root_prefix
 from .events import Event, EventLog
 from .free_list import Blocks
+from .memory import Memory
 from .runs import Segment, first_of
-from .trusted_content import TrustedContentCalls
 
 
 class Hit(NamedTuple):
@@ -32,7 +32,7 @@ class Hit(NamedTuple):
     host_tokens: int = 0
 
 
-class ContentCalls(TrustedContentCalls):
+class ContentCalls(Memory):
     """What a caller may ask of content, and ask for it."""
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:

@@ -1,12 +1,13 @@
-"""The memory layer's calls that trust their caller: what a scheduler makes in every step.
+"""What a scheduler asks of memory in every step, and all that such a step may change.
 
 Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. A caller that is not sure takes
-the calls of BlockManager, which check first and come here then. Knows everything below, and a step from its first row to its end.
+the calls of BlockManager, which check first and come here then.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from paged.base.growing import rising_from
 
 from .events import EventLog
 from .flights import Flight, Flights, Share
+from .free_list import Blocks
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
 from .offload import Offload
@@ -23,10 +25,9 @@ from .pool import Pool
 from .prefix_index import PrefixIndex
 from .retention import Retentions
 from .sharing import Sharing, truncate_table
-from .stats import WINDOW
+from .stats import WINDOW, HitFigures
 from .tables import Rows, Tables
 from .tiers import Tiers
-from .views import Views
 
 
 class Composed(NamedTuple):
@@ -52,8 +53,11 @@ class Composed(NamedTuple):
     changes: TableChanges
 
 
-class TrustedCalls(Views):
-    """The state of the memory layer, and the unchecked calls on it."""
+class Memory:
+    """The state of the memory layer, and the unchecked calls on it.
+
+    Arrays that it shows are read-only views of the live columns, valid until a row is added or told more tokens, unless said to be copies.
+    """
 
     def __init__(
         self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
@@ -584,3 +588,306 @@ class TrustedCalls(Views):
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
         self._growth.put_back_changes(TableChanges(rows, columns, blocks))
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
+        return not self._growth.any_shared_tail and self._offload is None and self.retentions.next_end == np.inf
+
+    def go_alone(self, rows: Rows) -> bool:
+        """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
+        another row of their batch, as long as no block is looked up (`most_decodes`)."""
+        index, num_blocks = self._index, self._tables.num_blocks
+        return index is None or not any(index.may_find_next(row, num_blocks.item(row)) for row in rows.tolist())
+
+    def most_decodes(self, rows: Rows, limit: int) -> int:
+        """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
+        them has to look a full block up."""
+        tables, index, size = self._tables, self._index, self.block_size
+        computed = tables.num_computed[rows]
+        if index is not None and index.num_attentive:
+            asking = index.attentive(rows)
+            if len(asking):
+                limit = min(limit, size - 1 - int((computed[asking] % size).max()))
+        if limit < 1:
+            return 0
+        spare = tables.num_blocks[rows] * size - computed
+        available = self.num_unpromised
+        if int(spare.max()) < size:
+            # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
+            rounds, place = divmod(available, len(rows))
+            return min(limit, rounds * size + int(np.partition(spare, place)[place]))
+        # Mostly there is room for all of them: that is asked first.
+        least, most, middle = 0, limit, limit
+        while least < most:
+            if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
+                least = middle
+            else:
+                most = middle - 1
+            middle = (least + most + 1) // 2
+        return least
+
+    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """`place_decodes`, `commit`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
+        of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
+        they can. Returns the blocks that each batch drew, int64 [k]."""
+        tables, size, num_steps = self._tables, self.block_size, tokens.shape[1]
+        computed = tables.num_computed[rows]
+        have = tables.num_blocks[rows].astype(np.int64)
+        # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
+        first = have * size - computed
+        counts = -(-np.maximum(num_steps - first, 0) // size)
+        places = np.repeat(np.arange(len(rows)), counts)
+        nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
+        steps = first[places] + nth * size
+        order = np.argsort(steps, kind="stable")
+        places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
+        start = self._batch
+        if len(steps):
+            self._draw_ahead(rows[places], columns, start + steps)
+        self._begin_batch(start + num_steps)
+        tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
+        rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
+        tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
+        tables.num_tokens[rows] = ends + num_steps
+        tables.last_token[rows] = tokens[:, -1]
+        return np.bincount(steps, minlength=num_steps)
+
+    def _draw_ahead(self, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+        """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
+
+        A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
+        """
+        device = self._device
+        evicted, first = device.num_evicted, int(batches[0])
+        self._begin_batch(first)
+        self._growth.promise_one_each(rows, columns)
+        self._growth.draw_promised()
+        if count := device.num_evicted - evicted:
+            later = int(batches[-count:].sum()) - count * first
+            device.idle_steps += later
+            if self._index is not None:
+                self._index.lifetime_steps += later
+
+    def give_to_host(self, rows: Rows, keep: int) -> Moves:
+        """`swap_out` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        return self._tiers.swap_out(rows, keep)
+
+    def take_from_host(self, rows: Rows) -> Moves:
+        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        rows = rows[self._tables.is_swapped[rows]]
+        before = self._tables.num_blocks[rows]
+        moves = self._tiers.swap_in(rows)
+        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
+            self._growth.note(row, start)
+            self._note_shared_tail(row)
+        return moves
+
+    def host_blocks_for_swap(self, rows: list[int], keep: int = 0) -> int:
+        """Host blocks that `swap_out` would take; it fits if host_free + host_cached is at least that.
+
+        Closes the rows' open runs, as a preemption of either kind does.
+        """
+        return self._tiers.host_blocks_wanted(np.array(rows, np.int64), keep)
+
+    def blocks_to_return(self, rows: list[int]) -> int:
+        """Device blocks that `swap_in` of these rows would take from what is available."""
+        return self._tiers.device_blocks_wanted(np.array(rows, np.int64))
+
+    def num_host_tail(self, row: int) -> int:
+        """Host blocks that the row holds."""
+        return len(self._tiers.tails.get(row, ()))
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
+        last; the rest is computed. Without it all is loaded."""
+        if self._offload is not None:
+            self._offload.is_worth_loading = is_worth_loading
+
+    def hold(self, blocks: Blocks) -> None:
+        """One more reference to each of these used or cached device blocks, into which something is still being loaded."""
+        self._device.keep(blocks)
+
+    def release_held(self, blocks: Blocks) -> None:
+        """Give back what `hold` took."""
+        self._device.let_go(blocks)
+
+    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
+        return self._index is not None and self._index.has_first(root, tokens[: self.block_size].tobytes())
+
+    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
+        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
+
+        With `confirmed`, only those that no batch is still computing. Changes nothing.
+        """
+        index = self._index
+        if index is None or not self.has_first(tokens, root):
+            return 0
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
+        blocks = index.blocks_of(match)
+        if confirmed and match.first_pending >= 0:
+            blocks = blocks[: match.first_pending]
+        return int(np.count_nonzero(self._device.state[blocks] > 0))
+
+    def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether what some row computes next may be what follows the cached prefix of these tokens: it ends where an open run does."""
+        index = self._index
+        if index is None or not self.has_first(tokens, root):
+            return False
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self.block_size)
+        if not match.segments:
+            return True
+        run, offset, count = match.segments[-1]
+        return run.row >= 0 and offset + count >= index.confirmed_length(run)
+
+    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
+        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
+
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. What only the host has is
+        loaded into `room` blocks at most (None: as many as can be drawn).
+        """
+        return 0 if self._sharing is None else self._sharing.extend_hit(row, count=count, room=room)
+
+    def is_unconfirmed(self, row: int) -> bool:
+        """Whether the row shares a block that a batch which has not ended is still computing."""
+        return self._sharing is not None and self._sharing.is_unconfirmed(row)
+
+    def set_computed(self, row: int, num_computed: int) -> None:
+        """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
+        self._tables.set_progress(row, num_computed)
+        self._publish(row)
+
+    def retain_row(self, row: int, level: int, until: float | None) -> None:
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
+        if self._index is None:
+            return
+        last = self._index.last_node(row)
+        if last is None:
+            return
+        if until is None or until > self.retentions.now:
+            self.retentions.retain([(*last, 1)], level, until)
+
+    def hit_figures(self) -> HitFigures:
+        """The lookups' figures, at no cost."""
+        sharing = self._sharing
+        if sharing is None:
+            return HitFigures()
+        return HitFigures(
+            self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
+        )
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
+        return self._tables.read_only_blocks
+
+    @property
+    def num_table_blocks(self) -> NDArray[np.int64]:
+        """int64 [rows]: blocks in each row's table."""
+        return self._tables.shown.num_blocks
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known of each row."""
+        return self._tables.shown.num_tokens
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
+        return self._tables.shown.num_computed
+
+    @property
+    def num_launched(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
+        return self._tables.shown.num_launched
+
+    @property
+    def num_scheduled(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are in flight; a copy."""
+        return self._tables.num_launched - self._tables.num_computed
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
+        return self._tables.shown.tokens
+
+    @property
+    def live_rows(self) -> Rows:
+        """int64 [n]: the rows that sequences hold, rising."""
+        return self._tables.live_rows
+
+    def is_in_flight(self, row: int) -> bool:
+        """Whether a batch that has not ended computes tokens of the row that it still holds."""
+        return bool(self._tables.num_launched[row] != self._tables.num_computed[row])
+
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_blocks]: references to each device block; a copy."""
+        return self._device.ref_count
+
+    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
+        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
+        return self._device.refs(self._tables.blocks[0, row, : self._tables.num_blocks[row]].astype(np.int64))
+
+    def block_states(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
+        state = self._device.state
+        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
+
+    def block_levels(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: how long the content of each device block is kept, 0 where it is not retained; see `retain`. A copy."""
+        level = self._device.level
+        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is being composed; see next_batch."""
+        return self._batch
+
+    @property
+    def host_ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_host_blocks]: references to each host block; a copy."""
+        return self._host.ref_count
+
+    @property
+    def num_free(self) -> int:
+        """Device blocks with ref count 0 and no content."""
+        return self._device.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Device blocks with ref count 0 and content."""
+        return self._device.num_cached
+
+    @property
+    def num_used(self) -> int:
+        """Device blocks with a ref count of at least 1."""
+        return self._device.num_used
+
+    @property
+    def num_available(self) -> int:
+        """Device blocks that can be drawn: free and cached."""
+        return self._device.num_available
+
+    @property
+    def host_free(self) -> int:
+        """Host blocks with ref count 0 and no content."""
+        return self._host.num_free
+
+    @property
+    def host_cached(self) -> int:
+        """Host blocks with ref count 0 and content."""
+        return self._host.num_cached
+
+    @property
+    def host_used(self) -> int:
+        """Host blocks that a swapped row holds."""
+        return self._host.num_used
+
+    @property
+    def usage(self) -> float:
+        """Used device blocks ÷ all device blocks."""
+        return self._device.num_used / self.num_blocks
