@@ -3,10 +3,10 @@
 Needs numpy alone. Knows no requests, no time and no tensors.
 """
 
-from .content_calls import Hit
+from .content import Hit
 from .events import Cleared, Event, Removed, Stored
 from .manager import Admission, BlockManager
-from .memory import Composed
+from .memory import Composed, Memory
 from .moves import Moves
 from .stats import MemoryStats
 
@@ -17,6 +17,7 @@ __all__ = [
     "Composed",
     "Event",
     "Hit",
+    "Memory",
     "MemoryStats",
     "Moves",
     "Removed",

@@ -254,12 +254,12 @@ class Growth:
             return self._drawn.rows
         return self._changes.rows[: self._num_changes]
 
-    def put_back_changes(self, changes: TableChanges) -> None:
-        """Changes that were taken come first again."""
-        if not len(changes.rows):
+    def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
+        """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
+        if not len(rows):
             return
         later = self.take_changes()
-        self._note(*changes)
+        self._note(rows, columns, blocks)
         if len(later.rows):
             self._note(*later)
 

@@ -76,7 +76,7 @@ class Pool:
         """int32 [num_blocks]: references to each block; a copy."""
         return self.refs(slice(None))
 
-    def refs(self, blocks: Blocks | slice) -> NDArray[np.int32]:
+    def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
         """int32 [n]: references to each of these blocks."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 

@@ -151,6 +151,17 @@ class PrefixIndex:
             run, at = (run, length - 1) if length else (run.parent, run.at)
         return None if run is None else (run, at)
 
+    def hashes(self, row: int) -> list[bytes]:
+        """Chained SHA-256 of the row's confirmed nodes, first to last."""
+        path = self.paths[row]
+        segments = path.segments(0)
+        if path.open is not None and (length := self.confirmed_length(path.open)):
+            segments.append((path.open, 0, length))
+        found: list[bytes] = []
+        for run, offset, count in segments:
+            found.extend(self.digests(run, offset + count, offset))
+        return found
+
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, pending ones too."""
         path = self.paths[row]

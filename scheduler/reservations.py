@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager
+from paged.block_manager import Memory
 from paged.errors import NeverFits
 
 from .request import RequestState
@@ -32,7 +32,7 @@ class Reservation:
 
     reserves = is_counted = False
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Tokens that each sequence of a group can have in an empty pool, as far as that is known before."""
         return manager.num_blocks * manager.block_size
 
@@ -100,7 +100,7 @@ class Drawn(Reservation):
     def __init__(self, total_of: Totals) -> None:
         self._total_of = total_of
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
         return manager.num_blocks // num_sequences * manager.block_size
 
@@ -166,9 +166,9 @@ def blocks_to_enter(state: State, request: RequestState) -> int:
 def blocks_to_return(state: State, request: RequestState) -> int:
     """Blocks that a paused or swapped request takes from what is available before it may run again."""
     manager, rows = state.manager, np.array(request.live_rows, np.int64)
-    needed = manager.blocks_to_return(request.live_rows)
+    needed = manager.tiers.device_blocks_wanted(request.live_rows)
     targets = state.columns.max_total[rows] if is_due(state, request) else state.reservation.kept(state, rows)
     for row, target in zip(request.live_rows, targets.tolist(), strict=True):
-        on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
+        on_device, on_host = int(manager.num_table_blocks[row]), manager.tiers.num_on_host(row)
         needed += max(0, state.blocks_for(target) - on_device - on_host)
     return needed

@@ -6,7 +6,7 @@ Knows what a request says of its length. Does not know how regions are laid out;
 from __future__ import annotations
 
 from paged.base.words import counted
-from paged.block_manager import BlockManager
+from paged.block_manager import Memory
 from paged.errors import NeverFits
 
 from ..request import RequestState
@@ -22,7 +22,7 @@ class InRegions(Drawn):
         super().__init__(total_of)
         self._regions = Regions(num_blocks)
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         return self._regions.largest(num_sequences) * manager.block_size
 
     def has_place(self, state: State, request: RequestState) -> bool:
@@ -57,7 +57,7 @@ class InRegions(Drawn):
         )
 
     def violations(self, state: State) -> list[str]:
-        found, rows = self._regions.check(), set(state.manager.live_rows.tolist())
+        found, rows = self._regions.check(), set(state.manager.tables.live_rows.tolist())
         if self._regions.owners != rows:
             found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")
         return found

@@ -456,7 +456,7 @@ def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_
     manager.reserve([arriving], [3])
     manager.next_batch()
     manager.allocate([computing], [1])
-    manager.set_computed(arriving, 6)
+    manager._memory.set_computed(arriving, 6)
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
     if is_cancelled:
         manager.cancel()
