@@ -1,6 +1,6 @@
 """Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers.
 
-Needs numpy alone. Knows no requests, no time and no tensors.
+Needs numpy alone.
 """
 
 from .content import Hit

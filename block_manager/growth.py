@@ -1,7 +1,4 @@
-"""How block tables grow and shrink, and what changed in them since the last batch.
-
-Knows tables and the device pool. Does not know content, tiers, or who may have how many blocks.
-"""
+"""How block tables grow and shrink, and what changed in them since the last batch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from paged.base.arguments import (
 from paged.base.copying import Uncopyable
 from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 
-from . import inspection
 from .content import Hit
 from .content_key import root_prefix
 from .events import Event
@@ -33,7 +32,7 @@ from .flights import Flight
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats
-from .tables import Rows
+from .tables import Rows, Tables
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -52,6 +51,17 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     if array is None or array.shape not in ((), rows.shape):
         raise InvalidConfig(f"{name} has to be an int64, or {len(rows)} of them, one a row; got {value!r}.")
     return np.broadcast_to(array, rows.shape)
+
+
+def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
+    """Slots of used device blocks that hold a computed token; a shared block counts once."""
+    size = tables.block_size
+    filled = np.zeros(num_blocks, np.int64)
+    for row in tables.live_rows.tolist():
+        blocks = tables.blocks[0, row, : tables.num_blocks[row]]
+        computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
+        filled[blocks] = np.maximum(filled[blocks], computed)
+    return int(filled.sum())
 
 
 class BlockManager(Uncopyable):
@@ -311,7 +321,7 @@ class BlockManager(Uncopyable):
     def stats(self) -> MemoryStats:
         """This moment's figures."""
         num_slots = self.num_used * self.block_size
-        empty = num_slots - inspection.num_filled_slots(self._memory.tables, self.num_blocks)
+        empty = num_slots - _num_filled_slots(self._memory.tables, self.num_blocks)
         offload = self._memory.offload
         return MemoryStats(
             num_blocks=self.num_blocks,
@@ -395,7 +405,7 @@ class BlockManager(Uncopyable):
         """
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return set() if self._memory.index is None else inspection.contents(self._memory.index, self.block_size, tier)
+        return set() if self._memory.index is None else self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all of them are content, and take what is found. Returns the tokens won.
@@ -409,15 +419,6 @@ class BlockManager(Uncopyable):
         """A hit on content that only the host has is loaded where this says so, given the first position and the one after the last;
         the rest is computed. Without it all is loaded."""
         self._memory.load_where(is_worth_loading)
-
-    def snapshot(self) -> dict[str, object]:
-        """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
-        return {
-            "rows": inspection.rows_as_values(self._memory.tables, self._memory.tiers, self._memory.index),
-            "contents": [self.cached_contents("device"), self.cached_contents("host")],
-            "tiers": [inspection.tier_as_values(pool) for pool in (self._memory.device, self._memory.host)],
-            "figures": self.stats(),
-        }
 
     def _with_content(self, moves: Moves) -> Moves:
         """A call's own copies, and those of content that are planned: kind by kind, content first."""

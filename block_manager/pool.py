@@ -1,7 +1,4 @@
-"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries.
-
-Knows block ids, reference counts and, for a block with content, the run of its node. Does not know tables, rows or tokens.
-"""
+"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries."""
 
 from __future__ import annotations
 

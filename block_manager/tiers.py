@@ -3,7 +3,7 @@
 Full blocks go as nodes, so that what already resides on the host is pinned and not copied again, and on return a node that
 is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix
 cache) gets a host block of its own. Pins are references on the host pool; what they do not cover there is cached content and
-gives way. Knows both pools and which host blocks a row holds. Does not know why a row is swapped, nor what a copy costs.
+gives way.
 """
 
 from __future__ import annotations

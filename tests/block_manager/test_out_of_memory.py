@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager
+from paged.testing.snapshots import snapshot
 
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "resize", "repeat")
 
@@ -34,13 +35,13 @@ def memory_for(num_arrays):
 def num_failures(manager, call):
     """How many arrays the call makes: each of them could not be made, once, and the manager was as before."""
     for num_arrays in range(100):
-        before = manager.snapshot()
+        before = snapshot(manager)
         with memory_for(num_arrays) as failed, suppress(MemoryError):
             call()
         if not failed:
             assert manager.check() == []
             return num_arrays
-        assert manager.snapshot() == before, f"array {num_arrays} ({failed})"
+        assert snapshot(manager) == before, f"array {num_arrays} ({failed})"
         assert manager.check() == []
     raise AssertionError("the call makes fewer arrays than this")
 
