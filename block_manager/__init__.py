@@ -1,14 +1,14 @@
 """Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers.
 
-Needs numpy alone. Knows no requests, no time and no tensors.
+Needs numpy alone.
 """
 
-from .content_calls import Hit
+from .content import Hit
 from .events import Cleared, Event, Removed, Stored
 from .manager import Admission, BlockManager
+from .memory import Composed, Memory
 from .moves import Moves
 from .stats import MemoryStats
-from .trusted import Composed
 
 __all__ = [
     "Admission",
@@ -17,6 +17,7 @@ __all__ = [
     "Composed",
     "Event",
     "Hit",
+    "Memory",
     "MemoryStats",
     "Moves",
     "Removed",

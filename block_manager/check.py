@@ -1,7 +1,6 @@
 """The memory layer's invariants, recomputed from nothing but the tables, and every violation said in a sentence.
 
-Knows all of the memory layer's state and trusts none of its counters. Changes nothing. The numbers are those of
-docs/invariants.md.
+Trusts no counter. The numbers are those of docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     a node without parent: | -1                     | namespace    | token ids of the block |
 
 Run ids count up from 0 and are never reused, and the token ids have one length, so no two different contents share a key. The chained
-SHA-256 below is for indexes elsewhere. Knows encodings. Does not know what resides where.
-"""
+SHA-256 below is for indexes elsewhere."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 Nothing is written down before the first reading, and after that one record for nodes of a run that came to a tier or left it together. What
 came and went between two calls is not in the events; that, their order and the hashes are found when they are read, so that taking them
-costs little. Knows runs and which nodes of open ones were told. Does not know when or why content moves.
+costs little.
 """
 
 from __future__ import annotations

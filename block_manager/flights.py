@@ -1,9 +1,7 @@
 """Batches between their placement and their end: which rows each computes, from which token to which.
 
-    batch 7 | row 0: 16 to 17 | row 3: 0 to 24 |   oldest: ends first, by `confirm`
-    batch 8 | row 0: 17 to 18 |                    latest: the only one that `cancel` may take back
-
-Knows rows, their uids and token positions. Does not know blocks, content, or what a batch does to either.
+batch 7 | row 0: 16 to 17 | row 3: 0 to 24 |   oldest: ends first, by `confirm`
+batch 8 | row 0: 17 to 18 |                    latest: the only one that `cancel` may take back
 """
 
 from __future__ import annotations

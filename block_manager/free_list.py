@@ -1,7 +1,6 @@
 """The order in which free blocks are handed out.
 
-Knows block ids and when each became free. Does not know what a block holds, who held it, or why it is wanted. Block ids are
-int64 in here and wherever they index a column: numpy gathers by int32 five times slower.
+Block ids are int64 in here and wherever they index a column: numpy gathers by int32 five times slower.
 """
 
 from __future__ import annotations

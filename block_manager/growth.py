@@ -1,7 +1,4 @@
-"""How block tables grow and shrink, and what changed in them since the last batch.
-
-Knows tables and the device pool. Does not know content, tiers, or who may have how many blocks.
-"""
+"""How block tables grow and shrink, and what changed in them since the last batch."""
 
 from __future__ import annotations
 
@@ -254,12 +251,12 @@ class Growth:
             return self._drawn.rows
         return self._changes.rows[: self._num_changes]
 
-    def put_back_changes(self, changes: TableChanges) -> None:
-        """Changes that were taken come first again."""
-        if not len(changes.rows):
+    def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
+        """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
+        if not len(rows):
             return
         later = self.take_changes()
-        self._note(*changes)
+        self._note(rows, columns, blocks)
         if len(later.rows):
             self._note(*later)
 

@@ -1,7 +1,7 @@
 """Which nodes reside in which host blocks: an array by run.
 
 On the device the nodes of a run go last one first, so how many are left says it all; on the host they come and go as swap and
-eviction take them. Knows runs and the host pool. Does not know why a node is there, nor who copies it.
+eviction take them.
 """
 
 from __future__ import annotations

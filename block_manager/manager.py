@@ -1,32 +1,38 @@
 """The block manager: the public door of the memory layer.
 
 Every operation takes rows, checks, and then acts: one that cannot be done whole raises and changes nothing. It returns data
-movement as arrays of block ids. Knows blocks, tables, ref counts, content and tiers. Does not know requests, time or tensors.
-Calls are serialised by the caller.
+movement as arrays of block ids. Calls are serialised by the caller.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged.base.arguments import checked_flag, checked_integer, int64_array, is_integer, token_array
+from paged.base.arguments import (
+    checked_flag,
+    checked_integer,
+    checked_level,
+    int64_array,
+    is_integer,
+    logical_time,
+    token_array,
+)
 from paged.base.copying import Uncopyable
 from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 
-from . import inspection
-from .check import violations_of
-from .content_calls import ContentCalls
+from .content import Hit
 from .content_key import root_prefix
+from .events import Event
 from .flights import Flight
+from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats
-from .tables import Rows
+from .tables import Rows, Tables
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -47,7 +53,18 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     return np.broadcast_to(array, rows.shape)
 
 
-class BlockManager(ContentCalls, Uncopyable):
+def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
+    """Slots of used device blocks that hold a computed token; a shared block counts once."""
+    size = tables.block_size
+    filled = np.zeros(num_blocks, np.int64)
+    for row in tables.live_rows.tolist():
+        blocks = tables.blocks[0, row, : tables.num_blocks[row]]
+        computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
+        filled[blocks] = np.maximum(filled[blocks], computed)
+    return int(filled.sum())
+
+
+class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching` content that is evicted from the device stays on the host as long as there is room, and a hit on it brings it
@@ -77,16 +94,19 @@ class BlockManager(ContentCalls, Uncopyable):
             raise InvalidConfig(
                 f"host_caching keeps content in host blocks; got host_blocks {host_blocks}, prefix_caching {prefix_caching}."
             )
-        super().__init__(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
+        self.prefix_caching, self.host_caching = prefix_caching, host_caching
+        self._memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
         self._is_claimed = False
 
-    def claim(self) -> None:
-        """Give this memory to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
+    def claim(self) -> Memory:
+        """Give this memory, by its unchecked calls, to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
         MemoryClaimed. Reading, events, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
         rows are open."""
         if self._is_claimed or len(self.live_rows):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
+        return self._memory
 
     def _must_be_unclaimed(self, call: str) -> None:
         if self._is_claimed:
@@ -101,8 +121,8 @@ class BlockManager(ContentCalls, Uncopyable):
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
-        kept = watermark if self._device.num_used else 0
-        return Admission.OK if num_blocks + kept <= self._device.num_available else Admission.LATER
+        kept = watermark if self._memory.device.num_used else 0
+        return Admission.OK if num_blocks + kept <= self._memory.device.num_available else Admission.LATER
 
     def must_fit(self, pool: Any) -> None:
         """Raise InvalidConfig unless a pool of tensors (`num_blocks`, `block_size`, `num_host_blocks` and, if its host blocks have a
@@ -123,8 +143,8 @@ class BlockManager(ContentCalls, Uncopyable):
     def next_batch(self) -> int:
         """What is allocated from now on is another batch, which runs after those before it. Returns its number."""
         self._must_be_unclaimed("next_batch")
-        self._begin_batch(self._batch + 1)
-        return self._batch
+        self._memory.begin_batch(self._memory.batch + 1)
+        return self._memory.batch
 
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
@@ -135,12 +155,12 @@ class BlockManager(ContentCalls, Uncopyable):
         """
         self._must_be_unclaimed("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
-        return self.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
+        return self._memory.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
         """The row knows more tokens. Raises UnknownRow or InvalidTokens."""
         self._must_be_unclaimed("append")
-        self.append_row(self._tables.one(row, allow_swapped=True), token_array(tokens))
+        self._memory.append_row(self._memory.tables.one(row, allow_swapped=True), token_array(tokens))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
         """Put `counts[i]` more tokens of `rows[i]` in flight in the batch that is being composed: draw the blocks they need, copy a
@@ -152,14 +172,14 @@ class BlockManager(ContentCalls, Uncopyable):
         or OutOfBlocks, changing nothing.
         """
         self._must_be_unclaimed("allocate")
-        tables = self._tables
+        tables = self._memory.tables
         array = tables.checked(rows)
         wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
         if not len(array):
             # A batch without rows would be one to confirm.
             return NO_MOVES
         for row in array.tolist():
-            if self._flights.composed.share_of(row, int(tables.uid[row])) is not None:
+            if self._memory.flights.composed.share_of(row, int(tables.uid[row])) is not None:
                 raise RowInFlight(row)
         known = tables.num_tokens[array] - tables.num_launched[array]
         is_wrong = (
@@ -171,9 +191,9 @@ class BlockManager(ContentCalls, Uncopyable):
                 f"row {array[i]}: {wanted[i]} tokens wanted in flight, {beyond[i]} of them unknown; it knows {max(known[i], 0)} that are "
                 "not launched."
             )
-        moves = self._with_content(self.place(array, wanted))
+        moves = self._with_content(self._memory.place(array, wanted))
         # Moves run in the order of the calls: the sources are read before anything else is written there.
-        self._growth.release_copied()
+        self._memory.growth.release_copied()
         return moves
 
     def confirm(self) -> int:
@@ -184,13 +204,13 @@ class BlockManager(ContentCalls, Uncopyable):
         """
         self._must_be_unclaimed("confirm")
         flight = self._ending(0)
-        known = self._tables.num_tokens
-        for row, _, end in flight.shares(self._tables):
-            if min(end, int(self._tables.num_launched[row])) > known[row]:
+        known = self._memory.tables.num_tokens
+        for row, _, end in flight.shares(self._memory.tables):
+            if min(end, int(self._memory.tables.num_launched[row])) > known[row]:
                 raise InvalidTokens(
                     f"row {row}: batch {flight.number} computes its tokens up to {end}, and {known[row]} are known; append the others first."
                 )
-        self.settle(flight)
+        self._memory.settle(flight)
         return flight.number
 
     def cancel(self) -> dict[int, int]:
@@ -200,10 +220,10 @@ class BlockManager(ContentCalls, Uncopyable):
         that had been counted. Raises NothingInFlight, changing nothing.
         """
         self._must_be_unclaimed("cancel")
-        return self.take_back(self._ending(-1))
+        return self._memory.take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
-        flights = self._flights
+        flights = self._memory.flights
         if flights.composed.is_used and (place or not flights.outstanding):
             flights.seal()
             self.next_batch()
@@ -217,15 +237,15 @@ class BlockManager(ContentCalls, Uncopyable):
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
         """
         self._must_be_unclaimed("reserve")
-        array = self._tables.checked(rows)
+        array = self._memory.tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
             raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
         if (wanted > self.num_blocks).any():
             # As Python integers: the sum of such numbers may not fit into 64 bits.
-            missing = np.maximum(wanted - self._tables.num_blocks[array], 0)
+            missing = np.maximum(wanted - self._memory.tables.num_blocks[array], 0)
             raise OutOfBlocks(sum(missing.tolist()), self.num_available)
-        self.reserve_rows(array, wanted)
+        self._memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
         """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; its watermarks fall with them.
@@ -234,17 +254,17 @@ class BlockManager(ContentCalls, Uncopyable):
         changing nothing.
         """
         self._must_be_unclaimed("truncate")
-        row = self._tables.one(row, allow_swapped=True)
-        have = int(self._tables.num_blocks[row])
+        row = self._memory.tables.one(row, allow_swapped=True)
+        have = int(self._memory.tables.num_blocks[row])
         if not is_integer(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
-        self.truncate_row(row, int(num_blocks))
+        self._memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
         """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
         self._must_be_unclaimed("free")
-        for row in self._tables.checked(rows, allow_swapped=True).tolist():
-            self.close(row)
+        for row in self._memory.tables.checked(rows, allow_swapped=True).tolist():
+            self._memory.close(row)
 
     def fork(self, row: int) -> int:
         """A new row with the same tokens that shares every block with launched tokens, the partial one too.
@@ -253,7 +273,7 @@ class BlockManager(ContentCalls, Uncopyable):
         are known. Raises UnknownRow or RowSwapped, changing nothing.
         """
         self._must_be_unclaimed("fork")
-        return self.fork_of(self._tables.one(row))
+        return self._memory.fork_of(self._memory.tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """All blocks from column `keep` on go to the host, after what batches that are out write into them.
@@ -261,18 +281,18 @@ class BlockManager(ContentCalls, Uncopyable):
         Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing.
         """
         self._must_be_unclaimed("swap_out")
-        array = self._tables.checked(rows, allow_swapped=True)
-        least = int(self._tables.num_blocks[array].min()) if len(array) else 0
+        array = self._memory.tables.checked(rows, allow_swapped=True)
+        least = int(self._memory.tables.num_blocks[array].min()) if len(array) else 0
         if not is_integer(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
         keep = int(keep)
-        return self._with_content(self.give_to_host(array, keep))
+        return self._with_content(self._memory.tiers.swap_out(array, keep))
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
         self._must_be_unclaimed("swap_in")
-        array = self._tables.checked(rows, allow_swapped=True)
-        return self._with_content(self.take_from_host(array))
+        array = self._memory.tables.checked(rows, allow_swapped=True)
+        return self._with_content(self._memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
         """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
@@ -280,29 +300,29 @@ class BlockManager(ContentCalls, Uncopyable):
         Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
         """
         self._must_be_unclaimed("take_moves")
-        return self._take_moves()
+        return self._memory.take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
-        row = self._tables.one(row, allow_swapped=True)
-        return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
+        row = self._memory.tables.one(row, allow_swapped=True)
+        return self._memory.tables.blocks[0, row, : self._memory.tables.num_blocks[row]].copy()
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
-        row = self._tables.one(row, allow_swapped=True)
-        held = int(self._tables.num_blocks[row]) * self.block_size
+        row = self._memory.tables.one(row, allow_swapped=True)
+        held = int(self._memory.tables.num_blocks[row]) * self.block_size
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(int(start), int(stop))
-        blocks = self._tables.blocks[0, row, positions // self.block_size].astype(np.int64)
+        blocks = self._memory.tables.blocks[0, row, positions // self.block_size].astype(np.int64)
         slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
         return slots
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
         num_slots = self.num_used * self.block_size
-        empty = num_slots - inspection.num_filled_slots(self._tables, self.num_blocks)
-        offload = self._offload
+        empty = num_slots - _num_filled_slots(self._memory.tables, self.num_blocks)
+        offload = self._memory.offload
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=self.num_free,
@@ -314,38 +334,208 @@ class BlockManager(ContentCalls, Uncopyable):
             host_used=self.host_used,
             usage=self.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
-            recent_query_tokens=sum(tokens for tokens, _ in self._recent),
-            recent_hit_tokens=sum(found for _, found in self._recent),
-            evicted_blocks=self._device.num_evicted,
-            idle_steps=self._device.idle_steps,
-            lifetime_steps=self._index.lifetime_steps if self._index else 0,
+            recent_query_tokens=sum(tokens for tokens, _ in self._memory.content.recent),
+            recent_hit_tokens=sum(found for _, found in self._memory.content.recent),
+            evicted_blocks=self._memory.device.num_evicted,
+            idle_steps=self._memory.device.idle_steps,
+            lifetime_steps=self._memory.index.lifetime_steps if self._memory.index else 0,
             offloaded_blocks=offload.offloaded_blocks if offload else 0,
             loaded_blocks=offload.loaded_blocks if offload else 0,
-            **self.hit_figures()._asdict(),
+            **self._memory.content.hit_figures()._asdict(),
         )
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
-        held, held_host = self._device.kept.copy(), Counter[int]()
-        held.update(self._growth.copied())
-        if self._offload is not None:
-            held_host.update(self._offload.held().tolist())
-        found = violations_of(
-            self._tables, self._flights, self._device, self._host, self._index, self._tiers, held, held_host
-        )
-        if self._growth.num_promised:
-            found.append(f"6: {self._growth.num_promised} blocks are promised to rows and not drawn.")
-        return found
+        return self._memory.check()
 
-    def snapshot(self) -> dict[str, object]:
-        """The complete state in plain values: two snapshots are equal exactly when nothing that matters changed."""
-        return {
-            "rows": inspection.rows_as_values(self._tables, self._tiers, self._index),
-            "contents": [self.cached_contents("device"), self.cached_contents("host")],
-            "tiers": [inspection.tier_as_values(pool) for pool in (self._device, self._host)],
-            "figures": self.stats(),
-        }
+    def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
+        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing.
+
+        Raises InvalidTokens or InvalidNamespace.
+        """
+        return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
+
+    def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
+        """The cached prefix of these tokens is evicted after all content of lower priority; what is not retained has 0, the highest is 3.
+
+        It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
+        on both tiers. Returns the tokens of the prefix.
+
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent where nothing of it is cached.
+        """
+        level = checked_level(priority)
+        return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
+
+    def expire(self, now: float) -> None:
+        """Retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
+
+        Raises InvalidConfig for what is no number, and for NaN.
+        """
+        self._memory.content.retentions.expire(logical_time("now", now))
+
+    def reset_cache(self) -> bool:
+        """Forget all content. False, and nothing changed, while any block of either tier is used."""
+        return self._memory.content.reset()
+
+    def block_hashes(self, row: int) -> list[bytes]:
+        """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
+        memory = self._memory
+        row = memory.tables.one(row, allow_swapped=True)
+        return [] if memory.index is None else memory.index.hashes(row)
+
+    def take_events(self) -> Sequence[Event]:
+        """What either tier stored and removed since the last call, parents before children where they are stored. The first call
+        begins with all that is there; before it, and without a prefix cache, nothing is written down. After it all that changes is
+        remembered until the next call, so a reader has to go on asking. Hashes are computed when the events are read.
+
+        A reader that applies all of it from empty has exactly the confirmed contents of both tiers.
+        """
+        log = self._memory.content.event_log()
+        return [] if log is None else log.take()
+
+    def events_snapshot(self) -> Sequence[Event]:
+        """What was told by `take_events` and still holds, for a reader that starts late: the events to come continue it."""
+        log = self._memory.content.event_log()
+        return [] if log is None else log.snapshot()
+
+    def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
+        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
+
+        Raises InvalidConfig for another tier.
+        """
+        if tier not in ("device", "host"):
+            raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
+        return set() if self._memory.index is None else self._memory.index.contents(tier)
+
+    def extend_hit(self, row: int) -> int:
+        """Look up what follows the row's blocks, if all of them are content, and take what is found. Returns the tokens won.
+
+        Raises UnknownRow or RowSwapped.
+        """
+        self._must_be_unclaimed("extend_hit")
+        return self._memory.extend_hit(self._memory.tables.one(row))
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the last;
+        the rest is computed. Without it all is loaded."""
+        self._memory.load_where(is_worth_loading)
 
     def _with_content(self, moves: Moves) -> Moves:
         """A call's own copies, and those of content that are planned: kind by kind, content first."""
-        return moves if self._offload is None else joined([self._offload.take_moves(), moves])
+        return moves if self._memory.offload is None else joined([self._memory.offload.take_moves(), moves])
+
+    def _prompt(self, tokens: Any) -> NDArray[np.int32]:
+        array = token_array(tokens)
+        if not len(array):
+            raise InvalidTokens("a sequence needs at least one token.")
+        return array
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
+        return self._memory.tables.read_only_blocks
+
+    @property
+    def num_table_blocks(self) -> NDArray[np.int64]:
+        """int64 [rows]: blocks in each row's table."""
+        return self._memory.tables.shown.num_blocks
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known of each row."""
+        return self._memory.tables.shown.num_tokens
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
+        return self._memory.tables.shown.num_computed
+
+    @property
+    def num_launched(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
+        return self._memory.tables.shown.num_launched
+
+    @property
+    def num_scheduled(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are in flight; a copy."""
+        return self._memory.tables.num_launched - self._memory.tables.num_computed
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
+        return self._memory.tables.shown.tokens
+
+    @property
+    def live_rows(self) -> Rows:
+        """int64 [n]: the rows that sequences hold, rising."""
+        return self._memory.tables.live_rows
+
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_blocks]: references to each device block; a copy."""
+        return self._memory.device.ref_count
+
+    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
+        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
+        return self._memory.device.refs(
+            self._memory.tables.blocks[0, row, : self._memory.tables.num_blocks[row]].astype(np.int64)
+        )
+
+    def block_states(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
+        state = self._memory.device.state
+        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
+
+    def block_levels(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: how long the content of each device block is kept, 0 where it is not retained; see `retain`. A copy."""
+        level = self._memory.device.level
+        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
+
+    @property
+    def host_ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_host_blocks]: references to each host block; a copy."""
+        return self._memory.host.ref_count
+
+    @property
+    def num_free(self) -> int:
+        """Device blocks with ref count 0 and no content."""
+        return self._memory.device.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Device blocks with ref count 0 and content."""
+        return self._memory.device.num_cached
+
+    @property
+    def num_used(self) -> int:
+        """Device blocks with a ref count of at least 1."""
+        return self._memory.device.num_used
+
+    @property
+    def num_available(self) -> int:
+        """Device blocks that can be drawn: free and cached."""
+        return self._memory.device.num_available
+
+    @property
+    def host_free(self) -> int:
+        """Host blocks with ref count 0 and no content."""
+        return self._memory.host.num_free
+
+    @property
+    def host_cached(self) -> int:
+        """Host blocks with ref count 0 and content."""
+        return self._memory.host.num_cached
+
+    @property
+    def host_used(self) -> int:
+        """Host blocks that a swapped row holds."""
+        return self._memory.host.num_used
+
+    def num_host_tail(self, row: int) -> int:
+        """Host blocks that the row holds."""
+        return self._memory.tiers.num_on_host(row)
+
+    @property
+    def usage(self) -> float:
+        """Used device blocks ÷ all device blocks."""
+        return self._memory.device.num_used / self.num_blocks

@@ -1,7 +1,6 @@
 """Data movement as data: which block is to be copied where.
 
-Knows block ids and the order of the three kinds. Does not know what a block holds, nor who copies it: the memory layer
-never touches a tensor.
+The memory layer never touches a tensor.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     evicted node ── not on the host yet ──> device → host        hit on it ── worth it ──> host → device
 
 Copies are planned here and taken with `take_moves`, all that were planned since the last time at once. Host blocks that they read or
-write are held until then, so that no block is written twice, or read and written, by copies that run together. Knows runs, both
-pools and the copies that were not taken yet. Does not know tables, nor what a copy costs: `is_worth_loading` is told.
+write are held until then, so that no block is written twice, or read and written, by copies that run together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries.
-
-Knows block ids, reference counts and, for a block with content, the run of its node. Does not know tables, rows or tokens.
-"""
+"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ class Pool:
         """int32 [num_blocks]: references to each block; a copy."""
         return self.refs(slice(None))
 
-    def refs(self, blocks: Blocks | slice) -> NDArray[np.int32]:
+    def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
         """int32 [n]: references to each of these blocks."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 

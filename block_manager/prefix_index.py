@@ -1,7 +1,6 @@
 """The exact prefix cache: which content resides in which block, and which row may share it.
 
-Knows nodes, runs, residence in both tiers, pending nodes and the rows' paths. Does not know when a row runs, who is to be
-preempted, or how many blocks a caller may draw. Lookup compares token ids: a hit is equality.
+Lookup compares token ids: a hit is equality.
 
 A row's path is one of three: *open* (it extends a run of its own; each full block is a node by itself, at no cost), *guarded*
 (open, but another run hangs off the end, so the next full block is looked up) or *closed* (after a hit, fork, switch or
@@ -150,6 +149,34 @@ class PrefixIndex:
             # Above a pending node all may be pending, up to where a confirmed one stands.
             run, at = (run, length - 1) if length else (run.parent, run.at)
         return None if run is None else (run, at)
+
+    def contents(self, tier: str) -> set[tuple[bytes, ...]]:
+        """Every confirmed node in a tier, "device" or "host", as its path: encoded namespace, then the token bytes of each block."""
+        size = self.block_bytes
+        paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        found: set[tuple[bytes, ...]] = set()
+        for run in sorted(self.runs.values(), key=lambda run: run.id):
+            prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
+            length = self.confirmed_length(run)
+            data = self.run_tokens(run, 0, length)
+            for at in range(length):
+                assert prefix is not None, "a parent has a lower id than its child"
+                prefix = (*prefix, data[at * size : (at + 1) * size])
+                paths[run.id, at] = prefix
+                if (self.device_block(run, at) if tier == "device" else run.host_block(at)) >= 0:
+                    found.add(prefix)
+        return found
+
+    def hashes(self, row: int) -> list[bytes]:
+        """Chained SHA-256 of the row's confirmed nodes, first to last."""
+        path = self.paths[row]
+        segments = path.segments(0)
+        if path.open is not None and (length := self.confirmed_length(path.open)):
+            segments.append((path.open, 0, length))
+        found: list[bytes] = []
+        for run, offset, count in segments:
+            found.extend(self.digests(run, offset + count, offset))
+        return found
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, pending ones too."""

@@ -6,8 +6,6 @@ row's own tokens and table and whose length is read off the row, so that decodin
 
     root ── run 0: | n0 | n1 | n2 | n3 |
                           └── run 3: | n0 | n1 | ...      (parent run 0, at 1)
-
-Knows what a run is and what a row's path through the tree is. Does not know how either is found or changed.
 """
 
 from __future__ import annotations

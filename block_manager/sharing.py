@@ -3,7 +3,7 @@
     batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
     7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
 
-Knows the prefix index, and which rows share what is not confirmed. Does not know requests; used only with a prefix cache.
+Used only with a prefix cache.
 """
 
 from __future__ import annotations

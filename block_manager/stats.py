@@ -1,4 +1,4 @@
-"""The memory layer's figures, plain numbers with units. Knows what is counted. Does not know who reads it."""
+"""The memory layer's figures, plain numbers with units."""
 
 from __future__ import annotations
 

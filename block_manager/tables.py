@@ -1,8 +1,5 @@
 """The state of every sequence, as a structure of arrays: row `i` of each column belongs to one sequence.
 
-Knows rows, their tokens, their block tables and how far each is computed. Does not know which blocks are free, what they
-are shared with, or whose request a row serves.
-
     tokens of a row   | computed       | launched         | known, not launched |
                       0          num_computed       num_launched          num_tokens
     its block table   | b0 | b1 | b2 | b3 | reserved |

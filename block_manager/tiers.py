@@ -3,7 +3,7 @@
 Full blocks go as nodes, so that what already resides on the host is pinned and not copied again, and on return a node that
 is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix
 cache) gets a host block of its own. Pins are references on the host pool; what they do not cover there is cached content and
-gives way. Knows both pools and which host blocks a row holds. Does not know why a row is swapped, nor what a copy costs.
+gives way.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ class Tiers:
         # row -> the host blocks that hold its blocks from num_blocks on, in order.
         self.tails: dict[int, Blocks] = {}
 
-    def host_blocks_wanted(self, rows: Rows, keep: int) -> int:
+    def num_on_host(self, row: int) -> int:
+        """Host blocks that the row holds."""
+        return len(self.tails.get(row, ()))
+
+    def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
         """Host blocks that swap_out of these rows would draw. Closes their open runs: nodes of closed ones go as nodes."""
         if self._index is not None:
-            for row in rows.tolist():
+            for row in rows:
                 self._index.close_run(row)
         private: set[int] = set()
         # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
         newly_pinned: set[int] = set()
         nodes: set[tuple[int, int]] = set()
-        for row in rows.tolist():
+        for row in rows:
             for run, offset, count in self._nodes(row, keep):
                 for at in range(offset, offset + count):
                     block = run.host_block(at)
@@ -53,12 +57,12 @@ class Tiers:
             private.update(self._private_blocks(row, keep).tolist())
         return len(nodes) + len(private) + len(newly_pinned)
 
-    def device_blocks_wanted(self, rows: Rows) -> int:
+    def device_blocks_wanted(self, rows: list[int]) -> int:
         """Device blocks that swap_in of these rows would take from what is available.
 
         What several of them share counts once, and a node that some other row holds on the device not at all.
         """
-        tails = [self.tails[row] for row in rows.tolist() if row in self.tails]
+        tails = [self.tails[row] for row in rows if row in self.tails]
         if not tails:
             return 0
         blocks = np.unique(np.concatenate(tails))
@@ -74,7 +78,7 @@ class Tiers:
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
-        self._host.require(self.host_blocks_wanted(rows, keep))
+        self._host.require(self.host_blocks_wanted(rows.tolist(), keep))
         copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
         for row in rows.tolist():
@@ -85,7 +89,7 @@ class Tiers:
 
     def swap_in(self, rows: Rows) -> Moves:
         """The host tails come back. Raises OutOfBlocks, changing nothing."""
-        self._device.require(self.device_blocks_wanted(rows))
+        self._device.require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before any tail is taken apart: there may be no memory for the table.
             self._tables.ensure_columns(int(self._tables.num_blocks[row]) + len(self.tails[row]))

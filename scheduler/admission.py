@@ -103,7 +103,7 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
         state.foresight.note_none_fits()
     if request is not None and state.manager.prefix_caching:
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
-        if state.manager.may_be_found(tokens, request.root):
+        if state.manager.content.may_be_found(tokens, request.root):
             return
     state.admission_blocked = True
 
@@ -131,7 +131,7 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
             has_room = -(-len(tokens) // manager.block_size) <= free
             if not has_room and free <= 0:
                 continue
-            if not manager.has_first(tokens, request.root):
+            if not manager.content.has_first(tokens, request.root):
                 # Nothing of it is cached, so what is promised need not be drawn, and evict, before it is looked up.
                 if has_room and (state.foresight is None or state.foresight.fits(request)):
                     return request
@@ -181,7 +181,7 @@ def _admit_plain_ones(state: State, step: Step) -> bool:
         free = _num_free(state, step)
         if -(-num_tokens // size) > free:
             # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
-            return not (free > 0 and manager.has_first(tokens, request.root))
+            return not (free > 0 and manager.content.has_first(tokens, request.root))
         if foresight is not None and not foresight.fits(request):
             return True
         _admit_plainly(state, step, request, tokens)
@@ -299,7 +299,8 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
         return True
     rows, manager = state.running_rows.array(state.running), state.manager
     # Rows that wait for tokens from the caller take no seat.
-    is_idle = (manager.num_tokens[rows] == manager.num_launched[rows]) & (manager.num_scheduled[rows] == 0)
+    launched = manager.num_launched[rows]
+    is_idle = (manager.num_tokens[rows] == launched) & (manager.num_computed[rows] == launched)
     return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
 
 
@@ -347,7 +348,7 @@ def fits(state: State, step: Step, request: RequestState) -> bool:
         tokens = next(tokens for tokens in request.tokens if tokens is not None)
         # A block that another batch may yet take back cannot stand in for one that is promised.
         is_promised = state.reservation.is_counted or state.books.is_due(request)
-        needed -= manager.held_prefix(tokens, request.root, confirmed=is_promised)
+        needed -= manager.content.held_prefix(tokens, request.root, confirmed=is_promised)
         if needed > free:
             return False
     if not state.reservation.has_place(state.books, request):

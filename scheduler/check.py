@@ -58,12 +58,10 @@ def _rows(state: State) -> list[str]:
                 found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
-        if request.status is Status.RUNNING and any(manager.num_host_tail(row) for row in rows):
+        if request.status is Status.RUNNING and any(manager.tiers.num_on_host(row) for row in rows):
             found.append(f'9: request "{request.id}" is running and has blocks on the host.')
-    if owned != set(manager.live_rows.tolist()):
-        found.append(
-            f"9: rows {sorted(owned ^ set(manager.live_rows.tolist()))} are held by no request, or do not exist."
-        )
+    if differ := owned ^ set(manager.tables.live_rows.tolist()):
+        found.append(f"9: rows {sorted(differ)} are held by no request, or do not exist.")
     columns = state.columns
     if (columns.num_bound, columns.sum_max_total) != (len(owned), int(columns.max_total[sorted(owned)].sum())):
         found.append(
@@ -88,7 +86,8 @@ def _in_flight(state: State) -> list[str]:
     in_batches = {
         row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(state, batch, row)
     }
-    in_flight = {row for row in manager.live_rows.tolist() if manager.is_in_flight(row)}
+    live = manager.tables.live_rows
+    in_flight = set(live[manager.num_launched[live] != manager.num_computed[live]].tolist())
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
     numbers = [batch.number for batch in state.outstanding.batches]

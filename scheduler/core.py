@@ -152,7 +152,7 @@ class Scheduler(Uncopyable):
         resumes_known = checked_flag("resumes_known", resumes_known)
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
-        manager.claim()
+        memory = manager.claim()
         limits = Limits(
             count_of(max_tokens_per_step),
             count_of(max_sequences),
@@ -163,14 +163,15 @@ class Scheduler(Uncopyable):
             count_of(max_outstanding),
         )
         strategies = strategies_of(chosen, manager.num_blocks, weights)
-        self._state = State(manager, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
+        self._manager = manager
+        self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
         prices, size = self._state.costs, manager.block_size
-        manager.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
+        memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
         self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
-        manager.take_changes()
+        memory.growth.take_changes()
         self._num_added = 0
         self._submitted = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
@@ -178,7 +179,7 @@ class Scheduler(Uncopyable):
     @property
     def manager(self) -> BlockManager:
         """The memory layer."""
-        return self._state.manager
+        return self._manager
 
     @property
     def policy(self) -> Policy:
@@ -268,8 +269,8 @@ class Scheduler(Uncopyable):
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.now = now
-        if manager.retentions.next_end <= now:
-            manager.retentions.expire(now)
+        if manager.content.retentions.next_end <= now:
+            manager.content.retentions.expire(now)
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
@@ -282,7 +283,7 @@ class Scheduler(Uncopyable):
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
-        if not carried or (len(carried) == 1 and not manager.may_copy):
+        if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
             force_progress(state, step)
@@ -591,7 +592,7 @@ class Scheduler(Uncopyable):
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""
         state = self._state
-        figures = state.manager.hit_figures()
+        figures = state.manager.content.hit_figures()
         state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
         state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
         return SchedulerStats(**{name: getattr(state.stats, name) for name in SchedulerStats.__struct_fields__})

@@ -1,7 +1,4 @@
-"""How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace.
-
-Does not decide what runs next.
-"""
+"""How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace."""
 
 from __future__ import annotations
 
@@ -309,7 +306,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     manager, ticket = state.manager, batch.ticket
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
-    manager.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
+    manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.admission_blocked = False
     state.steady = None
     for row, lost in rolled_back.items():

@@ -116,7 +116,7 @@ def _waiting(state: State, request: RequestState) -> _Found:
     known = next((tokens for tokens in request.tokens if tokens is not None), None)
     if known is not None:
         is_promised = state.reservation.is_counted or state.books.is_due(request)
-        needed -= state.manager.held_prefix(known, request.root, confirmed=is_promised)
+        needed -= state.manager.content.held_prefix(known, request.root, confirmed=is_promised)
     kept = watermark(state)
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = list(takewhile(lambda other: other is not request, state.waiting))
@@ -162,7 +162,7 @@ def _away(state: State, request: RequestState) -> _Found:
     needed, free = state.books.to_return(request), free_blocks(state)
     kept = watermark(state)
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
-    on_host = sum(manager.num_host_tail(row) for row in request.live_rows)
+    on_host = sum(manager.tiers.num_on_host(row) for row in request.live_rows)
     reason = (
         f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
         f"{counted(needed, 'block')} to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."

@@ -148,10 +148,10 @@ class Foresight:
         state = self._state
         manager = state.manager
         tables = int(manager.num_table_blocks[self._rows()].sum())
-        shared = tables - manager.num_used
+        shared = tables - manager.device.num_used
         if manager.prefix_caching and request.request.reads_cache:
             tokens = next(tokens for tokens in request.tokens if tokens is not None)
-            shared += manager.held_prefix(tokens, request.root)
+            shared += manager.content.held_prefix(tokens, request.root)
         return (manager.num_blocks + shared) * manager.block_size
 
     def peak_with(self, request: RequestState) -> int:

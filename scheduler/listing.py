@@ -50,7 +50,7 @@ def view_of(state: State, request: RequestState) -> RequestView:
         num_output += total - request.prompt_len - appended
         if row >= 0:
             blocks += manager.num_table_blocks.item(row)
-            host_blocks += manager.num_host_tail(row)
+            host_blocks += manager.tiers.num_on_host(row)
     return RequestView(
         request.request.id,
         request.status.value,

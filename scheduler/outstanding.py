@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager
+from paged.block_manager import Memory
 from paged.errors import BatchEnded, BatchOutOfOrder
 
 from .batch import Batch, Left, Ticket
@@ -55,7 +55,7 @@ class Outstanding:
     With `resumes_known` a row goes on from a sample that is out only if the batch before has it, in the blocks that it has now.
     """
 
-    def __init__(self, manager: BlockManager, columns: RowColumns, *, resumes_known: bool) -> None:
+    def __init__(self, manager: Memory, columns: RowColumns, *, resumes_known: bool) -> None:
         self._manager, self._columns, self._resumes_known = manager, columns, resumes_known
         self.batches: list[Batch] = []
         # Of the step that is made: what rows wait for, and, with `resumes_known`, rows whose blocks are not those of the batch before.
@@ -68,7 +68,7 @@ class Outstanding:
         """A step is about to be made: call it before any table grows."""
         self._awaited = None
         if self._resumes_known:
-            self._retold = set(self._manager.changed_rows.tolist()) if self.batches else set()
+            self._retold = set(self._manager.growth.changed_rows.tolist()) if self.batches else set()
 
     def must_be(self, batch: Batch, place: int, verb: str) -> None:
         """Raise BatchEnded or BatchOutOfOrder unless the batch is the one at `place`: 0 the oldest, -1 the latest."""
@@ -204,14 +204,14 @@ class Outstanding:
             return
         for row in request.live_rows:
             blocks = self._manager.table(row).astype(np.int64)
-            self._manager.hold(blocks)
+            self._manager.device.keep(blocks)
             self._loading.append((request.load_batch, request.id, blocks))
 
     def release_loading(self, number: int) -> None:
         """Batch `number` has ended: release the blocks into which it loaded."""
         for held in [held for held in self._loading if held[0] == number]:
             self._loading.remove(held)
-            self._manager.release_held(held[2])
+            self._manager.device.let_go(held[2])
 
     def _is_undecided(self, request: RequestState, sequence: int) -> bool:
         """Whether a batch has drafts of the sequence: how many are right decides where it goes on."""

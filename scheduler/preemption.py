@@ -117,7 +117,7 @@ def _blocks_kept(state: State, row: int, num_missing: int) -> int:
     manager = state.manager
     if num_missing <= 0:
         return int(manager.num_table_blocks[row])
-    becomes_free = manager.ref_counts_of(row)[::-1] == 1
+    becomes_free = manager.device.refs(manager.table(row))[::-1] == 1
     reached = np.cumsum(becomes_free) >= num_missing
     if not reached.any():
         return 0
@@ -131,13 +131,13 @@ def _swaps(state: State, step: Step, victim: RequestState, keep: int) -> bool:
         return False
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
-    wanted = manager.host_blocks_for_swap(rows, keep)
-    return wanted <= manager.host_free + manager.host_cached and state.victims.swaps(state, rows, keep, wanted)
+    wanted = manager.tiers.host_blocks_wanted(rows, keep)
+    return wanted <= manager.host.num_available and state.victims.swaps(state, rows, keep, wanted)
 
 
 def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
     manager = state.manager
-    moves = manager.give_to_host(np.array(victim.live_rows), keep)
+    moves = manager.tiers.swap_out(np.array(victim.live_rows), keep)
     step.moves.append(moves)
     copied = len(moves.device_to_host)
     state.stats.swapped_out_blocks += copied

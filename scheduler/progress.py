@@ -96,10 +96,10 @@ def _clear_for_one(state: State, request: RequestState) -> bool:
 
 def _needed_for_one(state: State, request: RequestState) -> int:
     manager = state.manager
-    needed = manager.blocks_to_return(request.live_rows)
+    needed = manager.tiers.device_blocks_wanted(request.live_rows)
     for row in request.live_rows:
         if manager.num_tokens[row] > manager.num_launched[row]:
-            held = int(manager.num_table_blocks[row]) + manager.num_host_tail(row)
+            held = int(manager.num_table_blocks[row]) + manager.tiers.num_on_host(row)
             needed += max(0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - held)
             if request.status is Status.RUNNING:
                 break

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager
+from paged.block_manager import Memory
 from paged.errors import NeverFits
 
 from .policies import Policy
@@ -33,7 +33,7 @@ class Reservation:
 
     reserves = is_counted = False
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Tokens that each sequence of a group can have in an empty pool, as far as that is known before."""
         return manager.num_blocks * manager.block_size
 
@@ -94,7 +94,7 @@ class Drawn(Reservation):
     def __init__(self, total_of: Totals) -> None:
         self._total_of = total_of
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
         return manager.num_blocks // num_sequences * manager.block_size
 
@@ -167,7 +167,7 @@ class Books:
 
     def __init__(
         self,
-        manager: BlockManager,
+        manager: Memory,
         columns: RowColumns,
         queues: Queues,
         policy: Policy,
@@ -214,10 +214,10 @@ class Books:
     def to_return(self, request: RequestState) -> int:
         """Blocks that a paused or swapped request takes from what is available before it may run again."""
         manager, rows = self.manager, np.array(request.live_rows, np.int64)
-        needed = manager.blocks_to_return(request.live_rows)
+        needed = manager.tiers.device_blocks_wanted(request.live_rows)
         targets = self.columns.max_total[rows] if self.is_due(request) else self.reservation.kept(self, rows)
         for row, target in zip(request.live_rows, targets.tolist(), strict=True):
-            on_device, on_host = int(manager.num_table_blocks[row]), manager.num_host_tail(row)
+            on_device, on_host = int(manager.num_table_blocks[row]), manager.tiers.num_on_host(row)
             needed += max(0, self.blocks_for(target) - on_device - on_host)
         return needed
 
@@ -270,7 +270,7 @@ class Books:
             worst = self.to_enter(request)
             if request.request.reads_cache:
                 tokens = next(tokens for tokens in request.tokens if tokens is not None)
-                worst -= self.manager.held_prefix(tokens, request.root, confirmed=True)
+                worst -= self.manager.content.held_prefix(tokens, request.root, confirmed=True)
         if worst + self.owed_to_bounded() <= self.manager.num_available:
             request.is_bounded = True
             self.bounded.append(request)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import BlockManager, Moves
+from paged.block_manager import Memory, Moves
 
 from .accounting import SchedulerStats
 from .batch import Output, RequestUsage
@@ -94,7 +94,7 @@ class State:
 
     def __init__(
         self,
-        manager: BlockManager,
+        manager: Memory,
         policy: Policy,
         strategies: Strategies,
         limits: Limits,
@@ -188,7 +188,7 @@ class State:
         retention = state.request.retention
         if retention is not None:
             until = math.inf if retention.lasts is None else self.now + retention.lasts
-            self.manager.retain_row(row, int(retention.priority), until if until < math.inf else None)
+            self.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""

@@ -6,7 +6,7 @@ regions.py lays the regions out.
 from __future__ import annotations
 
 from paged.base.words import counted
-from paged.block_manager import BlockManager
+from paged.block_manager import Memory
 from paged.errors import NeverFits
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import Books, Drawn, Totals, expected_left, total_with
@@ -20,7 +20,7 @@ class InRegions(Drawn):
         super().__init__(total_of)
         self._regions = Regions(num_blocks)
 
-    def capacity(self, manager: BlockManager, num_sequences: int) -> int:
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
         return self._regions.largest(num_sequences) * manager.block_size
 
     def has_place(self, books: Books, request: RequestState) -> bool:
@@ -55,7 +55,7 @@ class InRegions(Drawn):
         )
 
     def violations(self, books: Books) -> list[str]:
-        found, rows = self._regions.check(), set(books.manager.live_rows.tolist())
+        found, rows = self._regions.check(), set(books.manager.tables.live_rows.tolist())
         if self._regions.owners != rows:
             found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")
         return found

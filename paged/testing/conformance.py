@@ -238,7 +238,7 @@ _MANAGER = {
     "cached_contents": Promise("a set of tuples of bytes: the namespace, then the tokens of each block", _is_contents),
     "reset_cache": Promise("a bool, whether anything was done", lambda answer, _: isinstance(answer, bool)),
     "check": Promise("a list of sentences, empty when all is well", _are_strings),
-    "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything),
+    "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything, False),
     "extend_hit": Promise(f"{_COUNT}, tokens won", _is_count, False),
     "num_host_tail": Promise(f"{_COUNT}, host blocks that the row holds", _is_count, False),
     "fork": Promise("an int, the new row", _is_count, False),

@@ -25,6 +25,7 @@ from paged.testing.naive_model import NaiveManager, NoRoom, Row
 from paged.testing.naive_pool import Block, Node
 from paged.testing.protocol import capabilities_of
 from paged.testing.shadow_kv import ShadowKV
+from paged.testing.snapshots import snapshot
 from paged.testing.violation import Call, Program, Violation
 
 
@@ -425,10 +426,10 @@ class ManagerRig:
     def reset_cache(self) -> None:
         """Forget all content, if nothing is used."""
         self._note("reset_cache")
-        before = self.manager.snapshot()
+        before = snapshot(self.manager)
         done, expected = self.manager.reset_cache(), self.naive.reset_cache()
         self._fail_on([f"reset_cache returned {done}, expected {expected}"] if done is not expected else [])
-        self._fail_on(["a refused reset changed something"] if not done and self.manager.snapshot() != before else [])
+        self._fail_on(["a refused reset changed something"] if not done and snapshot(self.manager) != before else [])
         self._compare()
 
     def misuse(self, verb: str, *arguments: Any) -> None:
@@ -436,14 +437,14 @@ class ManagerRig:
         from paged import PagedError
 
         self._note("misuse", verb, *arguments)
-        before = self.manager.snapshot()
+        before = snapshot(self.manager)
         try:
             getattr(self.manager, verb)(*arguments)
         except PagedError as error:
             self.events[f"misuse: {type(error).__name__}"] += 1
         else:
             self._fail_on([f"{verb}{arguments} was not refused"])
-        self._fail_on(["7: a refused call changed something"] if self.manager.snapshot() != before else [])
+        self._fail_on(["7: a refused call changed something"] if snapshot(self.manager) != before else [])
 
     def drain(self) -> None:
         """End every batch and every row: nothing may be left but cached content."""
@@ -459,7 +460,7 @@ class ManagerRig:
         """One operation on both. Where the model has no room the real one has to say so and change nothing: (None, None)."""
         from paged.errors import OutOfBlocks
 
-        before = self.manager.snapshot()
+        before = snapshot(self.manager)
         try:
             expected = naive()
         except NoRoom:
@@ -468,7 +469,7 @@ class ManagerRig:
             except OutOfBlocks:
                 self.events["no room"] += 1
                 self._fail_on(
-                    ["7: an operation without room changed something"] if self.manager.snapshot() != before else []
+                    ["7: an operation without room changed something"] if snapshot(self.manager) != before else []
                 )
                 return None, None
             self._fail_on(["an operation succeeded for which there is no room"])
@@ -503,12 +504,12 @@ class ManagerRig:
         """What `keep` returns for content that is there; None for a prompt of which nothing is, which has to be refused."""
         from paged.errors import UnknownContent
 
-        before = self.manager.snapshot()
+        before = snapshot(self.manager)
         try:
             kept = keep()
         except UnknownContent:
             self._fail_on(["content that is there is unknown"] if nodes else [])
-            self._fail_on(["7: a refused call changed something"] if self.manager.snapshot() != before else [])
+            self._fail_on(["7: a refused call changed something"] if snapshot(self.manager) != before else [])
             return None
         self._fail_on([] if nodes else ["content that is not there could be kept"])
         return kept

@@ -24,33 +24,34 @@ from paged.errors import (
     UnknownRow,
     WrongTokens,
 )
+from paged.testing.snapshots import snapshot
 
 
 def whole_state(scheduler):
-    return scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+    return snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
 
 
 @pytest.mark.parametrize("tokens", [[], np.empty(0, np.int32), range(0)])
 def test_no_tokens_are_refused(make_manager, tokens):
     manager = make_manager(4, 4)
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(InvalidTokens):
         manager.add(tokens)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1.5], ["a"], [None], [2**31], [[1, 2], [3, 4]], [1, -7, 2], "abc", 5])
 def test_what_is_no_token_id_is_refused(make_manager, tokens):
     manager = make_manager(4, 4)
     row = manager.add([1, 2])
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(InvalidTokens):
         manager.add(tokens)
     with pytest.raises(InvalidTokens):
         manager.append(row, tokens)
     with pytest.raises(InvalidTokens):
         manager.lookup(tokens)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("name", ["num_blocks", "block_size", "host_blocks"])
@@ -64,7 +65,7 @@ def test_sizes_that_are_no_counts_are_refused_by_name(name, value):
 def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
     manager = make_manager(8, 4, host_blocks=8)
     fill(manager, [1, 2, 3])
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (
         lambda: manager.free([row]),
         lambda: manager.allocate([row], [1]),
@@ -80,14 +81,14 @@ def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
     ):
         with pytest.raises(UnknownRow):
             call()
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill):
     manager = make_manager(8, 4, host_blocks=8)
     row = fill(manager, [1, 2, 3])
     manager.append(row, [4, 5])
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (
         lambda: manager.free([row, row]),
         lambda: manager.allocate([row, row], [1, 1]),
@@ -96,17 +97,17 @@ def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill
     ):
         with pytest.raises(DuplicateRow):
             call()
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(make_manager):
     manager = make_manager(8, 4, host_blocks=8)
     row = manager.add(range(6))
     manager.allocate([row], [5])
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(RowInFlight):
         manager.allocate([row], [1])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.next_batch()
     child = manager.fork(row)
     manager.append(row, [1])
@@ -121,22 +122,22 @@ def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(m
 def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, fill):
     manager = make_manager(8, 4)
     fill(manager, range(6))
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (manager.confirm, manager.cancel):
         with pytest.raises(NothingInFlight):
             call()
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager):
     manager = make_manager(4, 4, host_blocks=2)
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (manager.allocate, manager.reserve):
         call([], [])
         call(np.empty(0, np.int64), 1)
     for call in (manager.free, manager.swap_out, manager.swap_in):
         call([])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     with pytest.raises(NothingInFlight):
         manager.confirm()
 
@@ -145,24 +146,24 @@ def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager):
 def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(make_manager, count):
     manager = make_manager(8, 4)
     row = manager.add(range(6))
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(PagedError):
         manager.allocate([row], [count])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
     manager = make_manager(8, 4)
     good, flying = manager.add(range(6)), manager.add(range(20, 27))
     manager.allocate([flying], [6])
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(RowInFlight):
         manager.allocate([good, flying], [6, 1])
     with pytest.raises(UnknownRow):
         manager.allocate([good, 77], [6, 1])
     with pytest.raises(UnknownRow):
         manager.free([good, 77])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.cancel()
 
 

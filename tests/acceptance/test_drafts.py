@@ -7,6 +7,7 @@ import pytest
 
 from paged import UNKNOWN_DRAFT, Drafts, PagedError
 from paged.errors import WrongDrafts, WrongTokens
+from paged.testing.snapshots import snapshot
 
 
 def started(scheduler, request_of, length=5, **options):
@@ -145,10 +146,10 @@ def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler, request_of):
 def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_of, tokens, counts, message):
     scheduler = started(make_scheduler(20, 4), request_of)
     batch = scheduler.schedule(drafts={"a": [1, 2]})
-    before = scheduler.manager.snapshot()
+    before = snapshot(scheduler.manager)
     with pytest.raises(WrongTokens, match=message):
         scheduler.update(batch, tokens, counts)
-    assert scheduler.manager.snapshot() == before
+    assert snapshot(scheduler.manager) == before
     scheduler.update(batch, [1, 2, 9], [3])
 
 
@@ -175,11 +176,11 @@ def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_
 def test_wrong_drafts_are_refused_and_change_nothing(make_scheduler, request_of, drafts):
     scheduler = started(make_scheduler(20, 4, max_sequences=1, vocabulary_size=2000), request_of)
     scheduler.add(request_of("waits", 4))
-    before, told = scheduler.manager.snapshot(), scheduler.stats()
+    before, told = snapshot(scheduler.manager), scheduler.stats()
     with pytest.raises(WrongDrafts):
         scheduler.schedule(drafts=drafts)
     assert issubclass(WrongDrafts, PagedError)
-    assert (scheduler.manager.snapshot(), scheduler.stats()) == (before, told)
+    assert (snapshot(scheduler.manager), scheduler.stats()) == (before, told)
 
 
 def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_slot_before_it(

@@ -6,6 +6,7 @@ import pytest
 
 from paged import Admission
 from paged.errors import OutOfBlocks
+from paged.testing.snapshots import snapshot
 
 
 def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):
@@ -135,9 +136,9 @@ def test_E10_without_prefix_caching_nothing_is_a_hit(make_manager, fill, compute
 def test_E11_the_cache_is_reset_only_while_no_block_is_used(make_manager, fill):
     manager = make_manager(8, 4)
     row = fill(manager, range(16))
-    before = manager.snapshot()
+    before = snapshot(manager)
     assert manager.reset_cache() is False
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     assert manager.lookup(range(17)).num_tokens == 16
     manager.free([row])
     assert manager.reset_cache() is True
@@ -156,10 +157,10 @@ def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_man
     row = manager.add(range(96 + 5 * 16))
     assert manager.num_computed[row] == 96
     assert manager.num_available == 4
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
         manager.allocate([row], [80])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
@@ -368,10 +369,10 @@ def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, 
 def test_E25_lookup_changes_nothing(make_manager, fill):
     manager = make_manager(8, 4)
     manager.free([fill(manager, range(16))])
-    before = manager.snapshot()
+    before = snapshot(manager)
     hit = manager.lookup(range(13))
     assert (hit.num_tokens, hit.blocks.tolist()) == (12, [0, 1, 2])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_E26_freed_partial_blocks_do_not_evict_content(make_manager, fill):
@@ -456,7 +457,7 @@ def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_
     manager.reserve([arriving], [3])
     manager.next_batch()
     manager.allocate([computing], [1])
-    manager.set_computed(arriving, 6)
+    manager._memory.set_computed(arriving, 6)
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
     if is_cancelled:
         manager.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged.errors import NeverFits, UnknownRequest
+from paged.testing.snapshots import snapshot
 
 
 def test_a_request_that_waits_for_memory_says_how_much_and_who_holds_it(make_scheduler, request_of, step):
@@ -126,11 +127,11 @@ def test_explaining_changes_nothing(make_scheduler, request_of, step):
     for name in ("a", "b", "c"):
         scheduler.add(request_of(name, 10))
     step(scheduler)
-    before = scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+    before = snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
     for name in ("a", "b", "c"):
         str(scheduler.explain(name))
     assert (
-        scheduler.manager.snapshot(),
+        snapshot(scheduler.manager),
         scheduler.counts(),
         scheduler.waiting_ids(),
         scheduler.running_ids(),

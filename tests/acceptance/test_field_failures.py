@@ -7,6 +7,7 @@ import pytest
 
 from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import NeverFits, OutOfBlocks, UnknownRequest
+from paged.testing.snapshots import snapshot
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,10 @@ def test_two_prompts_that_fill_the_pool_to_the_last_block_both_finish(make_sched
 def test_reserved_draft_slots_that_do_not_fit_leave_both_rows_as_they_were(make_manager, fill):
     manager = make_manager(7, 4)
     rows = [fill(manager, range(16)), fill(manager, range(100, 112))]
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(OutOfBlocks, match="2 blocks wanted, 0 free"):
         manager.reserve(rows, [5, 4])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.free([rows[1]])
     manager.reserve([rows[0]], [5])
     manager.append(rows[0], [16])

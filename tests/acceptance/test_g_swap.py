@@ -7,6 +7,7 @@ import pytest
 
 from paged import Admission, Policy
 from paged.errors import OutOfBlocks, RowSwapped, UnknownRow
+from paged.testing.snapshots import snapshot
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_manager, fill, compute):
@@ -64,10 +65,10 @@ def test_G2_a_return_that_finds_no_room_changes_nothing(make_manager, fill):
     row = fill(manager, range(23))
     manager.swap_out([row])
     fill(manager, range(100, 115))
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
         manager.swap_in([row])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager, fill):
@@ -76,12 +77,12 @@ def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager,
     manager.append(row, [6])
     manager.swap_out([row])
     assert (manager.num_used, manager.table(row).tolist()) == (0, [])
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(RowSwapped):
         manager.allocate([row], [1])
     with pytest.raises(RowSwapped):
         manager.fork(row)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.swap_in([row])
     manager.allocate([row], [1])
     manager.confirm()
@@ -109,10 +110,10 @@ def test_G4_a_step_that_takes_memory_from_a_prompt_mid_way_still_computes_someth
 def test_G5_no_room_on_the_host_changes_nothing(make_manager, fill):
     manager = make_manager(4, 4, host_blocks=1)
     row = fill(manager, range(6))
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
         manager.swap_out([row])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_G5_without_a_host_tier_nothing_is_swapped(make_scheduler, make_engine, request_of):
@@ -285,11 +286,11 @@ def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_
     assert (manager.host_cached, manager.host_used) == (1, 1)
     manager.append(row, range(4, 8))
     compute(manager, row)
-    before = manager.snapshot()
+    before = snapshot(manager)
     # Its first block lies on the host, its second one needs the place that this one keeps.
     with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
         manager.swap_out([row])
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_G8_a_requests_usage_counts_its_blocks_both_ways(make_scheduler, request_of, run):

@@ -6,6 +6,7 @@ import pytest
 
 from paged import Admission, PagedError, Policy
 from paged.errors import NeverFits, WaitingFull
+from paged.testing.snapshots import snapshot
 
 
 @pytest.mark.parametrize("num_blocks", [8, 40, 80])
@@ -31,10 +32,10 @@ def test_H1_never_is_what_an_empty_pool_could_not_hold_and_the_watermark_only_de
 def test_H2_admission_asks_and_takes_nothing(make_manager, fill):
     manager = make_manager(4, 4)
     fill(manager, range(6))
-    before = manager.snapshot()
+    before = snapshot(manager)
     for need in range(6):
         manager.admission(need, watermark=1)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 HALF = Policy(name="half", composition="in_order", watermark=0.5)
@@ -177,9 +178,9 @@ def test_H13_a_waiting_request_holds_neither_blocks_nor_a_row(make_scheduler, re
     scheduler = make_scheduler(4, 4)
     scheduler.add(request_of("a", 13))
     step(scheduler)
-    before = scheduler.manager.snapshot()
+    before = snapshot(scheduler.manager)
     scheduler.add(request_of("b", 13))
-    assert scheduler.manager.snapshot() == before
+    assert snapshot(scheduler.manager) == before
     assert scheduler.rows_of("b") == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged.errors import DuplicateRequest
+from paged.testing.snapshots import snapshot
 
 EOS = 2
 
@@ -82,14 +83,14 @@ def test_L6_aborting_those_that_wait_touches_no_memory(make_scheduler, request_o
     scheduler = make_scheduler(20, 4)
     for number in range(10):
         scheduler.add(request_of(f"r{number}", 4))
-    before = scheduler.manager.snapshot()
+    before = snapshot(scheduler.manager)
     for number in range(10):
         assert scheduler.counts()["waiting"] == 10 - number
         assert scheduler.abort(f"r{number}").finish_reason == "abort"
         assert scheduler.check() == []
     assert scheduler.counts()["waiting"] == 0
     assert scheduler.counts()["aborted"] == 10
-    assert scheduler.manager.snapshot() == before
+    assert snapshot(scheduler.manager) == before
     assert not scheduler.has_unfinished
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from paged import BlockManager, PagedError, Request, Scheduler
 from paged.errors import InvalidConfig, InvalidTokens, OutOfBlocks, UnknownRow, WrongTokens
+from paged.testing.snapshots import snapshot
 
 NO_COUNTS = [
     True,
@@ -32,10 +33,10 @@ def two_rows(make_manager):
 @pytest.mark.parametrize("count", [2**62, 2**63 - 1, [2**62, 2**62], np.uint64(2**62), 9, [8, 9]])
 def test_more_blocks_than_the_pool_has_are_refused_whatever_their_sum_is_in_64_bits(two_rows, count):
     manager, rows = two_rows
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(OutOfBlocks):
         manager.reserve(rows, count)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     assert manager.check() == []
 
 
@@ -50,12 +51,12 @@ def test_four_counts_that_add_up_to_nothing_in_64_bits_leave_the_pool_as_it_was(
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
 def test_what_is_no_integer_a_row_is_refused_by_reserve_and_allocate(two_rows, count):
     manager, rows = two_rows
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(InvalidConfig, match="num_blocks has to be an int64, or 2 of them"):
         manager.reserve(rows, count)
     with pytest.raises(InvalidConfig, match="counts has to be an int64, or 2 of them"):
         manager.allocate(rows, count)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint32, np.uint64])
@@ -77,14 +78,14 @@ def test_small_and_unsigned_integers_of_numpy_count_as_what_they_say(make_manage
                                   np.ma.array([0, 1], mask=[False, True])], ids=repr)  # fmt: skip
 def test_what_names_no_row_is_refused(two_rows, rows):
     manager, _ = two_rows
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (manager.allocate, manager.reserve):
         with pytest.raises(UnknownRow):
             call(rows, 1)
     for call in (manager.free, manager.swap_out, manager.swap_in):
         with pytest.raises(UnknownRow):
             call(rows)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 TOKENS_THAT_ARE_NONE = [
@@ -103,13 +104,13 @@ TOKENS_THAT_ARE_NONE = [
 @pytest.mark.parametrize("tokens", TOKENS_THAT_ARE_NONE, ids=repr)
 def test_masked_nested_ragged_and_broken_numbers_are_no_tokens(two_rows, tokens):
     manager, (row, _) = two_rows
-    before = manager.snapshot()
+    before = snapshot(manager)
     for call in (manager.add, manager.lookup, manager.retain):
         with pytest.raises(InvalidTokens):
             call(tokens)
     with pytest.raises(InvalidTokens):
         manager.append(row, tokens)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     scheduler = Scheduler(BlockManager(8, 4))
     with pytest.raises(PagedError):
         scheduler.add(Request(id="a", prompt=tokens))
@@ -122,11 +123,11 @@ def test_only_true_and_false_switch_anything(make_manager, switch):
         with pytest.raises(InvalidConfig, match=f"{name} has to be True or False; got {switch!r}"):
             BlockManager(8, 4, host_blocks=8, **{name: switch})
     manager = make_manager(8, 4)
-    before = manager.snapshot()
+    before = snapshot(manager)
     for name in ("reads", "writes"):
         with pytest.raises(InvalidConfig, match=f"{name} has to be True or False; got {switch!r}"):
             manager.add([1, 2, 3], **{name: switch})
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("time", [float("nan"), "x", None, True, 10**400, [1.0]])
@@ -134,13 +135,13 @@ def test_what_is_no_time_ends_nothing(make_manager, fill, time):
     manager = make_manager(8, 4)
     manager.free(fill(manager, range(8)))
     manager.retain(range(8), until=5.0)
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(InvalidConfig, match="now has to be a logical time"):
         manager.expire(time)
     if time is not None:
         with pytest.raises(InvalidConfig, match="until has to be a"):
             manager.retain(range(8), until=time)
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.expire(np.float32(5.0))
     assert manager.num_used == 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from paged import BlockManager, Request, Scheduler
 from paged.errors import MemoryClaimed, SchedulerInUse
+from paged.testing.snapshots import snapshot
 
 CHANGES = {
     "add": ([1, 2],),
@@ -36,11 +37,11 @@ def scheduler():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_who_changes_a_scheduler_s_memory_is_told_whose_it_is(scheduler, name):
-    before = scheduler.manager.snapshot()
+    before = snapshot(scheduler.manager)
     with pytest.raises(MemoryClaimed, match=f"^{name}: a scheduler has this memory") as caught:
         getattr(scheduler.manager, name)(*CHANGES[name])
     assert caught.value.call == name
-    assert scheduler.manager.snapshot() == before
+    assert snapshot(scheduler.manager) == before
     assert scheduler.check() == []
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from paged import BlockManager
 from paged.errors import InvalidTokens, NothingInFlight
+from paged.testing.snapshots import snapshot
 
 PROMPT = list(range(9))
 
@@ -83,10 +84,10 @@ def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager):
     manager = make_manager(4, 4)
     row = manager.add([1, 2])
     manager.allocate(row, 3, unknown=1)
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(InvalidTokens, match="up to 3, and 2 are known"):
         manager.confirm()
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
     manager.append(row, [7])
     manager.confirm()
     assert int(manager.num_computed[row]) == 3

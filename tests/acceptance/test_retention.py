@@ -6,6 +6,7 @@ import pytest
 
 from paged import Request, Retention
 from paged.errors import InvalidConfig, InvalidRequest, UnknownContent
+from paged.testing.snapshots import snapshot
 
 A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
 
@@ -43,12 +44,12 @@ def hit(manager, tokens):
 def test_a_retention_of_unknown_content_is_refused_and_changes_nothing(make_manager, serve, tokens):
     manager = make_manager(4, 4)
     serve(manager, A)
-    before = manager.snapshot()
+    before = snapshot(manager)
     with pytest.raises(UnknownContent, match=f"no full block of these {len(tokens)} tokens"):
         manager.retain(tokens, priority=2)
     with pytest.raises(UnknownContent):
         manager.retain(A, namespace="another tenant")
-    assert manager.snapshot() == before
+    assert snapshot(manager) == before
 
 
 def test_content_of_a_higher_priority_goes_after_all_of_a_lower_one(make_manager, serve):

@@ -9,6 +9,7 @@ import pytest
 
 from paged import Request, Retention
 from paged.errors import InvalidRequest
+from paged.testing.snapshots import snapshot
 
 A = list(range(8))
 
@@ -95,10 +96,10 @@ def test_what_is_no_time_is_refused_at_every_door(make_scheduler, request_of, no
     with pytest.raises(InvalidRequest, match=sentence):
         scheduler.schedule(now=now)
     batch = scheduler.schedule()
-    before = scheduler.manager.snapshot(), scheduler.counts()
+    before = snapshot(scheduler.manager), scheduler.counts()
     with pytest.raises(InvalidRequest, match=sentence):
         scheduler.update(batch, [7], now=now)
-    assert (scheduler.manager.snapshot(), scheduler.counts()) == before
+    assert (snapshot(scheduler.manager), scheduler.counts()) == before
     scheduler.update(batch, [7])
 
 

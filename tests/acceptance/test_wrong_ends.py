@@ -7,10 +7,11 @@ import pytest
 
 from paged import PagedError
 from paged.errors import BatchEnded, BatchOutOfOrder, ForeignBatch, InvalidRequest, RequestInFlight, WrongTokens
+from paged.testing.snapshots import snapshot
 
 
 def whole_state(scheduler):
-    return scheduler.manager.snapshot(), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
+    return snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
 
 
 @pytest.fixture

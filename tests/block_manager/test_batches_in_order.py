@@ -84,5 +84,5 @@ def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confi
     sharer = manager.add([0, 1])
     manager.next_batch()
     place(manager, sharer)
-    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (1, True)
-    assert (manager.confirm(), manager.is_unconfirmed(sharer)) == (3, False)
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (3, False)

@@ -39,7 +39,7 @@ def healthy_manager() -> BlockManager:
     manager = BlockManager(10, 2, host_blocks=4)
     compute(manager, manager.add([1, 2, 3, 4, 5]))
     compute(manager, manager.add([1, 2, 3, 4, 6, 7]))
-    manager._index.close_run(OWNER)
+    manager._memory.index.close_run(OWNER)
     compute(manager, manager.add([5, 5, 4, 4]))
     manager.swap_out([AWAY])
     last = manager.add([9, 9, 8])
@@ -49,96 +49,96 @@ def healthy_manager() -> BlockManager:
 
 
 def runs_of(manager: BlockManager) -> dict[int, Any]:
-    return {run.id: run for run in manager._index.runs.values()}
+    return {run.id: run for run in manager._memory.index.runs.values()}
 
 
 def list_a_free_block_twice(manager):
-    free_list = manager._device.free_list
+    free_list = manager._memory.device.free_list
     free_list._stack[0] = free_list._stack[1]
 
 
 def miscount_the_cached_blocks(manager):
-    manager._device.free_list.num_cached += 1
+    manager._memory.device.free_list.num_cached += 1
 
 
 def lose_a_free_block(manager):
-    manager._device.free_list.num_plain -= 1
+    manager._memory.device.free_list.num_plain -= 1
 
 
 def lose_a_free_host_block(manager):
-    manager._host.free_list.num_plain -= 1
+    manager._memory.host.free_list.num_plain -= 1
 
 
 def use_a_listed_block(manager):
-    manager._device.state[manager._device.free_list.plain()[0]] = 1
+    manager._memory.device.state[manager._memory.device.free_list.plain()[0]] = 1
 
 
 def give_a_free_block_content(manager):
-    manager._device.state[manager._device.free_list.plain()[0]] = -99
+    manager._memory.device.state[manager._memory.device.free_list.plain()[0]] = -99
 
 
 def take_content_from_a_cached_block(manager):
-    manager._device.state[manager._device.free_list.cached()[0]] = 0
+    manager._memory.device.state[manager._memory.device.free_list.cached()[0]] = 0
 
 
 def name_a_block_twice(manager):
-    manager._tables.blocks[0, OWNER, 1] = manager._tables.blocks[0, OWNER, 0]
+    manager._memory.tables.blocks[0, OWNER, 1] = manager._memory.tables.blocks[0, OWNER, 0]
 
 
 def forget_that_a_row_is_swapped(manager):
-    manager._tables.is_swapped[AWAY] = False
+    manager._memory.tables.is_swapped[AWAY] = False
 
 
 def leave_the_tail_of_a_row_that_is_gone(manager):
-    manager._tables.uid[AWAY] = 0
+    manager._memory.tables.uid[AWAY] = 0
 
 
 def add_a_reference(manager):
-    manager._device.state[manager._tables.blocks[0, OWNER, 0]] += 1
+    manager._memory.device.state[manager._memory.tables.blocks[0, OWNER, 0]] += 1
 
 
 def add_a_host_reference(manager):
-    manager._host.state[0] += 1
+    manager._memory.host.state[0] += 1
 
 
 def claim_a_hold(manager):
-    manager._device.kept[0] += 1
+    manager._memory.device.kept[0] += 1
 
 
 def shorten_a_table(manager):
-    manager._tables.num_blocks[OWNER] -= 1
+    manager._memory.tables.num_blocks[OWNER] -= 1
 
 
 def lengthen_a_table(manager):
-    manager._tables.num_blocks[OWNER] += 1
+    manager._memory.tables.num_blocks[OWNER] += 1
 
 
 def shorten_a_host_tail(manager):
-    manager._tiers.tails[AWAY] = manager._tiers.tails[AWAY][:1]
+    manager._memory.tiers.tails[AWAY] = manager._memory.tiers.tails[AWAY][:1]
 
 
 def mistake_the_slots_of_the_last_block(manager):
-    manager._tables.slot_base[OWNER] = 9
+    manager._memory.tables.slot_base[OWNER] = 9
 
 
 def mistake_the_last_token(manager):
-    manager._tables.last_token[OWNER] = 77
+    manager._memory.tables.last_token[OWNER] = 77
 
 
 def compute_unknown_tokens(manager):
-    manager._tables.num_computed[OWNER] += 1
+    manager._memory.tables.num_computed[OWNER] += 1
 
 
 def forget_that_tokens_are_launched(manager):
     manager.append(CHILD, [8])
     manager.allocate([CHILD], [1])
-    manager._tables.num_launched[CHILD] -= 1
+    manager._memory.tables.num_launched[CHILD] -= 1
 
 
 def compute_tokens_again(manager):
     manager.append(CHILD, [8])
     manager.allocate([CHILD], [1])
-    manager._tables.num_computed[CHILD] += 1
+    manager._memory.tables.num_computed[CHILD] += 1
 
 
 def end_batches_in_another_order(manager):
@@ -146,7 +146,7 @@ def end_batches_in_another_order(manager):
         manager.append(CHILD, [8])
         manager.allocate([CHILD], [1])
         manager.next_batch()
-    manager._flights.outstanding.reverse()
+    manager._memory.flights.outstanding.reverse()
 
 
 def wait_for_a_batch_that_has_ended(manager):
@@ -156,15 +156,15 @@ def wait_for_a_batch_that_has_ended(manager):
 def wait_for_a_batch_that_does_not_know(manager):
     manager.append(CHILD, [8])
     manager.allocate([CHILD], [1])
-    runs_of(manager)[3].pending = [(manager.batch, 0)]
+    runs_of(manager)[3].pending = [(manager._memory.batch, 0)]
 
 
 def wait_for_batches_out_of_order(manager):
     manager.append(CHILD, [8])
     manager.allocate([CHILD], [1])
     run = runs_of(manager)[3]
-    run.pending = [(manager.batch, 0)] * 2
-    manager._index.pending[manager.batch] = [run]
+    run.pending = [(manager._memory.batch, 0)] * 2
+    manager._memory.index.pending[manager._memory.batch] = [run]
 
 
 def change_the_key_of_a_run(manager):
@@ -172,11 +172,11 @@ def change_the_key_of_a_run(manager):
 
 
 def drop_the_parent_of_a_run(manager):
-    del manager._index.runs[runs_of(manager)[0].key]
+    del manager._memory.index.runs[runs_of(manager)[0].key]
 
 
 def close_the_path_of_an_open_run(manager):
-    manager._index.paths[CHILD].open = None
+    manager._memory.index.paths[CHILD].open = None
 
 
 def swap_two_host_blocks(manager):
@@ -193,11 +193,11 @@ def forget_the_children(manager):
 
 
 def mark_a_plain_block_as_carrying(manager):
-    manager._device.state[manager._tables.blocks[0, OWNER, 2]] |= _CONTENT
+    manager._memory.device.state[manager._memory.tables.blocks[0, OWNER, 2]] |= _CONTENT
 
 
 def forget_that_a_host_block_carries(manager):
-    manager._host.state[0] &= ~_CONTENT
+    manager._memory.host.state[0] &= ~_CONTENT
 
 
 def empty_a_run(manager):
@@ -214,11 +214,11 @@ def keep_a_node_that_resides_nowhere(manager):
 
 
 def mistake_the_run_of_a_block(manager):
-    manager._device.run[6] = runs_of(manager)[0]
+    manager._memory.device.run[6] = runs_of(manager)[0]
 
 
 def mistake_the_run_of_a_host_block(manager):
-    manager._host.run[0] = runs_of(manager)[0]
+    manager._memory.host.run[0] = runs_of(manager)[0]
 
 
 def name_one_block_for_two_nodes(manager):
@@ -227,47 +227,47 @@ def name_one_block_for_two_nodes(manager):
 
 
 def evict_as_another_run(manager):
-    segments = manager._device.free_list._lowest._segments
+    segments = manager._memory.device.free_list._lowest._segments
     number, blocks, nodes, when = segments.pop()
     assert nodes is runs_of(manager)[3]
     segments.append((number, blocks, runs_of(manager)[0], when))
 
 
 def promise_and_do_not_draw(manager):
-    manager._growth.promise(OWNER, 3, 1)
+    manager._memory.growth.promise(OWNER, 3, 1)
 
 
 def evict_a_parent_before_its_child(manager):
-    manager._index.close_run(CHILD)
+    manager._memory.index.close_run(CHILD)
     runs_of(manager)[0].num_device = 1
 
 
 def miscount_the_attentive_rows(manager):
-    manager._index.num_attentive += 1
+    manager._memory.index.num_attentive += 1
 
 
 def lose_a_path(manager):
-    del manager._index.paths[OWNER]
+    del manager._memory.index.paths[OWNER]
 
 
 def lose_the_path_of_an_open_run(manager):
-    del manager._index.paths[CHILD]
+    del manager._memory.index.paths[CHILD]
 
 
 def publish_what_is_not_launched(manager):
-    manager._tables.num_computed[OWNER] = manager._tables.num_launched[OWNER] = 3
+    manager._memory.tables.num_computed[OWNER] = manager._memory.tables.num_launched[OWNER] = 3
 
 
 def mark_a_closed_row_lazy(manager):
-    manager._index.is_lazy[OWNER] = True
+    manager._memory.index.is_lazy[OWNER] = True
 
 
 def lose_an_open_run(manager):
-    del manager._index.runs[manager._index.paths[CHILD].open.key]
+    del manager._memory.index.runs[manager._memory.index.paths[CHILD].open.key]
 
 
 def change_a_token_under_a_node(manager):
-    manager._tables.tokens[OWNER, 1] = 77
+    manager._memory.tables.tokens[OWNER, 1] = 77
 
 
 def change_a_token_of_a_run(manager):
@@ -276,7 +276,7 @@ def change_a_token_of_a_run(manager):
 
 
 def name_another_block_than_the_node(manager):
-    manager._tables.blocks[0, OWNER, 1] = 9
+    manager._memory.tables.blocks[0, OWNER, 1] = 9
 
 
 MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
@@ -350,7 +350,7 @@ def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3], [5, 6, 7]):
         compute(manager, manager.add(tokens))
-    del manager._index.paths[row]
+    del manager._memory.index.paths[row]
     assert f"4: run {row} is open for row {row}, which has no path." in manager.check()
 
 
@@ -390,7 +390,7 @@ def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
 
 def test_a_load_that_holds_blocks_is_no_violation():
     manager = healthy_manager()
-    manager.hold(manager.table(OWNER).astype(np.int64))
+    manager._memory.device.keep(manager.table(OWNER).astype(np.int64))
     assert manager.check() == []
 
 
@@ -452,7 +452,7 @@ def call_a_running_request_swapped(state):
 
 
 def swap_a_running_request(state):
-    state.manager._tiers.tails[0] = np.array([0])
+    state.manager.tiers.tails[0] = np.array([0])
 
 
 def open_a_row_for_nobody(state):
@@ -490,7 +490,7 @@ def lower_max_sequences(state):
 
 
 def corrupt_the_memory(state):
-    state.manager._tables.last_token[0] = 77
+    state.manager.tables.last_token[0] = 77
 
 
 SCHEDULER_PLANTS: list[tuple[Callable[[Any], None], str]] = [

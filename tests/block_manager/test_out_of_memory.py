@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager
+from paged.testing.snapshots import snapshot
 
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "resize", "repeat")
 
@@ -34,13 +35,13 @@ def memory_for(num_arrays):
 def num_failures(manager, call):
     """How many arrays the call makes: each of them could not be made, once, and the manager was as before."""
     for num_arrays in range(100):
-        before = manager.snapshot()
+        before = snapshot(manager)
         with memory_for(num_arrays) as failed, suppress(MemoryError):
             call()
         if not failed:
             assert manager.check() == []
             return num_arrays
-        assert manager.snapshot() == before, f"array {num_arrays} ({failed})"
+        assert snapshot(manager) == before, f"array {num_arrays} ({failed})"
         assert manager.check() == []
     raise AssertionError("the call makes fewer arrays than this")
 
@@ -55,7 +56,7 @@ def computed(manager, tokens):
 
 def shrink_columns(manager):
     """The tables have room for 64 blocks a row, as those of a new manager have."""
-    manager._tables._set_blocks(manager._tables.blocks[:, :, :64].copy())
+    manager._memory.tables._set_blocks(manager._memory.tables.blocks[:, :, :64].copy())
 
 
 @pytest.fixture(params=[True, False], ids=["caching", "plain"])
@@ -110,10 +111,10 @@ def test_what_lies_on_the_host_stays_there_when_the_table_has_no_room(manager):
 def test_a_batch_that_cannot_note_all_its_blocks_can_be_placed_when_there_is_memory():
     manager = BlockManager(400, 1, prefix_caching=False)
     row = manager.add(range(100))
-    manager.take_changes()
+    manager._memory.growth.take_changes()
     with memory_for(0), pytest.raises(MemoryError):
         manager.allocate([row], [100])
     assert (manager.num_used, manager.check()) == (0, [])
     manager.allocate([row], [100])
-    changes = manager.take_changes()
+    changes = manager._memory.growth.take_changes()
     assert changes.blocks.tolist() == manager.table(row).tolist()

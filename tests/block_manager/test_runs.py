@@ -64,7 +64,7 @@ def manager():
 
 
 def only_run(manager: BlockManager) -> Run:
-    (run,) = manager._index.runs.values()
+    (run,) = manager._memory.index.runs.values()
     return run
 
 
@@ -109,7 +109,7 @@ def test_an_evicted_run_lets_its_content_go(manager):
 
 def test_an_evicted_run_is_found_no_more(manager):
     evict(manager, 4)
-    assert manager._index.runs == {}
+    assert manager._memory.index.runs == {}
 
 
 def test_an_evicted_child_lets_go_of_its_parent():
@@ -119,6 +119,6 @@ def test_an_evicted_child_lets_go_of_its_parent():
         manager.allocate([row], [len(tokens) - int(manager.num_computed[row])])
         manager.confirm()
         manager.free([row])
-    parent, child = sorted(manager._index.runs.values(), key=lambda run: run.id)
+    parent, child = sorted(manager._memory.index.runs.values(), key=lambda run: run.id)
     evict(manager, 2)
     assert (parent.children, child.parent) == (None, None)

@@ -16,11 +16,11 @@ class Mirror:
     def __init__(self, manager: BlockManager, num_columns: int = 64) -> None:
         self.manager = manager
         self.tables = np.full((64, num_columns), -1, np.int64)
-        manager.take_changes()
+        manager._memory.growth.take_changes()
 
     def follow(self) -> list[tuple[int, int, int]]:
         """Replay what changed, and return it as (row, column, block)."""
-        changes = [array.tolist() for array in self.manager.take_changes()]
+        changes = [array.tolist() for array in self.manager._memory.growth.take_changes()]
         told = list(zip(*changes, strict=True))
         for row, column, block in told:
             self.tables[row, column] = block
@@ -49,7 +49,7 @@ def mirror():
 def test_nothing_is_noted_before_the_first_call():
     manager = BlockManager(4, 2)
     compute(manager, manager.add([1, 2, 3]))
-    assert [len(array) for array in manager.take_changes()] == [0, 0, 0]
+    assert [len(array) for array in manager._memory.growth.take_changes()] == [0, 0, 0]
 
 
 def test_what_is_told_once_is_not_told_again(mirror):
@@ -129,8 +129,8 @@ def test_single_blocks_beyond_the_first_room_are_told():
     for row in rows:
         manager.append(row, [3])
     computed = manager.num_computed[list(rows)]
-    manager.place_decodes(np.array(rows), computed, computed + 1)
-    manager.draw_promised()
+    manager._memory.place_decodes(np.array(rows), computed, computed + 1)
+    manager._memory.draw_promised()
     mirror.follow()
     assert mirror.differing_rows() == []
 

@@ -249,8 +249,8 @@ def forgets_what_is_cached(run):
 
 def finds_one_block_too_many(run):
     """A prefix hit takes one more block of what is cached than is alike."""
-    common = run.manager._index._common
-    run.manager._index._common = lambda found, offset, data, block, count: min(
+    common = run.manager._memory.index._common
+    run.manager._memory.index._common = lambda found, offset, data, block, count: min(
         count, common(found, offset, data, block, count) + 1
     )
 

@@ -38,7 +38,7 @@ class LeaksOnAbort(StandInEngine):
     def abort(self, request_id):
         is_running = request_id in self.known and self.scheduler.status(request_id) == "running"
         for row in self.scheduler.rows_of(request_id) if is_running else ():
-            self.manager.hold(self.manager.table(row)[:1])
+            self.manager._memory.device.keep(self.manager.table(row)[:1])
         return super().abort(request_id)
 
     def check(self):

@@ -80,8 +80,8 @@ class EvictsTheNewest(BlockManager):
         super().free(rows)
         cached = (self.block_states() == 1).nonzero()[0][::-1].astype(np.int32)
         for block in np.split(cached, len(cached)):
-            self.hold(block)
-            self.release_held(block)
+            self._memory.device.keep(block)
+            self._memory.device.let_go(block)
 
 
 @pytest.mark.parametrize("fault", [Forgets, EvictsTheNewest])

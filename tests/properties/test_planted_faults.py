@@ -21,7 +21,7 @@ class FreesEarly(BlockManager):
         number = super().confirm()
         row = int(self.live_rows[0]) if len(self.live_rows) else None
         if row is not None and len(self.table(row)):
-            self.release_held(self.table(row)[-1:])
+            self._memory.device.let_go(self.table(row)[-1:])
         return number
 
 
@@ -51,8 +51,8 @@ class EvictsTheNewest(BlockManager):
         super().free(rows)
         blocks = np.array(sorted((self.block_states() == 1).nonzero()[0].tolist()), np.int32)
         if len(blocks) > 1:
-            self.hold(blocks)
-            self.release_held(blocks)
+            self._memory.device.keep(blocks)
+            self._memory.device.let_go(blocks)
 
 
 MANAGER_FAULTS = [

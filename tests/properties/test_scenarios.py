@@ -30,7 +30,7 @@ class KeepsABlock(Scheduler):
         except KeyError:
             rows = []
         for row in rows:
-            self.manager.hold(self.manager.table(row)[:1])
+            self.manager._memory.device.keep(self.manager.table(row)[:1])
         return super().abort(request_id)
 
 

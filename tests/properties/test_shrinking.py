@@ -17,7 +17,7 @@ class LeaksOnFree(BlockManager):
 
     def free(self, rows):
         for row in rows:
-            self.hold(self.table(row)[1:2])
+            self._memory.device.keep(self.table(row)[1:2])
         super().free(rows)
 
 

@@ -9,6 +9,7 @@ from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import InvalidRequest, NeverFits, WrongTokens
 from paged.study import static, tgi
 from paged.study.stretch import skip, steady_batch, steady_steps
+from paged.testing.snapshots import snapshot
 
 ON_DEMAND = static("lockstep on demand", reserves=False)
 APART = [
@@ -107,7 +108,7 @@ class Run:
 
     def state(self):
         return (
-            self.manager.snapshot(),
+            snapshot(self.manager),
             self.manager.stats(),
             self.scheduler.stats(),
             self.scheduler.counts(),
@@ -251,10 +252,10 @@ def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
     scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=40, stop_token_ids=[9]))
     for _ in range(2):
         scheduler.update(scheduler.schedule(), [5])
-    before = scheduler.manager.snapshot()
+    before = snapshot(scheduler.manager)
     with pytest.raises(WrongTokens, match="stop id"):
         skip(scheduler, [[5, 9]])
-    assert scheduler.manager.snapshot() == before
+    assert snapshot(scheduler.manager) == before
     assert skip(scheduler, [[5, 5, 5]]).tolist() == [0, 0, 1]
 
 
@@ -263,10 +264,10 @@ def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
 )
 def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_nothing(tokens):
     scheduler = decoding()
-    before = scheduler.manager.snapshot(), scheduler.stats()
+    before = snapshot(scheduler.manager), scheduler.stats()
     with pytest.raises(WrongTokens):
         skip(scheduler, tokens)
-    assert (scheduler.manager.snapshot(), scheduler.stats()) == before
+    assert (snapshot(scheduler.manager), scheduler.stats()) == before
 
 
 @pytest.mark.parametrize("limit", ["x", None, 1.5, True])

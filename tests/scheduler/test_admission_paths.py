@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from paged.block_manager import BlockManager
+from paged.block_manager import BlockManager, Memory
 from paged.block_manager.pool import Pool
 from paged.scheduler import POLICIES, Request, Scheduler
 
@@ -104,7 +104,7 @@ def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
 
 def test_the_short_way_is_taken(monkeypatch):
     calls = []
-    admit = BlockManager.admit
-    monkeypatch.setattr(BlockManager, "admit", lambda self, *arguments: calls.append(1) or admit(self, *arguments))
+    admit = Memory.admit
+    monkeypatch.setattr(Memory, "admit", lambda self, *arguments: calls.append(1) or admit(self, *arguments))
     stats, _ = trace_of(1, "paged", takes_the_long_way=False)[-1]
     assert len(calls) > stats.admitted / 4 > 0

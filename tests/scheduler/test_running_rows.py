@@ -10,6 +10,7 @@ from paged.block_manager import BlockManager
 from paged.scheduler import Scheduler
 from paged.scheduler.request import Request, RequestState, state_of
 from paged.scheduler.rows import RowColumns, RunningRows
+from paged.testing.snapshots import snapshot
 
 
 def running(number: int, rows: list[int]) -> RequestState:
@@ -210,11 +211,11 @@ def test_a_step_that_finds_no_memory_for_its_columns_changes_nothing(monkeypatch
     def short(*args, **kwargs):
         raise MemoryError
 
-    before = scheduler.manager.snapshot(), scheduler.counts()
+    before = snapshot(scheduler.manager), scheduler.counts()
     with monkeypatch.context() as patch:
         patch.setattr(np, "full", short)
         with pytest.raises(MemoryError):
             scheduler.schedule()
-    assert (scheduler.manager.snapshot(), scheduler.counts()) == before
+    assert (snapshot(scheduler.manager), scheduler.counts()) == before
     assert len(scheduler.schedule().rows) == 100
     assert scheduler.check() == []

@@ -1,12 +1,13 @@
-"""The memory layer's calls that trust their caller: what a scheduler makes in every step.
+"""What a scheduler asks of memory in every step, and all that such a step may change.
 
 Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. A caller that is not sure takes
-the calls of BlockManager, which check first and come here then. Knows everything below, and a step from its first row to its end.
+the calls of BlockManager, which check first and come here then.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,19 +15,17 @@ from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
 
-from .events import EventLog
+from .check import violations_of
+from .content import Content
 from .flights import Flight, Flights, Share
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
 from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .retention import Retentions
 from .sharing import Sharing, truncate_table
-from .stats import WINDOW
 from .tables import Rows, Tables
 from .tiers import Tiers
-from .views import Views
 
 
 class Composed(NamedTuple):
@@ -52,8 +51,11 @@ class Composed(NamedTuple):
     changes: TableChanges
 
 
-class TrustedCalls(Views):
-    """The state of the memory layer, and the unchecked calls on it."""
+class Memory:
+    """The state of the memory layer, and the unchecked calls on it.
+
+    Arrays that it shows are read-only views of the live columns, valid until a row is added or told more tokens, unless said to be copies.
+    """
 
     def __init__(
         self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
@@ -62,34 +64,30 @@ class TrustedCalls(Views):
         self.block_size = block_size
         self.num_host_blocks = host_blocks
         self.prefix_caching = prefix_caching
-        self._tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
-        self._device = Pool(self.num_blocks, "device")
-        self._host = Pool(self.num_host_blocks, "host")
-        self._flights = Flights(self._tables)
-        self._index = PrefixIndex(self._tables, self._flights, self._device, self._host) if prefix_caching else None
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
+        self.device = Pool(self.num_blocks, "device")
+        self.host = Pool(self.num_host_blocks, "host")
+        self.flights = Flights(self.tables)
+        self.index = PrefixIndex(self.tables, self.flights, self.device, self.host) if prefix_caching else None
         self.host_caching = host_caching
-        self._offload: Offload | None = None
-        if host_caching and self._index is not None:
-            self._offload = Offload(self._device, self._host, self._index.host)
-            self._index.leave = self._offload.leave
-        # Written from the first reading on.
-        self._events: EventLog | None = None
-        self._tiers = Tiers(self._tables, self._device, self._host, self._index, self._offload)
-        self._growth = Growth(self._tables, self._device)
-        self.retentions = Retentions(self._index, self._device, self._host)
-        self._sharing = (
-            Sharing(self._tables, self._flights, self._device, self._index, self._growth, self._tiers, self._offload)
-            if self._index
+        self.offload: Offload | None = None
+        if host_caching and self.index is not None:
+            self.offload = Offload(self.device, self.host, self.index.host)
+            self.index.leave = self.offload.leave
+        self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
+        self.growth = Growth(self.tables, self.device)
+        self.sharing = (
+            Sharing(self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload)
+            if self.index
             else None
         )
-        self._batch = 1
+        self.content = Content(self.tables, self.device, self.host, self.index, self.offload, self.sharing)
+        # Number of the batch that is being composed.
+        self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
         # No row knows more tokens than this.
         self._longest = 0
-        self._queries = self._query_tokens = 0
-        # Of the latest lookups, the tokens asked for and found.
-        self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
     def add_counted(
         self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True, reads: bool = True, writes: bool = True
@@ -99,18 +97,18 @@ class TrustedCalls(Views):
         With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before; one that does not
         read looks nothing up.
         """
-        row = self._tables.open(tokens)
+        row = self.tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
-        if self._sharing is None:
+        if self.sharing is None:
             return row
-        self._sharing.index.open_path(row, root, reads=reads, writes=writes)
+        self.sharing.index.open_path(row, root, reads=reads, writes=writes)
         try:
-            found = self._sharing.extend_hit(row, count=count)
+            found = self.sharing.extend_hit(row, count=count)
         except MemoryError:
             self.close(row)
             raise
         if count and reads:
-            self._count_lookup(len(tokens), found)
+            self.content.count_lookup(len(tokens), found)
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
@@ -119,8 +117,8 @@ class TrustedCalls(Views):
         The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
-        sharing, size = self._sharing, self.block_size
-        row, num_tokens = self._tables.open(tokens), len(tokens)
+        sharing, size = self.sharing, self.block_size
+        row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
         computed = 0
@@ -132,43 +130,39 @@ class TrustedCalls(Views):
             else:
                 index.open_path(row, root)
                 if key in index.runs:
-                    self._growth.evict_promised()
+                    self.growth.evict_promised()
                     try:
                         computed = sharing.extend_hit(row, first_is_known=True)
                     except MemoryError:
                         self.close(row)
                         raise
-            self._count_lookup(num_tokens, computed)
+            self.content.count_lookup(num_tokens, computed)
         end = min(computed + most, num_tokens)
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
-            self._growth.promise(row, have, wanted - have)
+            self.growth.promise(row, have, wanted - have)
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
-    def _count_lookup(self, num_tokens: int, found: int) -> None:
-        self._queries += 1
-        self._query_tokens += num_tokens
-        self._recent.append((num_tokens, found))
-
     def draw_promised(self) -> None:
         """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
-        self._growth.draw_promised()
+        self.growth.draw_promised()
 
     @property
     def num_unpromised(self) -> int:
         """Blocks that can be drawn beyond those that are promised."""
-        return self._device.num_available - self._growth.num_promised
+        return self.device.num_available - self.growth.num_promised
 
-    def _take_moves(self) -> Moves:
-        return NO_MOVES if self._offload is None else self._offload.take_moves()
+    def take_moves(self) -> Moves:
+        """Copies of content that were planned since the last call."""
+        return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
 
         Returns how many they know then. The caller vouches for all three.
         """
-        tables = self._tables
+        tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
             # An upper bound that rises by one a call; only when it seems to be reached is it worth a look at the rows.
@@ -182,7 +176,7 @@ class TrustedCalls(Views):
 
     def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """`counts[i]` more known tokens, int64 [n], for each of these distinct rows, packed in `tokens`. Returns how many they know then."""
-        tables = self._tables
+        tables = self.tables
         known = tables.num_tokens[rows]
         totals = known + counts
         if not len(tokens):
@@ -202,7 +196,7 @@ class TrustedCalls(Views):
 
     def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
         """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
-        tables, growth = self._tables, self._growth
+        tables, growth = self.tables, self.growth
         ends = tables.num_launched[rows] + counts
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -222,7 +216,7 @@ class TrustedCalls(Views):
 
         Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`.
         """
-        tables, growth = self._tables, self._growth
+        tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (starts >= have * self.block_size).nonzero()[0]
         moves = NO_MOVES
@@ -235,37 +229,38 @@ class TrustedCalls(Views):
 
     def place_one(self, row: int, count: int) -> Moves:
         """`place` for one row."""
-        tables = self._tables
-        if self._growth.any_shared_tail:
+        tables = self.tables
+        if self.growth.any_shared_tail:
             return self.place(np.array([row]), np.array([count]))
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self._growth.draw_for(row, have, wanted)
+            self.growth.draw_for(row, have, wanted)
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
-    def _begin_batch(self, number: int) -> None:
-        self._batch = number
-        self._device.free_list.now = self._host.free_list.now = number
-        self._flights.begin(number)
-        if self._index is not None:
-            self._index.batch = number
+    def begin_batch(self, number: int) -> None:
+        """What is placed from now on is in the batch of this number."""
+        self.batch = number
+        self.device.free_list.now = self.host.free_list.now = number
+        self.flights.begin(number)
+        if self.index is not None:
+            self.index.batch = number
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
         """`_launch` of one row."""
-        index = self._index
-        self._tables.num_launched[row] = end
-        self._flights.composed.place(row, start, end)
+        index = self.index
+        self.tables.num_launched[row] = end
+        self.flights.composed.place(row, start, end)
         if index is not None and not index.is_lazy[row]:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """The batch computes these rows, whose blocks are theirs or promised, from `starts` to `ends`; those that are not lazy look up
         what comes next."""
-        self._tables.num_launched[rows] = ends
-        self._flights.composed.place(rows, starts, ends)
-        index = self._index
+        self.tables.num_launched[rows] = ends
+        self.flights.composed.place(rows, starts, ends)
+        index = self.index
         if index is not None and index.num_attentive:
             places = index.attentive(rows).tolist()
             if len(places) > 1:
@@ -276,23 +271,23 @@ class TrustedCalls(Views):
 
     def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
         # Tokens without values are no content.
-        end = min(end, self._tables.num_tokens.item(row))
+        end = min(end, self.tables.num_tokens.item(row))
         if index.fills_next(row, end):
             # First of all: what is evicted is known no more, and this row computes it for others, too.
-            self._growth.evict_promised()
+            self.growth.evict_promised()
             index.begin_pending(row, end)
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
         the blocks that they `have`, those promised to them among them, `needs` more are promised to each."""
         if total := int(needs.sum()):
-            self._growth.promise(rows.repeat(needs), rising_from(have, needs), total)
-        self._tables.num_launched[rows] = ends
-        self._flights.composed.lengthen(rows, ends)
+            self.growth.promise(rows.repeat(needs), rising_from(have, needs), total)
+        self.tables.num_launched[rows] = ends
+        self.flights.composed.lengthen(rows, ends)
 
     def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """Drafts of these rows beyond `ends`, int64 [n], were wrong: their slots will be overwritten, blocks with nothing else go back."""
-        tables = self._tables
+        tables = self.tables
         is_swapped = tables.is_swapped[rows]
         if is_swapped.any():
             for row, end in zip(rows[is_swapped].tolist(), ends[is_swapped].tolist(), strict=True):
@@ -310,7 +305,7 @@ class TrustedCalls(Views):
         while len(places):
             longer = rows[places]
             columns = tables.num_blocks[longer] - 1
-            self._device.release(tables.blocks[0, longer, columns].astype(np.int64))
+            self.device.release(tables.blocks[0, longer, columns].astype(np.int64))
             tables.num_blocks[longer] = columns
             excess[places] -= 1
             last = np.maximum(columns - 1, 0)
@@ -320,8 +315,8 @@ class TrustedCalls(Views):
     def copy_content(self, may_copy: bool) -> None:
         """Let content be copied between the tiers until the batch is put out, or do not: not while copies of an earlier one are still to run.
         Between two batches nothing is, unless this says so."""
-        if self._offload is not None:
-            self._offload.is_open = may_copy
+        if self.offload is not None:
+            self.offload.is_open = may_copy
 
     def commit(
         self,
@@ -338,16 +333,16 @@ class TrustedCalls(Views):
         `decodes` are the rows that `place_decodes` placed, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None:
         one each); `has_more`: the batch is one though no row may be in it. The caller has seen that nothing ends by `now` (`retentions.next_end`).
         """
-        self._growth.draw_promised()
-        self.retentions.now = max(self.retentions.now, now)
-        number, tables, moves = self._batch, self._tables, self._take_moves()
+        self.growth.draw_promised()
+        self.content.retentions.now = max(self.content.retentions.now, now)
+        number, tables, moves = self.batch, self.tables, self.take_moves()
         flight, changes = None, NO_CHANGES
-        if has_more or len(moves) or self._flights.composed.is_used:
+        if has_more or len(moves) or self.flights.composed.is_used:
             # No engine runs an empty batch, so that one leaves the changes to the next.
-            changes = self._growth.take_changes()
-            self._growth.release_copied()
-            flight = self._flights.seal()
-        self._begin_batch(number + 1)
+            changes = self.growth.take_changes()
+            self.growth.release_copied()
+            flight = self.flights.seal()
+        self.begin_batch(number + 1)
         self.copy_content(False)
         return Composed(
             number,
@@ -369,22 +364,17 @@ class TrustedCalls(Views):
 
     def is_placed(self, row: int) -> bool:
         """Whether the row is in the batch that is being composed."""
-        composed = self._flights.composed
-        return bool(composed.parts) and composed.share_of(row, int(self._tables.uid[row])) is not None
+        composed = self.flights.composed
+        return bool(composed.parts) and composed.share_of(row, int(self.tables.uid[row])) is not None
 
     def has_share(self, flight: Flight, row: int) -> bool:
         """Whether the batch computes tokens of the row that it still holds."""
-        share = flight.share_of(row, int(self._tables.uid[row]))
+        share = flight.share_of(row, int(self.tables.uid[row]))
         return share is not None and not share.is_empty
-
-    @property
-    def may_copy(self) -> bool:
-        """Whether a row that is placed may have to copy a partial block that others share."""
-        return self._growth.any_shared_tail
 
     def fork_of(self, row: int) -> int:
         """`fork` of a row that the caller vouches for."""
-        tables, index = self._tables, self._index
+        tables, index = self.tables, self.index
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
@@ -392,24 +382,24 @@ class TrustedCalls(Views):
             index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
-            self._device.hold(blocks)
-            self._growth.write(child, 0, blocks)
+            self.device.hold(blocks)
+            self.growth.write(child, 0, blocks)
         tables.num_launched[child] = launched
         tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
-        self._flights.inherit(row, child, launched)
+        self.flights.inherit(row, child, launched)
         if launched % self.block_size:
             tables.shares_tail[row] = tables.shares_tail[child] = True
-            self._growth.any_shared_tail = True
-        if self._sharing is not None:
-            self._sharing.share_fork(row, child)
+            self.growth.any_shared_tail = True
+        if self.sharing is not None:
+            self.sharing.share_fork(row, child)
         return child
 
     def fork_to_write(self, row: int) -> tuple[int, Moves]:
         """A fork of a row that no batch computes, and the copy of its partial block, which would be made when one of both writes it. Raises
         OutOfBlocks, changing nothing."""
-        tables, growth = self._tables, self._growth
+        tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
-            self._device.require(1)
+            self.device.require(1)
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
@@ -420,13 +410,13 @@ class TrustedCalls(Views):
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
         """What batches that are out compute of the row from token `num_tokens` on is void: it is launched to there at most."""
-        self._flights.clip(row, num_tokens)
+        self.flights.clip(row, num_tokens)
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
 
     def _last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
-        tables = self._tables
+        tables = self.tables
         if not self._any_reserved:
             return tables.slot_base[rows] + positions
         return self._looked_up(rows, positions)
@@ -434,13 +424,13 @@ class TrustedCalls(Views):
     def _looked_up(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [n]: the slot of `positions[i]` of `rows[i]`, in whichever block of its table."""
         columns = positions // self.block_size
-        blocks = self._tables.blocks[0, rows, columns]
+        blocks = self.tables.blocks[0, rows, columns]
         slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
         return slots
 
     def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 [counts.sum()]: the slots of `counts[i]` positions of `rows[i]`, which rise, packed."""
-        tables = self._tables
+        tables = self.tables
         slots: NDArray[np.int64] = tables.slot_base[rows].repeat(counts)
         slots += positions
         # That holds in a row's last block, where most of them are.
@@ -454,8 +444,8 @@ class TrustedCalls(Views):
 
     def settle(self, flight: Flight) -> None:
         """The batch, the oldest that is out, ran: what it computed is confirmed, full blocks are nodes, duplicates go back."""
-        tables, index = self._tables, self._index
-        self._flights.end(flight)
+        tables, index = self.tables, self.index
+        self.flights.end(flight)
         if flight.is_whole:
             for rows, _, ends in flight.parts:
                 # Rejected drafts are not launched any more.
@@ -477,13 +467,13 @@ class TrustedCalls(Views):
                     for place in index.attentive(rows).tolist():
                         if (row := rows.item(place)) not in flight.gone:
                             self._publish(row)
-        if self._sharing is not None:
-            self._sharing.forget_sharers(flight.number)
+        if self.sharing is not None:
+            self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:
         # A swapped row has no device block that could carry a node.
-        if self._sharing is not None and not self._tables.is_swapped[row]:
-            self._sharing.publish(row)
+        if self.sharing is not None and not self.tables.is_swapped[row]:
+            self.sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
         """The batch, the latest that is out, did not run: rows fall back to where it began, pending nodes are withdrawn.
@@ -491,7 +481,7 @@ class TrustedCalls(Views):
         A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
         that had been counted.
         """
-        tables, index, sharing = self._tables, self._index, self._sharing
+        tables, index, sharing = self.tables, self.index, self.sharing
         if sharing is not None:
             sharing.cut_sharers(flight)
         shares = list(flight.shares(tables))[::-1]
@@ -500,7 +490,7 @@ class TrustedCalls(Views):
         for share in shares:
             # Whether a tail is shared is known when all have given back what they lose.
             self._note_shared_tail(share.row)
-        self._flights.end(flight)
+        self.flights.end(flight)
         if index is None or sharing is None:
             return {}
         index.withdraw(flight.number)
@@ -508,79 +498,233 @@ class TrustedCalls(Views):
         return sharing.take_lost_hits()
 
     def _fall_back(self, share: Share) -> None:
-        tables, size = self._tables, self.block_size
+        tables, size = self.tables, self.block_size
         row, stays, _ = share
-        if tables.is_swapped[row] and stays % size and self._tiers.tail_is_node(row, stays // size):
+        if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
             # A node that never becomes full is no place for a private tail.
             stays -= stays % size
-            self._flights.clip(row, stays)
+            self.flights.clip(row, stays)
         tables.fall_back(row, stays)
-        if self._index is not None:
-            self._index.fall_back(row)
+        if self.index is not None:
+            self.index.fall_back(row)
         keep = -(-tables.num_launched.item(row) // size)
         if tables.is_swapped[row]:
-            self._tiers.trim(row, keep)
-        self._growth.give_back(row, max(keep, int(tables.reserved[row])))
+            self.tiers.trim(row, keep)
+        self.growth.give_back(row, max(keep, int(tables.reserved[row])))
 
     def _note_shared_tail(self, row: int) -> None:
         """The row's last block may be partial now and others' as well: full a moment ago, or on the host."""
-        tables = self._tables
+        tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), self.block_size)
-        if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self.device.num_refs(tables.blocks.item(0, row, column)) > 1:
             tables.shares_tail[row] = True
-            self._growth.any_shared_tail = True
+            self.growth.any_shared_tail = True
 
     def close(self, row: int) -> None:
         """`free` of one row that the caller vouches for."""
-        tables = self._tables
+        tables = self.tables
         num_blocks = tables.num_blocks.item(row)
-        first, stop = (0, 0) if self._index is None else self._index.end_path(row)
-        if self._flights.may_have(row):
-            self._flights.leave(row)
+        first, stop = (0, 0) if self.index is None else self.index.end_path(row)
+        if self.flights.may_have(row):
+            self.flights.leave(row)
         if tables.is_swapped[row]:
-            self._tiers.drop(row)
+            self.tiers.drop(row)
         # Apart, because a release of blocks that look alike is one read and one write.
         if stop < num_blocks:
-            self._growth.release(row, stop, num_blocks)
+            self.growth.release(row, stop, num_blocks)
         if first:
-            self._growth.release(row, 0, min(first, num_blocks))
+            self.growth.release(row, 0, min(first, num_blocks))
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
         """`append` of tokens that the caller vouches for."""
-        self._tables.extend(row, tokens)
-        self._longest = max(self._longest, int(self._tables.num_tokens[row]))
+        self.tables.extend(row, tokens)
+        self._longest = max(self._longest, int(self.tables.num_tokens[row]))
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
         """`reserve` of rows that the caller vouches for. Raises OutOfBlocks, changing nothing."""
-        have = self._tables.num_blocks[rows]
+        have = self.tables.num_blocks[rows]
         short = (num_blocks > have).nonzero()[0]
         if len(short):
-            self._growth.draw(rows[short], have[short], num_blocks[short])
-        self._tables.reserved[rows] = np.maximum(self._tables.reserved[rows], num_blocks)
+            self.growth.draw(rows[short], have[short], num_blocks[short])
+        self.tables.reserved[rows] = np.maximum(self.tables.reserved[rows], num_blocks)
         self._any_reserved = True
 
     def truncate_row(self, row: int, num_blocks: int) -> None:
         """`truncate` to blocks that the caller vouches for."""
-        if self._sharing is not None:
-            self._sharing.truncate(row, num_blocks)
+        if self.sharing is not None:
+            self.sharing.truncate(row, num_blocks)
         else:
-            truncate_table(self._tables, self._flights, self._growth, self._tiers, row, num_blocks)
+            truncate_table(self.tables, self.flights, self.growth, self.tiers, row, num_blocks)
 
     def shrink(self, row: int, reserved: int) -> None:
         """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
-        self._tables.reserved[row] = reserved
-        self._growth.give_back(row, max(-(-int(self._tables.num_launched[row]) // self.block_size), reserved))
-
-    def take_changes(self) -> TableChanges:
-        """Every entry of a block table that changed since the last call, in order; nothing is noted before the first one."""
-        return self._growth.take_changes()
+        self.tables.reserved[row] = reserved
+        self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
 
     @property
-    def changed_rows(self) -> Rows:
-        """Rows whose tables changed since the last batch, each as often as its table did; valid until the next call."""
-        return self._growth.changed_rows
+    def may_skip(self) -> bool:
+        """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
+        return not self.growth.any_shared_tail and self.offload is None and self.content.retentions.next_end == np.inf
 
-    def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
-        """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
-        self._growth.put_back_changes(TableChanges(rows, columns, blocks))
+    def go_alone(self, rows: Rows) -> bool:
+        """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
+        another row of their batch, as long as no block is looked up (`most_decodes`)."""
+        index, num_blocks = self.index, self.tables.num_blocks
+        return index is None or not any(index.may_find_next(row, num_blocks.item(row)) for row in rows.tolist())
+
+    def most_decodes(self, rows: Rows, limit: int) -> int:
+        """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
+        them has to look a full block up."""
+        tables, index, size = self.tables, self.index, self.block_size
+        computed = tables.num_computed[rows]
+        if index is not None and index.num_attentive:
+            asking = index.attentive(rows)
+            if len(asking):
+                limit = min(limit, size - 1 - int((computed[asking] % size).max()))
+        if limit < 1:
+            return 0
+        spare = tables.num_blocks[rows] * size - computed
+        available = self.num_unpromised
+        if int(spare.max()) < size:
+            # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
+            rounds, place = divmod(available, len(rows))
+            return min(limit, rounds * size + int(np.partition(spare, place)[place]))
+        # Mostly there is room for all of them: that is asked first.
+        least, most, middle = 0, limit, limit
+        while least < most:
+            if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
+                least = middle
+            else:
+                most = middle - 1
+            middle = (least + most + 1) // 2
+        return least
+
+    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """`place_decodes`, `commit`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
+        of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
+        they can. Returns the blocks that each batch drew, int64 [k]."""
+        tables, size, num_steps = self.tables, self.block_size, tokens.shape[1]
+        computed = tables.num_computed[rows]
+        have = tables.num_blocks[rows].astype(np.int64)
+        # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
+        first = have * size - computed
+        counts = -(-np.maximum(num_steps - first, 0) // size)
+        places = np.repeat(np.arange(len(rows)), counts)
+        nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
+        steps = first[places] + nth * size
+        order = np.argsort(steps, kind="stable")
+        places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+        self._longest = int(tables.num_tokens.max()) + num_steps
+        tables.ensure_tokens(self._longest + 1)
+        start = self.batch
+        if len(steps):
+            self._draw_ahead(rows[places], columns, start + steps)
+        self.begin_batch(start + num_steps)
+        tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
+        rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
+        tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
+        tables.num_tokens[rows] = ends + num_steps
+        tables.last_token[rows] = tokens[:, -1]
+        return np.bincount(steps, minlength=num_steps)
+
+    def _draw_ahead(self, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+        """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
+
+        A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
+        """
+        device = self.device
+        evicted, first = device.num_evicted, int(batches[0])
+        self.begin_batch(first)
+        self.growth.promise_one_each(rows, columns)
+        self.growth.draw_promised()
+        if count := device.num_evicted - evicted:
+            later = int(batches[-count:].sum()) - count * first
+            device.idle_steps += later
+            if self.index is not None:
+                self.index.lifetime_steps += later
+
+    def take_from_host(self, rows: Rows) -> Moves:
+        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        rows = rows[self.tables.is_swapped[rows]]
+        before = self.tables.num_blocks[rows]
+        moves = self.tiers.swap_in(rows)
+        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
+            self.growth.note(row, start)
+            self._note_shared_tail(row)
+        return moves
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
+        last; the rest is computed. Without it all is loaded."""
+        if self.offload is not None:
+            self.offload.is_worth_loading = is_worth_loading
+
+    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
+        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
+
+        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. What only the host has is
+        loaded into `room` blocks at most (None: as many as can be drawn).
+        """
+        return 0 if self.sharing is None else self.sharing.extend_hit(row, count=count, room=room)
+
+    def is_unconfirmed(self, row: int) -> bool:
+        """Whether the row shares a block that a batch which has not ended is still computing."""
+        return self.sharing is not None and self.sharing.is_unconfirmed(row)
+
+    def set_computed(self, row: int, num_computed: int) -> None:
+        """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
+        self.tables.set_progress(row, num_computed)
+        self._publish(row)
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
+        return self.tables.read_only_blocks
+
+    @property
+    def num_table_blocks(self) -> NDArray[np.int64]:
+        """int64 [rows]: blocks in each row's table."""
+        return self.tables.shown.num_blocks
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known of each row."""
+        return self.tables.shown.num_tokens
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
+        return self.tables.shown.num_computed
+
+    @property
+    def num_launched(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
+        return self.tables.shown.num_launched
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
+        return self.tables.shown.tokens
+
+    @property
+    def num_available(self) -> int:
+        """Device blocks that can be drawn: free and cached."""
+        return self.device.num_available
+
+    def table(self, row: int) -> NDArray[np.int32]:
+        """The row's device blocks in order, int32 [n]; a copy."""
+        return self.tables.blocks[0, row, : self.tables.num_blocks[row]].copy()
+
+    def check(self) -> list[str]:
+        """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
+        held, held_host = self.device.kept.copy(), Counter[int]()
+        held.update(self.growth.copied())
+        if self.offload is not None:
+            held_host.update(self.offload.held().tolist())
+        found = violations_of(
+            self.tables, self.flights, self.device, self.host, self.index, self.tiers, held, held_host
+        )
+        if self.growth.num_promised:
+            found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
+        return found

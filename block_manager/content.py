@@ -1,0 +1,159 @@
+"""What the cache holds, what is to stay in it, and what came to it and left it.
+
+Tokens are arrays by now and namespaces are encoded (`root_prefix`): arguments are vouched for, as those of Memory are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.errors import UnknownContent
+
+from .events import EventLog
+from .free_list import Blocks
+from .offload import Offload
+from .pool import Pool
+from .prefix_index import PrefixIndex
+from .retention import Retentions
+from .runs import Segment, first_of
+from .sharing import Sharing
+from .stats import WINDOW, HitFigures
+from .tables import Tables
+
+
+class Hit(NamedTuple):
+    """What the prefix cache holds of a prompt: `num_tokens` in device blocks, int64 [n], and `host_tokens` after them that only
+    the host has (0 without `host_caching`)."""
+
+    num_tokens: int
+    blocks: Blocks
+    host_tokens: int = 0
+
+
+class Content:
+    """The content of both tiers; without an index there is none. `recent`: of the latest lookups, the tokens asked for and found."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        device: Pool,
+        host: Pool,
+        index: PrefixIndex | None,
+        offload: Offload | None,
+        sharing: Sharing | None,
+    ) -> None:
+        self._tables, self._device, self._host = tables, device, host
+        self._index, self._offload, self._sharing = index, offload, sharing
+        self.retentions = Retentions(index, device, host)
+        # Written from the first reading on.
+        self._events: EventLog | None = None
+        self._queries = self._query_tokens = 0
+        self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+
+    def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
+        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing."""
+        index, size = self._index, self._tables.block_size
+        if index is None:
+            return Hit(0, np.empty(0, np.int64))
+        data, limit = tokens.tobytes(), (len(tokens) - 1) // size
+        match = index.match(None, root, data, limit)
+        on_host = 0
+        if self._offload is not None and match.first_pending < 0:
+            on_host = sum(part[2] for part in index.match_on_host(None, root, data, limit, match))
+        return Hit(match.num_blocks * size, index.blocks_of(match).copy(), on_host * size)
+
+    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
+        return self._index is not None and self._index.has_first(root, tokens[: self._tables.block_size].tobytes())
+
+    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
+        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
+
+        With `confirmed`, only those that no batch is still computing. Changes nothing.
+        """
+        index = self._index
+        if index is None or not self.has_first(tokens, root):
+            return 0
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        blocks = index.blocks_of(match)
+        if confirmed and match.first_pending >= 0:
+            blocks = blocks[: match.first_pending]
+        return int(np.count_nonzero(self._device.state[blocks] > 0))
+
+    def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether what some row computes next may be what follows the cached prefix of these tokens: it ends where an open run does."""
+        index = self._index
+        if index is None or not self.has_first(tokens, root):
+            return False
+        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        if not match.segments:
+            return True
+        run, offset, count = match.segments[-1]
+        return run.row >= 0 and offset + count >= index.confirmed_length(run)
+
+    def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
+        """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
+        segments = self._cached_prefix(tokens, root)
+        self.retentions.retain(segments, level, until)
+        return sum(count for _, _, count in segments) * self._tables.block_size
+
+    def retain_row(self, row: int, level: int, until: float | None) -> None:
+        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
+        if self._index is None:
+            return
+        last = self._index.last_node(row)
+        if last is None:
+            return
+        if until is None or until > self.retentions.now:
+            self.retentions.retain([(*last, 1)], level, until)
+
+    def reset(self) -> bool:
+        """Forget all content. False, and nothing changed, while any block of either tier is used."""
+        if self._device.num_used or self._host.num_used:
+            return False
+        if self._index is not None:
+            self._index.clear()
+        self.retentions.clear()
+        if self._events is not None:
+            self._events.clear()
+        return True
+
+    def event_log(self) -> EventLog | None:
+        """What is written down from the first call on; None without a prefix cache."""
+        if self._events is None and self._index is not None:
+            self._events = EventLog(self._index, self._tables)
+        return self._events
+
+    def count_lookup(self, num_tokens: int, found: int) -> None:
+        """One lookup more, of `num_tokens` tokens, of which `found` were there."""
+        self._queries += 1
+        self._query_tokens += num_tokens
+        self.recent.append((num_tokens, found))
+
+    def hit_figures(self) -> HitFigures:
+        """The lookups' figures, at no cost."""
+        sharing = self._sharing
+        if sharing is None:
+            return HitFigures()
+        return HitFigures(
+            self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
+        )
+
+    def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Segment]:
+        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
+        index = self._index
+        if index is None:
+            raise UnknownContent(len(tokens))
+        data, limit = tokens.tobytes(), len(tokens) // self._tables.block_size
+        match = index.match(None, root, data, limit)
+        if match.first_pending >= 0:
+            segments = first_of(match.segments, match.first_pending)
+        else:
+            segments = [*match.segments, *index.match_on_host(None, root, data, limit, match)]
+        if not segments:
+            raise UnknownContent(len(tokens))
+        return segments

@@ -1,0 +1,35 @@
+"""The complete state of a memory manager in plain values: two are equal exactly when nothing that matters changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def snapshot(manager: Any) -> Any:
+    """Rows, contents, both tiers in the order in which blocks will be taken, and figures: of ours, whose private state is read.
+
+    Another manager has a `snapshot()` of its own.
+    """
+    memory = getattr(manager, "_memory", None)
+    if memory is None:
+        return manager.snapshot()
+    return {
+        "rows": {row: _row(memory, row) for row in memory.tables.live_rows.tolist()},
+        "contents": [manager.cached_contents("device"), manager.cached_contents("host")],
+        "tiers": [
+            (pool.ref_count.tolist(), pool.free_list.plain().tolist(), pool.free_list.cached().tolist())
+            for pool in (memory.device, memory.host)
+        ],
+        "figures": manager.stats(),
+    }
+
+
+def _row(memory: Any, row: int) -> tuple[object, ...]:
+    tables, index = memory.tables, memory.index
+    return (
+        tables.tokens[row, : tables.num_tokens[row]].tolist(),
+        memory.table(row).tolist(),
+        [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
+        memory.tiers.tails[row].tolist() if row in memory.tiers.tails else None,
+        index.num_published(row) if index is not None else 0,
+    )
