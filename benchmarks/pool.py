@@ -80,7 +80,7 @@ class OurPool:
                 self.index.close_run(row)
             seconds += clock() - start
             for row in rows:
-                self.index.end_path(row)
+                self.index.release_path(row)
                 self.tables.close(row)
         return seconds
 

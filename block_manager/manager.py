@@ -264,7 +264,7 @@ class BlockManager(Uncopyable):
         """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
         self._must_be_unclaimed("free")
         for row in self._memory.tables.checked(rows, allow_swapped=True).tolist():
-            self._memory.close(row)
+            self._memory.release(row)
 
     def fork(self, row: int) -> int:
         """A new row with the same tokens that shares every block with launched tokens, the partial one too.

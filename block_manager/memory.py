@@ -105,7 +105,7 @@ class Memory:
         try:
             found = self.sharing.extend_hit(row, count=count)
         except MemoryError:
-            self.close(row)
+            self.release(row)
             raise
         if count and reads:
             self.content.count_lookup(len(tokens), found)
@@ -134,7 +134,7 @@ class Memory:
                     try:
                         computed = sharing.extend_hit(row, first_is_known=True)
                     except MemoryError:
-                        self.close(row)
+                        self.release(row)
                         raise
             self.content.count_lookup(num_tokens, computed)
         end = min(computed + most, num_tokens)
@@ -520,11 +520,11 @@ class Memory:
             tables.shares_tail[row] = True
             self.growth.any_shared_tail = True
 
-    def close(self, row: int) -> None:
+    def release(self, row: int) -> None:
         """`free` of one row that the caller vouches for."""
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
-        first, stop = (0, 0) if self.index is None else self.index.end_path(row)
+        first, stop = (0, 0) if self.index is None else self.index.release_path(row)
         if self.flights.may_have(row):
             self.flights.leave(row)
         if tables.is_swapped[row]:

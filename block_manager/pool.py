@@ -220,7 +220,7 @@ class Pool:
         self.state[block] = 0
         self.free_list.put_one(block)
 
-    def retire(self, blocks: Blocks, run: Run) -> bool:
+    def release_run(self, blocks: Blocks, run: Run) -> bool:
         """Whether a row that ends alone holds all of these blocks, which carry nothing yet and are all of `run` from now on.
 
         If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in

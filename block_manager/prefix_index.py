@@ -107,7 +107,7 @@ class PrefixIndex:
         if num_rows > len(self.is_lazy):
             self.is_lazy = np.concatenate([self.is_lazy, np.zeros(num_rows - len(self.is_lazy), np.bool_)])
 
-    def end_path(self, row: int) -> tuple[int, int]:
+    def release_path(self, row: int) -> tuple[int, int]:
         """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before
         `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
         path, tables = self.paths[row], self._tables
@@ -116,7 +116,7 @@ class PrefixIndex:
             stop = tables.num_computed.item(row) // self._block_size
             if stop > start and tables.content_end(row) // self._block_size == stop:
                 blocks = tables.blocks[:, row, start:stop].astype(np.int64)
-                if self._device.retire(blocks[0], run):
+                if self._device.release_run(blocks[0], run):
                     self._keep(run, row, start, blocks)
                     self.is_lazy[row] = False
                     del self.paths[row]

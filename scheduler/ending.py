@@ -364,7 +364,7 @@ def _release(state: State, request: RequestState, sequence: int) -> None:
     request.num_output += _num_written(state, request, sequence)
     request.num_live -= 1
     if request.rows[sequence] >= 0:
-        state.close_row(request, sequence)
+        state.release_row(request, sequence)
     request.tokens[sequence] = None
     state.outstanding.void(request, sequence)
 

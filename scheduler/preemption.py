@@ -154,7 +154,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
                 victim, sequence
             ):
                 victim.is_quiet = replaced(victim.is_quiet, sequence, True)
-            state.close_row(victim, sequence, has_ended=False)
+            state.release_row(victim, sequence, has_ended=False)
 
 
 def report_parked(state: State, step: Step) -> None:

@@ -169,7 +169,7 @@ class State:
             self.recovering[row] = state.high_water[sequence]
         return row
 
-    def close_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
+    def release_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
         """The sequence gives its row back and forgets its tokens."""
         row = state.rows[sequence]
         if self.outstanding.batches:
@@ -180,7 +180,7 @@ class State:
         if self.silent:
             self.silent.discard(row)
         self.reservation.give_back(row)
-        self.manager.close(row)
+        self.manager.release(row)
         self.columns.release(row, sequence)
 
     def retain_content(self, state: RequestState, row: int) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import zmq
 
+import paged.study  # noqa: F401  (the front offers its policies)
 from paged.block_manager import Stored
 from paged.engine.engine import Engine
 from paged.engine.forecast import forecast
