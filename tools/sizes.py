@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,62 @@ def size_of(files: list[Path], budget: int) -> Size:
     return Size(lines, budget, max(functions, key=lambda each: each[1]), max(classes, key=lambda each: each[1]))
 
 
+class Coupling(NamedTuple):
+    """How the files of a room hang together: the type that most functions take and their number, and the assignments to a field of a
+    class in another file than its own."""
+
+    taken: tuple[str, int]
+    foreign: int
+
+
+def coupling_of(files: list[Path]) -> Coupling:
+    """Count what functions take, and fields that are set outside their owner's file: by name, so of equal names any owner counts."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    owners: defaultdict[str, set[Path]] = defaultdict(set)
+    taken, foreign = Counter[str](), 0
+    for file, tree in trees.items():
+        for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            for target in _targets(kind):
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                    owners[target.attr].add(file)
+            for field in (node.target for node in kind.body if isinstance(node, ast.AnnAssign)):
+                owners[ast.unparse(field)].add(file)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                taken.update({ast.unparse(each.annotation) for each in node.args.args if each.annotation})
+    for file, tree in trees.items():
+        for target in _targets(tree):
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self":
+                foreign += file not in owners[target.attr]
+    plain = {"int", "bool", "str", "float", "Any"}
+    ours = [(name, number) for name, number in taken.most_common() if name.isidentifier() and name not in plain]
+    return Coupling(ours[0] if ours else ("", 0), foreign)
+
+
+def _targets(tree: ast.AST) -> list[ast.expr]:
+    """What is assigned to or deleted in a tree; of an element, what it is an element of."""
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.Delete):
+            found += node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            found.append(node.target)
+    found = [part for target in found for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    for place, target in enumerate(found):
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        found[place] = target
+    return found
+
+
+def couplings(repository: Path = REPOSITORY) -> dict[str, tuple[Coupling, int]]:
+    """The coupling of each room, and how many fields may be set elsewhere in it."""
+    limits = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["paged"][
+        "foreign_fields"
+    ]
+    return {name: (coupling_of(sources(repository / name)), limit) for name, limit in limits.items()}
+
+
 def sizes(repository: Path = REPOSITORY) -> dict[str, Size]:
     """The size of each folder that has a budget."""
     budgets = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["paged"]["budget"]
@@ -59,6 +116,11 @@ def main() -> int:
     for name, size in found.items():
         longest, widest = (f"{what} ({number})" for what, number in (size.longest, size.widest))
         print(f"{name:<14} {size.lines:>7,} {size.budget:>7,}  {longest}, {widest}")
+    for name, (coupling, limit) in couplings().items():
+        kind, number = coupling.taken
+        print(
+            f"{name}: {number} functions take {kind}; {coupling.foreign} fields are set outside their owner's file, {limit} may be."
+        )
     return int(any(size.lines > size.budget for size in found.values()))
 
 
