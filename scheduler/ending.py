@@ -331,7 +331,7 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     state.outstanding.hold_loading(request)
     live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
     for sequence in live:
-        _release(state, request, sequence)
+        _release(state, request, sequence, _num_written(state, request, sequence))
     usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
@@ -344,14 +344,14 @@ def finish(state: State, request: RequestState, sequence: int, code: int) -> Out
 
 def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
     """End a live sequence, and with the last one its request. Returns what the request took if it has ended."""
-    row = request.rows[sequence]
-    _note_finished(state, request, row, _num_written(state, request, sequence))
+    row, num_output = request.rows[sequence], _num_written(state, request, sequence)
+    _note_finished(state, request, row, num_output)
     if request.num_live == 1:
         return end_request(state, request, code, _FINISHED[code][1])[-1].usage
     state.admission_blocked = False
     if row >= 0 and request.status is Status.RUNNING:
         state.running_rows.leave([row])
-    _release(state, request, sequence)
+    _release(state, request, sequence, num_output)
     if request in state.to_reject:
         longest = state.books.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
@@ -359,20 +359,23 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
     return None
 
 
-def _release(state: State, request: RequestState, sequence: int) -> None:
-    """Release what a live sequence holds: it has ended."""
-    request.num_output += _num_written(state, request, sequence)
+def _release(state: State, request: RequestState, sequence: int, num_output: int) -> None:
+    """Release what a live sequence of so many outputs holds: it has ended."""
+    request.num_output += num_output
     request.num_live -= 1
     if request.rows[sequence] >= 0:
         state.release_row(request, sequence)
-    request.tokens[sequence] = None
-    state.outstanding.void(request, sequence)
+    else:
+        request.tokens[sequence] = None
+    if state.outstanding.batches:
+        state.outstanding.void(request, sequence)
 
 
 def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:
     """The request, of which nothing is left and which stands nowhere, has ended. Returns what it took."""
-    state.books.lift_bound(request)
-    if request in state.to_reject:
+    if request.is_bounded:
+        state.books.lift_bound(request)
+    if state.to_reject and request in state.to_reject:
         state.to_reject.remove(request)
     state.end(request, ending)
     return state.usage_of(request)
@@ -447,13 +450,15 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     with them took."""
     usage: dict[int, RequestUsage] = {}
     state.admission_blocked = False
+    columns, num_tokens = state.columns, state.manager.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():
         row = rows.item(i)
-        request: RequestState = state.columns.owner[row]
-        sequence = state.columns.sequence.item(row)
-        _note_finished(state, request, row, _num_written(state, request, sequence))
-        _release(state, request, sequence)
+        request: RequestState = columns.owner[row]
+        sequence = columns.sequence.item(row)
+        num_output = num_tokens.item(row) - request.prompt_len - request.appended[sequence]
+        _note_finished(state, request, row, num_output)
+        _release(state, request, sequence, num_output)
         if request.num_live == 0:
             state.queues.leave(request, has_left_rows=True)
             usage[i] = _end(state, request, _FINISHED[codes.item(i)])

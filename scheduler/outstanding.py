@@ -209,7 +209,7 @@ class Outstanding:
 
     def release_loading(self, number: int) -> None:
         """Batch `number` has ended: release the blocks into which it loaded."""
-        for held in [held for held in self._loading if held[0] == number]:
+        for held in [held for held in self._loading if held[0] == number] if self._loading else ():
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
 

@@ -165,14 +165,14 @@ class Queues:
 
     def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
         """Take the request out of where it stands. `has_left_rows`: its rows are no running ones any more."""
-        if request.id in self.parked:
-            del self.parked[request.id]
-        elif request.status is Status.WAITING:
-            self.waiting.remove(request)
-        elif request.status is Status.RUNNING:
+        if request.status is Status.RUNNING:
             self.running.remove(request)
             if not has_left_rows:
                 self.running_rows.leave(request.live_rows)
+        elif request.id in self.parked:
+            del self.parked[request.id]
+        elif request.status is Status.WAITING:
+            self.waiting.remove(request)
         else:
             self.away.remove(request)
 
