@@ -295,7 +295,7 @@ class Scheduler(Uncopyable):
         for request in step.asked:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:
-            outstanding.batches.append(batch)
+            outstanding.put_out(batch)
         if self._checks:
             self._raise_violations()
         return batch
@@ -320,7 +320,7 @@ class Scheduler(Uncopyable):
         self._must_be(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
         state.now = now
-        del state.outstanding.batches[0]
+        state.outstanding.end(batch)
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
             self._raise_violations()
@@ -340,7 +340,7 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
         self._must_be(batch, -1, "cancelled")
         self._state.carried.check_cancel(batch, bool(moved))
-        del self._state.outstanding.batches[-1]
+        self._state.outstanding.end(batch)
         ending.cancel(self._state, batch, bool(moved))
         if self._checks:
             self._raise_violations()

@@ -70,6 +70,14 @@ class Outstanding:
         if self._resumes_known:
             self._retold = set(self._manager.growth.changed_rows.tolist()) if self.batches else set()
 
+    def put_out(self, batch: Batch) -> None:
+        """The batch, the latest, is out from now on."""
+        self.batches.append(batch)
+
+    def end(self, batch: Batch) -> None:
+        """The batch, the oldest or the latest, is out no more."""
+        self.batches.remove(batch)
+
     def must_be(self, batch: Batch, place: int, verb: str) -> None:
         """Raise BatchEnded or BatchOutOfOrder unless the batch is the one at `place`: 0 the oldest, -1 the latest."""
         if batch not in self.batches:
