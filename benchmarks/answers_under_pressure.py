@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from cpu_engines import BUDGET, SEQUENCES, blocks_for
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "answers-under-pressure.md"
 app = typer.Typer(add_completion=False)

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from spread import spread
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "busy-core.md"
 app = typer.Typer(add_completion=False)

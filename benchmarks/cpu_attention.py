@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from spread import spread
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu-attention.md"
 app = typer.Typer(add_completion=False)

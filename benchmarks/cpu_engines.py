@@ -18,7 +18,7 @@ import typer
 from busy_core import beside
 from spread import spread
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu-engines.json"
 app = typer.Typer(add_completion=False)

@@ -29,12 +29,13 @@ import numpy as np
 import torch
 
 from paged import Engine, LoadedModel, load_model
-from paged.checkpoint import checkpoint_path
-from paged.hardware import Profile, model_named
+from paged.model.checkpoint import checkpoint_path
+from paged.model.machine import machine
 from paged.model.random_weights import random_model
-from paged.profiling import KINDS, StepTimes, designed, engine_for, machine
-from paged.simulator import Recording, SimulationResult, differences, predict, record, replay
-from paged.traces import Trace
+from paged.study.hardware import Profile, model_named
+from paged.study.profiling import KINDS, StepTimes, designed, engine_for
+from paged.study.simulator import Recording, SimulationResult, differences, predict, record, replay
+from paged.study.traces import Trace
 
 OVERSUBSCRIPTIONS = (0.7, 1.4, 3.0)
 RUNS = 5

@@ -15,7 +15,7 @@ from rich.progress import track
 from study import KNOWN, LOADS, SETUPS, origin, policies, reported, saturated, table, titled, written
 
 from paged import POLICIES, Policy
-from paged.simulator import Scenario, SimulationResult, run_all
+from paged.study.simulator import Scenario, SimulationResult, run_all
 
 QUANTILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 HEAD = (

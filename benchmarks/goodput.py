@@ -18,10 +18,10 @@ from rich.progress import track
 from study import KNOWN, LOADS, SETUPS, TOLD, origin, policies, reported, table, titled, written
 
 from paged import Policy
-from paged.simulator import Load, Scenario, run
-from paged.simulator.scenario import Budget
-from paged.simulator.search import Rates, search
-from paged.simulator.workers import processes
+from paged.study.simulator import Load, Scenario, run
+from paged.study.simulator.scenario import Budget
+from paged.study.simulator.search import Rates, search
+from paged.study.simulator.workers import processes
 
 TTFTS, GAPS = (10.0, 20.0, 40.0), (0.2, 1.0)
 TARGETS = tuple((ttft, gap) for gap in GAPS for ttft in TTFTS)

@@ -28,7 +28,7 @@ import numpy as np
 import typer
 from spread import spread
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

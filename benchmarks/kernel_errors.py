@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import UnknownKernel
-from paged.hardware import device_named
-from paged.hardware.kernels import KernelError, KernelTables, Measurements, Timed, kernels_named, read_folder
+from paged.study.hardware import device_named
+from paged.study.hardware.kernels import KernelError, KernelTables, Measurements, Timed, kernels_named, read_folder
 
 DEVICES = {"a100": "a100-80g", "h100": "h100", "h200": "h200"}
 LARGEST = {"product": "m", "prefill": "batch", "decode": "batch", "all_reduce": "elements"}

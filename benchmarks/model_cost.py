@@ -26,9 +26,9 @@ import transformers
 from torch import Tensor
 
 from paged.attention import LayerOptions, StepTokens
-from paged.checkpoint import checkpoint_path
 from paged.engine.engine import Engine
 from paged.model.capacity import pool_for
+from paged.model.checkpoint import checkpoint_path
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import TILE, runner_for

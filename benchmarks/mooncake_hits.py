@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from paged import BlockManager, Request, Scheduler
-from paged.traces import read_trace
+from paged.study.traces import read_trace
 
 HASHED_TOKENS = 512
 

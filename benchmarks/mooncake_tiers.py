@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import BlockManager, Request, Scheduler
-from paged.traces import read_trace
-from paged.traces.trace import Trace
+from paged.study.traces import read_trace
+from paged.study.traces.trace import Trace
 
 # K and V of one token of an 8B model: 2 · 32 layers · 8 heads · 128 · 2 bytes.
 BYTES_PER_TOKEN = 131_072

@@ -27,8 +27,8 @@ import numpy as np
 import typer
 from spread import spread
 
-from paged.profiling.machine import machine
-from paged.traces import Trace, read_trace
+from paged.model.machine import machine
+from paged.study.traces import Trace, read_trace
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "open-loop.json"

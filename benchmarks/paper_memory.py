@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from study import clients_for, origin, table, written
 
-from paged.simulator import Device, Load, Scenario, run_all
+from paged.study.simulator import Device, Load, Scenario, run_all
 
 PAPER = {"orca-max": 20.4, "orca-pow2": 26.8, "orca-oracle": 38.2, "vllm": 96.3}
 

@@ -65,7 +65,7 @@ def commit(tree: Path) -> str:
 @app.command()
 def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier commit.")], rounds: int = 7) -> None:
     """Time both, and write the page."""
-    from paged.profiling.machine import machine
+    from paged.model.machine import machine
 
     lines = []
     for rows in ROWS:

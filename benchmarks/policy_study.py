@@ -15,7 +15,7 @@ import msgspec
 from rich.progress import track
 from study import LOADS, SETUPS, TOLD, origin, policies, reported, saturated, table, titled, written
 
-from paged.simulator import Scenario, SimulationResult, run_all
+from paged.study.simulator import Scenario, SimulationResult, run_all
 
 HEAD = (
     *("policy", "tokens/s", "of the best", "of the pool", "of what is held", "waste", "preempted", "most, one request"),

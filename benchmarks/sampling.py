@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 from paged.sampling import SamplingParams
 from paged.sampling.adjustments import NO_LANE
 from paged.sampling.rows import RowSampling

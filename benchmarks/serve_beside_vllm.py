@@ -28,7 +28,7 @@ import typer
 from open_loop import BLOCK_SIZE, BUDGET, Load, answers, environment, trace_of, write_for_vllm
 from spread import spread
 
-from paged.profiling.machine import machine
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "serve-beside-vllm.json"
 SIDES = ("vllm", "paged")

@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "serving"))
 from http_client import Heard, ask  # noqa: E402
 from serving_process import Served, served  # noqa: E402
 
-from paged.profiling.machine import machine  # noqa: E402
+from paged.model.machine import machine  # noqa: E402
 
 RESULTS = HERE / "results" / "serving.json"
 PATH = "/v1/completions"
@@ -49,7 +49,7 @@ app = typer.Typer(add_completion=False)
 ALONE = """
 import json, sys, time
 from paged import Engine, SamplingParams
-from paged.checkpoint import named_or_shipped
+from paged.model.checkpoint import named_or_shipped
 model, streams, prompt, output = (None if sys.argv[1] == "-" else sys.argv[1]), *map(int, sys.argv[2:5])
 engine = Engine(named_or_shipped(model), num_blocks=streams * (-(-(prompt + output) // 16) + 1), max_sequences=streams, max_tokens_per_step=256)
 def once(first):

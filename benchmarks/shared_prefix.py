@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from paged import Engine, SamplingParams
-from paged.checkpoint import checkpoint_path
+from paged.model.checkpoint import checkpoint_path
 
 NUM_PREFIXES, NUM_REQUESTS, TAIL = 4, 64, 16
 

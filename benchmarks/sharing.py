@@ -15,8 +15,8 @@ import numpy as np
 import typer
 
 from paged import BeamSearchParams, Engine, LoadedModel, SamplingParams, load_model
-from paged.checkpoint import checkpoint_path
-from paged.profiling.machine import machine
+from paged.model.checkpoint import checkpoint_path
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sharing.md"
 # Mean prompt and output tokens, and what the paper saved: W. Kwon et al., "Efficient memory management for large language model serving with

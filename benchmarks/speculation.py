@@ -17,8 +17,8 @@ import typer
 from spread import spread
 
 from paged import LLM, SamplingParams, load_model
-from paged.checkpoint import checkpoint_path
-from paged.profiling.machine import machine
+from paged.model.checkpoint import checkpoint_path
+from paged.model.machine import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculation.md"
 # All of it within the windows of 192 tokens that the model was trained on.

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from paged import POLICIES, Policy
-from paged.simulator import Device, Load, Scenario
-from paged.simulator.scenario import Budget
+from paged.study.simulator import Device, Load, Scenario
+from paged.study.simulator.scenario import Budget
 
 KNOWN = "paged, lengths known"
 TOLD = (KNOWN, "orca-oracle")

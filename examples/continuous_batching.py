@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from paged import Engine, SamplingParams
-from paged.checkpoint import checkpoint_path
+from paged.model.checkpoint import checkpoint_path
 
 LENGTHS = [100 if i % 8 == 0 else 10 for i in range(32)]
 

@@ -3,7 +3,7 @@
 python examples/memory_pressure.py
 """
 
-from paged.simulator import Device, Load, Scenario, grid, run_all
+from paged.study.simulator import Device, Load, Scenario, grid, run_all
 
 POLICIES = ("paged", "vllm", "tgi", "orca-max")
 POOLS = (2000, 500, 250)

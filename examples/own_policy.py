@@ -4,7 +4,7 @@ python examples/own_policy.py
 """
 
 from paged import POLICIES, Policy
-from paged.simulator import Load, Scenario, run
+from paged.study.simulator import Load, Scenario, run
 
 MINE = Policy(
     name="mine",

@@ -3,7 +3,7 @@
 python examples/static_or_in_flight.py
 """
 
-from paged.simulator import Device, Load, Scenario, run
+from paged.study.simulator import Device, Load, Scenario, run
 
 
 def main() -> None:

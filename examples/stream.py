@@ -4,7 +4,7 @@ python examples/stream.py
 """
 
 from paged import Engine, SamplingParams
-from paged.checkpoint import checkpoint_path
+from paged.model.checkpoint import checkpoint_path
 
 
 def main() -> dict[str, str]:

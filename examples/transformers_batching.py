@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
 
-from paged.checkpoint import checkpoint_path
 from paged.integrations.transformers import Installed, install
+from paged.model.checkpoint import checkpoint_path
 
 NUM_TOKENS, PAGE_SIZE = 24, 16
 

@@ -1,7 +1,7 @@
 """The tree in docs/architecture.md, made from the first lines of the modules' docstrings.
 
 The three rooms are shown file by file, each file after those of its room that it imports, folders last; of `paged` only its
-folders and top files.
+top files, its folders and their folders.
 
     python tools/architecture_tree.py            # rewrite the tree in the page
     python tools/architecture_tree.py --check    # exit status 1 if it is stale
@@ -88,6 +88,8 @@ def lines() -> Iterator[str]:
     for file in sorted(entries, key=lambda file: (file.name == "__init__.py", file)):
         name = f"{file.parent.name}/" if file.name == "__init__.py" else file.name
         yield f"  {name:<{NAME_WIDTH}} {first_line(file)}"
+        for folder in sorted(file.parent.glob("*/__init__.py")) if file.name == "__init__.py" else ():
+            yield f"    {folder.parent.name + '/':<{NAME_WIDTH - 2}} {first_line(folder)}"
 
 
 def with_tree(page: str) -> str:

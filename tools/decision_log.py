@@ -57,7 +57,7 @@ def steps_of(source: str, policy: str, traces: Path | None) -> Iterator[Any]:
 
 
 def _simulated(source: str, policy: str, traces: Path | None) -> Iterator[Any]:
-    from paged.simulator import Device, Load, Scenario
+    from paged.study.simulator import Device, Load, Scenario
 
     whole = {"azure": "azure_llm_2023_conv.csv", "mooncake": "mooncake_conversation.jsonl"}
     if source == "sharegpt":

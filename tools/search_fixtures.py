@@ -2,7 +2,7 @@
 
     python -m venv /tmp/older
     /tmp/older/bin/pip install "torch>=2.10" transformers==4.49.0
-    /tmp/older/bin/python tools/search_fixtures.py paged/checkpoint tests/paged/fixtures/searches.json
+    /tmp/older/bin/python tools/search_fixtures.py paged/model/checkpoint tests/paged/fixtures/searches.json
 
 Contrastive search and beam groups left it with version 5. Runs without anything of ours: it reads the checkpoint that ships, and models made of
 random tables, which are made again from their seed where they are compared.

@@ -1,7 +1,7 @@
 """Train the small language models that ship in the package, from text that every Python has.
 
-    python tools/train_checkpoint.py paged/checkpoint --steps 3000
-    python tools/train_checkpoint.py paged/checkpoint/draft --steps 3000 --draft-of paged/checkpoint
+    python tools/train_checkpoint.py paged/model/checkpoint --steps 3000
+    python tools/train_checkpoint.py paged/model/checkpoint/draft --steps 3000 --draft-of paged/model/checkpoint
 
 The text is `pydoc`'s topics and the docstrings of some modules of the standard library; one paragraph in thirty is held out and
 never trained on. Half of the windows begin where a paragraph does, as prompts do, and half are of a copy of the text without

@@ -1,4 +1,4 @@
-"""The command line, `paged`. Every figure it shows comes from `paged.simulator` or `paged.bench`.
+"""The command line, `paged`. Every figure it shows comes from `paged.study.simulator` or `paged.study.bench`.
 
 It needs the extra `cli`, and says so in one line where that is not installed.
 """

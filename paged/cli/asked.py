@@ -10,8 +10,8 @@ import msgspec
 
 from paged.cli import options
 from paged.errors import InvalidConfig
-from paged.hardware import device_named, model_named, usual_dtype
-from paged.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
+from paged.study.hardware import device_named, model_named, usual_dtype
+from paged.study.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 
 _TIME = StepTime()
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Option
 
+from paged.base.budget import short
 from paged.base.extras import import_with_extra
 from paged.cli.options import Json, count, listed
 from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
 from paged.errors import InvalidConfig
-from paged.hardware.budget import short
 
 if TYPE_CHECKING:
-    from paged.bench.attention import AttentionTimes, Load
+    from paged.study.bench.attention import AttentionTimes, Load
 
 _DTYPES = ("float32", "bfloat16")
 _MOST_NEW = 256
@@ -65,8 +65,8 @@ def attention(
     names = None if backends is None else [name.strip() for name in backends.split(",")]
     with loading("torch and the backends"):
         torch = import_with_extra("torch", "bench")
-        from paged.bench.attention import HeadShape, Load, attention_times, chosen_backends
-        from paged.bench.limits import copy_rate
+        from paged.model.limits import copy_rate
+        from paged.study.bench.attention import HeadShape, Load, attention_times, chosen_backends
 
     if threads is not None:
         torch.set_num_threads(threads)

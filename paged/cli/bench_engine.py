@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from typer import Option
 
-from paged.bench.measured import Measured
-from paged.bench.workloads import WORKLOADS, workload as made_workload
 from paged.cli import models
 from paged.cli.options import Json
 from paged.cli.show import counted, figures, print_json, progress_bar
 from paged.errors import InvalidConfig
+from paged.study.bench.measured import Measured
+from paged.study.bench.workloads import WORKLOADS, workload as made_workload
 
 if TYPE_CHECKING:
-    from paged.bench.engine import EngineRun, EngineTimes
+    from paged.study.bench.engine import EngineRun, EngineTimes
 
 _REQUESTS, _MEMORY, _TIMING = "The requests", "Memory and steps", "How it is timed"
 _WORKLOAD_HELP = (
@@ -73,7 +73,7 @@ def engine(
     # What is wrong with the requests is said before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
     loaded = models.loaded_model(model, shape, dtype=dtype, threads=threads, wanted="bench")
-    from paged.bench.engine import EngineBench, Serving, blocks_wanted
+    from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
 
     trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)
     if blocks is None:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from paged.bench import DecodeStep, decode_step
 from paged.cli.options import Json
 from paged.cli.show import counted, print_json, table
 from paged.errors import InvalidConfig
+from paged.study.bench import DecodeStep, decode_step
 
 
 def scheduler(

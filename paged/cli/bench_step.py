@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from paged.bench.measured import Measured
 from paged.cli import models
 from paged.cli.options import Json
 from paged.cli.show import counted, figures, print_json, table
+from paged.study.bench.measured import Measured
 
 if TYPE_CHECKING:
-    from paged.bench.step import StepParts
+    from paged.study.bench.step import StepParts
 
 # fmt: off
 Rows = Annotated[int, Option(min=1, help="Sequences that decode.")]
@@ -44,7 +44,7 @@ def step(
     """
     models.check_one(model, shape, "MODEL")
     loaded = models.loaded_model(model, shape, dtype=dtype, threads=threads, wanted="bench")
-    from paged.bench.step import step_parts
+    from paged.study.bench.step import step_parts
 
     found = step_parts(
         loaded,

@@ -4,7 +4,7 @@ import math
 
 from paged.cli.plan_words import value_of
 from paged.cli.show import as_time
-from paged.simulator import Binding, Effect, Plan
+from paged.study.simulator import Binding, Effect, Plan
 
 
 def why(plan: Plan, binding: Binding | None) -> list[str]:

@@ -1,6 +1,6 @@
 """`paged capacity`: what a model's sequences need of a device: memory by published figures, time by measured kernels where they ship.
 
-Every figure comes from `paged.hardware`.
+Every figure comes from `paged.study.hardware`.
 """
 
 from typing import Annotated
@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
+from paged.base.budget import as_bytes, short
 from paged.cli.options import Json, KvDtype
 from paged.cli.show import counted, figures, print_json
-from paged.hardware import (
+from paged.study.hardware import (
     DTYPES,
     Capacity,
     Intensity,
@@ -24,9 +25,8 @@ from paged.hardware import (
     suiting_budget,
     usual_dtype,
 )
-from paged.hardware.budget import as_bytes, short
-from paged.hardware.measured import step_of, timed_by
-from paged.hardware.measured_step import MeasuredStep
+from paged.study.hardware.measured import step_of, timed_by
+from paged.study.hardware.measured_step import MeasuredStep
 
 _MODEL_HELP = f"{', '.join(model_names())}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."

@@ -18,7 +18,7 @@ from paged.cli.signals import at_once
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Watch
-from paged.simulator import Load, Scenario, Simulation, SimulationResult
+from paged.study.simulator import Load, Scenario, Simulation, SimulationResult
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
@@ -90,8 +90,8 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
         # Nobody could show it again for what ends at once.
         out.show_cursor()
         with at_once():
-            from paged.checkpoint import checkpoint_path
             from paged.cli.demo_model import ModelAnswers, RealText
+            from paged.model.checkpoint import checkpoint_path
             from paged.model.loading import load_model
 
             model = load_model(checkpoint_path())

@@ -17,8 +17,8 @@ from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.scheduler import Batch, Scheduler
-from paged.traces import Trace
-from paged.traces.content import content_ids
+from paged.study.traces import Trace
+from paged.study.traces.content import content_ids
 
 # Enough to choose from, and quick to cut into tokens.
 MOST_CHARACTERS = 200_000

@@ -9,10 +9,10 @@ import numpy as np
 
 from paged.cli.show import figures, print_json, printed, table
 from paged.errors import InvalidConfig
-from paged.hardware import device_named, model_named
-from paged.hardware.kernels import KernelError, fit_folder
-from paged.hardware.kernels.layer_measurements import LayerMeasurements, described, is_layer_folder, read_layers
-from paged.hardware.kernels.layer_tables import LayerTables
+from paged.study.hardware import device_named, model_named
+from paged.study.hardware.kernels import KernelError, fit_folder
+from paged.study.hardware.kernels.layer_measurements import LayerMeasurements, described, is_layer_folder, read_layers
+from paged.study.hardware.kernels.layer_tables import LayerTables
 
 _VERSIONS = {"vLLM": "vllm_version", "CUDA": "cuda_version", "card": "gpu", "taken": "profiled_at"}
 """What is kept of a folder's own description, and as what it stands there."""

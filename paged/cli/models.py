@@ -10,7 +10,7 @@ from typer import Argument, Option
 from paged.base.extras import import_with_extra
 from paged.cli.show import loading
 from paged.errors import InvalidConfig
-from paged.hardware import model_named
+from paged.study.hardware import model_named
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -49,7 +49,7 @@ def loaded_model(
     described = None if shape is None else model_named(shape)
     with loading(shape or model):
         torch = import_with_extra("torch", wanted)
-        from paged.checkpoint import checkpoint_path
+        from paged.model.checkpoint import checkpoint_path
         from paged.model.loading import load_model
         from paged.model.random_weights import random_model
 

@@ -10,7 +10,7 @@ from typer import Argument, Option
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
 from paged.errors import InvalidConfig
-from paged.traces import EXCERPTS
+from paged.study.traces import EXCERPTS
 
 T = TypeVar("T")
 

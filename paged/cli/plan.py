@@ -27,8 +27,8 @@ from paged.cli.plan_words import (
 from paged.cli.show import counted, print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled
 from paged.errors import InvalidConfig
-from paged.report import PlanPage, write_plan_csv, write_plan_html
-from paged.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
+from paged.study.report import PlanPage, write_plan_csv, write_plan_html
+from paged.study.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
 
 @asks_for_scenarios
@@ -72,7 +72,7 @@ def plan(
     check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
     if html is not None:
         # What it needs is asked for before the search, too.
-        import_with_extra("plotly", "report.write_plan_html")
+        import_with_extra("plotly", "study.report.write_plan_html")
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
     found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
     bindings = _bindings(found, jobs, json) if explain else [None] * len(found)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from paged.base.budget import as_bytes
 from paged.cli.show import as_time, counted, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
-from paged.hardware.budget import as_bytes
-from paged.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
-from paged.simulator.trace_facts import per_second
+from paged.study.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
+from paged.study.simulator.trace_facts import per_second
 
 _LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
 _NO_VALUE = ["–"] * len(_LATENCIES)

@@ -17,8 +17,9 @@ from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
 from paged.errors import InvalidConfig
-from paged.hardware import Profile, device_names
-from paged.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for, machine
+from paged.model.machine import machine
+from paged.study.hardware import Profile, device_names
+from paged.study.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel

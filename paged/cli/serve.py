@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from paged.base.budget import as_bytes
 from paged.base.extras import import_with_extra
 from paged.cli import signals
 from paged.cli.commands import Command
@@ -24,7 +25,6 @@ from paged.cli.config_options import takes
 from paged.cli.show import figures, is_terminal, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
-from paged.hardware.budget import as_bytes
 from paged.serving.request_log import to_stderr
 from paged.serving.settings import SERVED, Settings, read_settings
 

@@ -18,8 +18,8 @@ from paged.cli.show import print_json, progress_bar, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
-from paged.report import TraceEvents, write_csv, write_html, write_trace_events
-from paged.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
+from paged.study.report import TraceEvents, write_csv, write_html, write_trace_events
+from paged.study.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
 
 
 @asks_for_scenarios
@@ -55,7 +55,7 @@ def simulate(
     check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
     if html is not None:
         # What it needs is asked for before the simulation, too.
-        import_with_extra("plotly", "report.write_html")
+        import_with_extra("plotly", "study.report.write_html")
     if len(scenarios) == 1:
         outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from paged.cli.show import as_time, figures, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
-from paged.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
+from paged.study.simulator import Outcome, Percentiles, SimulationResult, Spread, by_seed, interval
 
 
 def print_summary(result: SimulationResult) -> None:

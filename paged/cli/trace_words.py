@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from paged.cli.show import printed
-from paged.simulator import Lengths, Scenario, TraceFacts
-from paged.simulator.trace_facts import per_second
+from paged.study.simulator import Lengths, Scenario, TraceFacts
+from paged.study.simulator.trace_facts import per_second
 
 
 def described(load: TraceFacts, *, with_pace: bool = True) -> str:

@@ -13,9 +13,9 @@ from paged.base.extras import import_with_extra
 from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, printed, table
-from paged.hardware import device_names, model_names
-from paged.report import validation_rows, write_validation_html
-from paged.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated
+from paged.study.hardware import device_names, model_names
+from paged.study.report import validation_rows, write_validation_html
+from paged.study.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated
 
 _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/simulator.md)."
 
@@ -77,7 +77,7 @@ def validate(
         html = Path(f"validate-{recorded.name}.html")
     check_outputs({"--html": html}, [run])
     if html is not None:
-        import_with_extra("plotly", "report.write_validation_html")
+        import_with_extra("plotly", "study.report.write_validation_html")
     found = validated(recorded, asked)
     if html is not None:
         write_validation_html(html, found)

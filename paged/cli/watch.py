@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from paged.cli.frame import Frame
 from paged.serving.block_map import block_cells
-from paged.simulator import Simulation, Step
+from paged.study.simulator import Simulation, Step
 
 MAX_EVENTS = 40
 

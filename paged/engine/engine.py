@@ -18,7 +18,6 @@ from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
 from paged.base.words import short_cause
 from paged.block_manager import BlockManager
-from paged.checkpoint import named_or_shipped
 from paged.decoding.draft_model import DraftModel
 from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead
@@ -40,6 +39,7 @@ from paged.errors import (
     InvalidSampling,
 )
 from paged.model.capacity import blocks_within, bytes_per_block, pool_for
+from paged.model.checkpoint import named_or_shipped
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow

@@ -10,7 +10,6 @@ from typing import Any
 from tqdm import tqdm
 
 from paged.base.uninterrupted import Uninterrupted
-from paged.checkpoint import checkpoint_path
 from paged.engine.config import EngineConfig
 from paged.engine.door import shown
 from paged.engine.engine import Engine
@@ -18,6 +17,7 @@ from paged.engine.live_request import LiveRequest
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import InvalidConfig, InvalidRequest
 from paged.model.chat import chat_prompt
+from paged.model.checkpoint import checkpoint_path
 from paged.model.loading import LoadedModel
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams, SearchParams

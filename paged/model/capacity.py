@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged.attention import KVPool
-from paged.hardware import budget
+from paged.base import budget
 from paged.model.loading import LoadedModel
 
 

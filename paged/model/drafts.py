@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged.checkpoint import checkpoint_path, draft_path
 from paged.errors import InvalidConfig
+from paged.model.checkpoint import checkpoint_path, draft_path
 from paged.model.loading import LoadedModel, load_model
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from paged.base.budget import as_bytes
 from paged.errors import BudgetTooSmall, UnsupportedModel
-from paged.hardware import ModelShape
-from paged.hardware.budget import as_bytes
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, check_dtype, usable_device
+from paged.model.model_shape import ModelShape
 
 
 def random_model(

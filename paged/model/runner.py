@@ -29,12 +29,12 @@ from paged.attention import (
 )
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
-from paged.hardware import Tiling
 from paged.model.capacity import pool_for
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.threads import THREADS, free_cores
+from paged.model.tiling import Tiling
 from paged.scheduler import Batch
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.

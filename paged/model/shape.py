@@ -1,4 +1,4 @@
-"""The sizes of a loaded decoder as `paged.hardware` describes models, so that what a step asks of a machine can be computed."""
+"""The sizes of a loaded decoder as `ModelShape` describes them, so that what a step asks of a machine can be computed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from paged.hardware import ModelShape
 from paged.model.loading import LoadedModel
+from paged.model.model_shape import ModelShape
 from paged.model.native.packed import PackedEmbedding, PackedLinear
 
 # Parameters that a shape may miss, as a share: norms of queries and keys, sinks.

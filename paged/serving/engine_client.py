@@ -23,6 +23,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from paged import POLICIES
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.serving.settings import Settings
@@ -30,6 +31,12 @@ from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, 
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
+
+
+def _policies_of() -> list[str]:
+    """The modules whose import registered policies with strategies of their own."""
+    found = {getattr(policy.strategies, "__module__", None) for policy in POLICIES.values()}
+    return sorted(module for module in found if module not in (None, "__main__"))
 
 
 class Inbox:
@@ -276,7 +283,9 @@ class EngineClient:
         weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
         engine = self._settings.engine.but(tenant_weights=weights) if weights else self._settings.engine
         says_json = self.on_said is not None
-        beginning = Beginning(engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json)
+        beginning = Beginning(
+            engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json, _policies_of()
+        )
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

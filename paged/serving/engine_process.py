@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from queue import Queue, SimpleQueue
 from threading import Thread, stack_size
 from typing import Any
@@ -24,7 +25,6 @@ from typing import Any
 import msgspec
 import zmq
 
-import paged.study  # noqa: F401  (the front offers its policies)
 from paged.block_manager import Stored
 from paged.engine.engine import Engine
 from paged.engine.forecast import forecast
@@ -374,9 +374,11 @@ def main() -> None:
         socket.set_hwm(0)
         socket.connect(endpoint)
     try:
+        for module in beginning.policies_of:
+            import_module(module)
         engine = Engine(beginning.engine, clock=time.monotonic)
         publisher = configured_publisher(beginning.kv_events, engine.manager)
-    except (PagedError, MissingExtra, OSError, MemoryError) as error:
+    except (PagedError, ImportError, OSError, MemoryError) as error:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
         context.destroy(linger=5000)
         os._exit(2)

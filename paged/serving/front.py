@@ -17,8 +17,8 @@ from typing import Any
 from uuid import uuid4
 
 from paged.base.extras import import_with_extra
-from paged.checkpoint import checkpoint_path
 from paged.errors import EngineAway
+from paged.model.checkpoint import checkpoint_path
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
 from paged.serving.answering import Answering, as_api_error

@@ -20,7 +20,7 @@ from paged.serving.kv_config import KvEventsConfig
 
 class Beginning(msgspec.Struct, frozen=True):
     """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's. `says_json`: what it
-    says on standard error are lines of JSON."""
+    says on standard error are lines of JSON. `policies_of` are the modules that registered policies in the front."""
 
     engine: EngineConfig
     name: str
@@ -28,6 +28,7 @@ class Beginning(msgspec.Struct, frozen=True):
     from_engine: str
     kv_events: KvEventsConfig | None = None
     says_json: bool = False
+    policies_of: list[str] = []
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -1,97 +1,16 @@
-"""Systems that are modelled for comparison: static batches, Orca's regions, TGI's router. Importing this registers their policies.
+"""What is measured, modelled and compared: the simulator, devices, traces, reports, benchmarks, and policies of other systems.
 
-The simulator, the command line and the kit import it; an engine that serves has no use for it.
+    simulator    the real manager and scheduler on a virtual clock
+    hardware     models and devices as data, and seconds of a step
+    traces       requests of services, real and made up
+    report       what simulations found, as a page with plots, CSV and Chrome traces (needs the extra `study`)
+    profiling    steps of the real engine, timed, and a profile fitted to them
+    bench        benchmarks of the scheduler, of attention and of the engine
+    policies     systems that are modelled for comparison
+
+`import paged.study`, or any part of it, registers these policies. An engine that serves needs none of this.
 """
 
-import math
-
-from paged.errors import InvalidConfig
-from paged.scheduler import Policy, Strategies, register_policy
-from paged.scheduler.arguments import is_number
-from paged.scheduler.reservations import Totals, expected, most
-from paged.study.interleaving import Apart
-from paged.study.lockstep import Lockstep
-from paged.study.orca import InRegions, context, expected_pow2
-from paged.study.whole_batches import Longest, WholeBatches
+from paged.study.policies import orca, static, tgi
 
 __all__ = ["orca", "static", "tgi"]
-
-
-def static(name: str, summary: str = "", *, is_padded: bool = False, reserves: bool = True) -> Policy:
-    """A policy of whole batches in lockstep.
-
-    is_padded  a batch begins with its longest prompt, as if shorter ones were padded, else with its shortest
-    reserves   each row draws blocks for the longest of its batch, else only for what it knows
-    """
-
-    def strategies(policy: Policy, usual: Strategies, _: int) -> Strategies:
-        if policy.foresight != "none":
-            raise InvalidConfig(
-                f"policy {policy.name}: foresight {policy.foresight} goes with requests that join at every step."
-            )
-        lockstep, longest = Lockstep(is_padded=is_padded), Longest() if reserves else None
-        return usual._replace(
-            reservation=longest or usual.reservation,
-            admission=WholeBatches(policy, lockstep, longest),
-            composition=lockstep,
-        )
-
-    return Policy(
-        name=name,
-        summary=summary,
-        reservation="max" if reserves else "prompt",
-        composition="in_order",
-        chunked=False,
-        strategies=strategies,
-    )
-
-
-def orca(name: str, summary: str = "", *, total_of: Totals = most) -> Policy:
-    """A policy of continuous batches whose sequences reserve one region each, for as many tokens as `total_of` says."""
-
-    def strategies(_: Policy, usual: Strategies, num_blocks: int) -> Strategies:
-        return usual._replace(reservation=InRegions(total_of, num_blocks))
-
-    return Policy(
-        name=name,
-        summary=summary,
-        reservation="expected" if total_of in (expected, expected_pow2) else "max",
-        layout="region",
-        composition="in_order",
-        chunked=False,
-        strategies=strategies,
-    )
-
-
-def tgi(name: str, summary: str = "", *, ratio: float = 1.2, most_steps: int | None = 20) -> Policy:
-    """A policy in which newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or after
-    `most_steps` steps that decoded (None: they wait for the ratio). Raises InvalidConfig."""
-    if not is_number(ratio) or not 0 <= ratio < math.inf:
-        raise InvalidConfig(f"ratio has to be a finite number of at least 0; got {ratio!r}.")
-    if most_steps is not None and (type(most_steps) is not int or most_steps < 1):
-        raise InvalidConfig(f"most_steps has to be at least 1, or None; got {most_steps!r}.")
-
-    def strategies(_: Policy, usual: Strategies, __: int) -> Strategies:
-        return usual._replace(composition=Apart(ratio=ratio, most_steps=most_steps))
-
-    return Policy(
-        name=name,
-        summary=summary,
-        reservation="max",
-        composition="in_order",
-        chunked=False,
-        default_budget=4096,
-        strategies=strategies,
-    )
-
-
-# fmt: off
-for _policy in (
-    static("static", "llama generate: a whole batch in lockstep, each row preallocated to the longest, until the last has ended"),
-    orca("orca-max", "iteration-level batches; a contiguous region of the model's whole context each", total_of=context),
-    orca("orca-pow2", "the same with the output's length rounded up to a power of two", total_of=expected_pow2),
-    orca("orca-oracle", "the same with the output's length known before", total_of=expected),
-    tgi("tgi", "prompt and max_tokens drawn at once; newcomers interrupt decoding when enough wait, or after 20 steps"),
-):
-    register_policy(_policy)
-# fmt: on

@@ -33,7 +33,7 @@ INVARIANTS: dict[int, tuple[str, str]] = {
 """Number → the statement, and the place that checks it."""
 
 
-def memory(manager: Any, *, may_hold: bool = False) -> list[str]:
+def memory_violations(manager: Any, *, may_hold: bool = False) -> list[str]:
     """Invariants 1, 2, 3, 5 and 6 of a manager. `may_hold`: loads and copies may have references beyond the tables."""
     found = tiers_add_up(manager) + references(manager, may_hold=may_hold) + used_means_referenced(manager)
     return found + table_lengths(manager) + parents_of_contents(manager)

@@ -39,7 +39,7 @@ def violations(rig: SchedulerRig) -> list[str]:
     # The moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them. So does a batch that loads for a
     # request which was aborted.
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
-    found += invariants.memory(rig.manager, may_hold=bool(moves))
+    found += invariants.memory_violations(rig.manager, may_hold=bool(moves))
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
 

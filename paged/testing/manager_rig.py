@@ -554,7 +554,7 @@ class ManagerRig:
             return
         self.naive.accept(self._leader)
         self.naive.forget_dead()
-        found = invariants.memory(self.manager)
+        found = invariants.memory_violations(self.manager)
         found += self._tallies()
         found += self._row_differences()
         found += [f"check(): {violation}" for violation in self.manager.check()]

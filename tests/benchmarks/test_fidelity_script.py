@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged.simulator import Percentiles
+from paged.study.simulator import Percentiles
 from paged.testing.tiny_model import tiny_model
 
 

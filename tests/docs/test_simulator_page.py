@@ -5,7 +5,7 @@ import re
 import pytest
 
 from paged.cli.app import run
-from paged.simulator import SimulationResult
+from paged.study.simulator import SimulationResult
 
 
 @pytest.fixture(scope="module")

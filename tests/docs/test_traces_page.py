@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from paged.traces import PRESETS, PROCESSES, open_trace, read_trace
-from paged.traces.spec import KEYS
+from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace
+from paged.study.traces.spec import KEYS
 
 
 @pytest.fixture(scope="module")

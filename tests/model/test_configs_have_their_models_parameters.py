@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paged.hardware import model_named
-from paged.hardware.hf_kinds import KINDS
+from paged.study.hardware import model_named
+from paged.study.hardware.hf_kinds import KINDS
 
 # What transformers' own defaults lack, or have twice.
 GIVEN = {

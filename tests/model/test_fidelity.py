@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 
 from paged import Engine, Policy
 from paged.errors import InvalidConfig, RecordingFailed
-from paged.simulator import Recording, StepTime, differences, predict, record, replay
+from paged.study.simulator import Recording, StepTime, differences, predict, record, replay
+from paged.study.traces import Trace, synthetic
 from paged.testing.tiny_model import tiny_model
-from paged.traces import Trace, synthetic
 
 POOL, BLOCK_SIZE = 48, 4
 # Lets everybody in, so that pressure preempts, and takes tails in the cheaper way.

@@ -12,8 +12,8 @@ import torch
 
 from paged import Engine, SamplingParams
 from paged.errors import BudgetTooSmall, UnsupportedModel
-from paged.hardware import ModelShape, model_named
 from paged.model.random_weights import random_model
+from paged.study.hardware import ModelShape, model_named
 
 SHAPE = ModelShape(
     name="small",

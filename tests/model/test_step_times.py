@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from paged import Engine
 from paged.errors import InvalidConfig, UnevenRounds
-from paged.hardware import Profile
-from paged.profiling import KINDS, StepTimes, designed, engine_for
-from paged.simulator import work_of
+from paged.study.hardware import Profile
+from paged.study.profiling import KINDS, StepTimes, designed, engine_for
+from paged.study.simulator import work_of
 from paged.testing.tiny_model import tiny_model
 
 TRUTH = Profile(

@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 
-from paged.simulator import Asked, read_run
-from paged.simulator.closed_loops import COLUMNS
-from paged.simulator.validation import prepared, simulation_of, taken_in
-from paged.traces import Trace
+from paged.study.simulator import Asked, read_run
+from paged.study.simulator.closed_loops import COLUMNS
+from paged.study.simulator.validation import prepared, simulation_of, taken_in
+from paged.study.traces import Trace
 
 ARRIVAL = np.linspace(0, 2, 40)
 PROMPTS = np.tile([300, 800, 40, 1500], 10)

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from paged.simulator.answers import STOP, Answers
-from paged.traces import Trace
+from paged.study.simulator.answers import STOP, Answers
+from paged.study.traces import Trace
 
 LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
 TRACE = Trace.from_lengths(np.zeros(len(LENGTHS)), [4] * len(LENGTHS), LENGTHS)

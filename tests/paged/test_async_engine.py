@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import AsyncEngine, BeamSearchParams, SamplingParams, load_model
-from paged.checkpoint import checkpoint_path
 from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest, NeverFits
+from paged.model.checkpoint import checkpoint_path
 
 PROMPTS = ["The with statement", "Return a new list", "def", "A generator is", "The with statement is used to"]
 

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from paged import LLM, BeamSearchParams, Engine, SamplingParams, load_model  # noqa: E402
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.errors import InvalidRequest, InvalidSampling  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 from .searching import most_used  # noqa: E402, TID252
 

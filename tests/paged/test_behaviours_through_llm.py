@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams, load_model  # noqa: E402
-from paged.checkpoint import checkpoint_path  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
 TINY = tiny_model()

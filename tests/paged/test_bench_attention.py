@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 import torch
 
 from paged.attention import LayerOptions, get_backend
-from paged.bench import Measured
-from paged.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.cli import bench_attention
+from paged.study.bench import Measured
+from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 
 TINY = ["--shapes", "4/2/16", "--block-sizes", 4, "--sequences", 3, "--context", 10, "--prompt", 3, "--rounds", 3]
 SHAPE = HeadShape(4, 2, 16)
@@ -89,7 +89,7 @@ def test_a_shape_that_one_cannot_do_is_left_to_the_others():
 
 
 def test_an_interrupt_shows_what_had_ended(paged, monkeypatch):
-    from paged.bench import attention
+    from paged.study.bench import attention
 
     timed, done = attention.attention_times, []
 

@@ -14,17 +14,18 @@ pytest.importorskip("transformers")
 
 import torch
 
-from paged.bench import WORKLOADS, limits, workload
-from paged.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
-from paged.bench.floor import Floor
-from paged.bench.limits import Limits, product_rate
-from paged.checkpoint import checkpoint_path
 from paged.errors import InvalidConfig
-from paged.hardware import ModelShape, StepWork
+from paged.model import limits
+from paged.model.checkpoint import checkpoint_path
+from paged.model.limits import Limits, product_rate
 from paged.model.loading import load_model
 from paged.model.random_weights import random_model
 from paged.model.shape import num_parameters, shape_of
-from paged.traces import Trace
+from paged.study.bench import WORKLOADS, workload
+from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
+from paged.study.bench.floor import Floor
+from paged.study.hardware import ModelShape, StepWork
+from paged.study.traces import Trace
 
 SHAPE = ModelShape(
     name="tiny",

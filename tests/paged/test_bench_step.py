@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged.bench.step import StepParts
 from paged.errors import BuildFailed
 from paged.model.native.packed import model_library
+from paged.study.bench.step import StepParts
 
 TINY = ["--rows", 3, "--context", 8, "--steps", 4]
 HOST = ("schedule_us", "inputs_us", "sampling_us", "update_us", "outputs_us")

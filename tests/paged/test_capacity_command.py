@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paged.errors import InvalidConfig
-from paged.hardware import Roofline, StepWork, capacity_of, device_named, model_named
+from paged.study.hardware import Roofline, StepWork, capacity_of, device_named, model_named
 
 EXAMPLE = ("capacity", "llama-2-70b", "--dtype", "bf16", "--batch", 16, "--length", 1024)
 

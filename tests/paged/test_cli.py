@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from paged import POLICIES, __version__
-from paged.bench import decode_step
-from paged.traces import excerpt_path
+from paged.study.bench import decode_step
+from paged.study.traces import excerpt_path
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
 
@@ -471,7 +471,7 @@ def test_a_pool_that_this_machine_cannot_account_for_is_one_line(refused, monkey
     def exhausted(*_arguments, **_options):
         raise MemoryError
 
-    monkeypatch.setattr("paged.simulator.scenario.BlockManager", exhausted)
+    monkeypatch.setattr("paged.study.simulator.scenario.BlockManager", exhausted)
     assert "too little memory" in refused("simulate", "azure")
 
 

@@ -8,8 +8,8 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from paged import LLM, SamplingParams, load_model  # noqa: E402
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.errors import InvalidChat, InvalidConfig, InvalidRequest, InvalidSampling  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 PROMPT = "The with statement is used to"
 # Each in a request of its own, all of them at once.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.errors import InvalidConfig
-from paged.profiling import designed
+from paged.study.profiling import designed
 
 
 @given(

@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams, load_model  # noqa: E402
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
 from paged.errors import InvalidConfig  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.shadowed_pool import ShadowedPool  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402

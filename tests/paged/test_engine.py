@@ -8,7 +8,6 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import LLM, Engine, SamplingParams, load_model
-from paged.checkpoint import checkpoint_path
 from paged.errors import (
     BudgetTooSmall,
     DuplicateRequest,
@@ -20,6 +19,7 @@ from paged.errors import (
     UnknownBackend,
     UnknownRequest,
 )
+from paged.model.checkpoint import checkpoint_path
 
 PROMPT = "The with statement"
 

@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.model import dtypes  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 PROMPT = "The with statement is used to"
 

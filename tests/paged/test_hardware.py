@@ -7,7 +7,7 @@ import pytest
 
 from paged import PagedError
 from paged.errors import BadHardwareFile, InvalidConfig, UnknownDevice, UnknownModel
-from paged.hardware import Device, Experts, ModelShape, device_named, device_names, model_named, model_names
+from paged.study.hardware import Device, Experts, ModelShape, device_named, device_names, model_named, model_names
 
 TINY = {
     "name": "tiny",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paged.errors import BadHardwareFile, BadKernelRow, UnknownDevice, UnknownKernel
-from paged.hardware import device_named
-from paged.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
-from paged.hardware.kernels.completion import completed
+from paged.study.hardware import device_named
+from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
+from paged.study.hardware.kernels.completion import completed
 
 LAUNCH_MS = 0.004
 ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 256)

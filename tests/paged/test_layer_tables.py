@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from paged.errors import BadHardwareFile, BadKernelRow
-from paged.hardware import model_named
-from paged.hardware.kernels.layer_measurements import described, read_layers
-from paged.hardware.kernels.layer_tables import LayerTables
-from paged.hardware.kernels.multilinear import Multilinear
+from paged.study.hardware import model_named
+from paged.study.hardware.kernels.layer_measurements import described, read_layers
+from paged.study.hardware.kernels.layer_tables import LayerTables
+from paged.study.hardware.kernels.multilinear import Multilinear
 
 from .files_of_others import seconds, write_folder  # noqa: TID252
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from paged.errors import BadHardwareFile, InvalidConfig
-from paged.hardware import Faster, Roofline, StepWork, device_named, model_named
-from paged.hardware.derived_layers import DerivedLayers, Timing
-from paged.hardware.launching import Launching
-from paged.hardware.link import Link, link_of
-from paged.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
-from paged.hardware.measured_step import MeasuredStep
-from paged.simulator import Device
+from paged.study.hardware import Faster, Roofline, StepWork, device_named, model_named
+from paged.study.hardware.derived_layers import DerivedLayers, Timing
+from paged.study.hardware.launching import Launching
+from paged.study.hardware.link import Link, link_of
+from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
+from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.simulator import Device
 
 SHIPPED = [
     ("llama-3-8b", "a100-80g", "bf16", 1),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paged.errors import BadHardwareFile, UnknownModel
-from paged.hardware import model_named
+from paged.study.hardware import model_named
 
 LLAMA = {
     "model_type": "llama",

@@ -5,7 +5,7 @@ import pytest
 from paged.base.whole_file import whole_file, writable
 from paged.cli.app import run
 from paged.errors import UnwritablePath
-from paged.simulator import Load, Scenario, decision_of
+from paged.study.simulator import Load, Scenario, decision_of
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,100,20\n2023-11-16 18:17:04.97,50,20\n"
 POOL = ["--blocks", "500"]

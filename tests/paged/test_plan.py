@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.errors import InvalidConfig, UnknownModel, UnknownPolicy
-from paged.simulator import (
+from paged.study.simulator import (
     Device,
     Load,
     Scenario,
@@ -22,10 +22,10 @@ from paged.simulator import (
     smallest_memory,
     trial,
 )
-from paged.simulator.probe import Round
-from paged.simulator.result import Percentiles
-from paged.simulator.trial import Trial, tried
-from paged.traces import Trace, open_trace
+from paged.study.simulator.probe import Round
+from paged.study.simulator.result import Percentiles
+from paged.study.simulator.trial import Trial, tried
+from paged.study.traces import Trace, open_trace
 
 SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)
 REPLACE = msgspec.structs.replace

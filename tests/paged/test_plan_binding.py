@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from paged.hardware import budgets
-from paged.simulator import Device, Load, Scenario, StepTime, Targets, plans, what_binds
+from paged.study.hardware import budgets
+from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, plans, what_binds
 
 REPLACE = msgspec.structs.replace
 ON_A100 = Device(model="llama-3-8b", device="a100-80g")

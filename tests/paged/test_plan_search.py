@@ -4,7 +4,7 @@ import math
 
 from hypothesis import given, strategies as st
 
-from paged.simulator.search import REACH, Counts, Rates, search
+from paged.study.simulator.search import REACH, Counts, Rates, search
 
 
 def found(axis, meets):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.errors import BadHardwareFile, InvalidConfig
-from paged.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
-from paged.hardware.least_squares import non_negative_least_squares
+from paged.study.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
+from paged.study.hardware.least_squares import non_negative_least_squares
 
 PRICES = Profile(
     seconds_per_step=2e-3,

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from paged import BlockManager
 from paged.errors import BadHardwareFile, InvalidConfig
-from paged.hardware import Profile, ProfiledModel, Tiling, model_named
-from paged.report.facts import facts, sentence
-from paged.simulator import Device, Load, Scenario, run
+from paged.study.hardware import Profile, ProfiledModel, Tiling, model_named
+from paged.study.report.facts import facts, sentence
+from paged.study.simulator import Device, Load, Scenario, run
 
 PROFILE = Profile(
     seconds_per_step=1e-3,

@@ -118,6 +118,7 @@ def test_theirs():
 
 def test_loading_it_loads_nothing_else(run_python):
     result = run_python(
-        "-c", "import paged.pytest_plugin, sys; print(*{'numpy', 'torch', 'hypothesis', 'msgspec'} & {*sys.modules})"
+        "-c",
+        "import paged.testing.pytest_plugin, sys; print(*{'numpy', 'torch', 'hypothesis', 'msgspec'} & {*sys.modules})",
     )
     assert (result.returncode, result.stdout.strip()) == (0, ""), result.stdout + result.stderr

@@ -10,8 +10,8 @@ import pytest
 
 from paged import PagedError, __version__
 from paged.errors import UnwritablePath
-from paged.report import TraceEvents, flat, writable, write_csv, write_trace_events
-from paged.simulator import Device, Load, Scenario, SimulationResult, StepTime, outcome_of, run
+from paged.study.report import TraceEvents, flat, writable, write_csv, write_trace_events
+from paged.study.simulator import Device, Load, Scenario, SimulationResult, StepTime, outcome_of, run
 
 SECOND_A_STEP = Device(formula=StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0))
 

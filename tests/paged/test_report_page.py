@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig
-from paged.report.averages import averaged, edges_of
-from paged.report.comparisons import cumulative, preemptions, under_load
-from paged.report.drawing import count_axis
-from paged.report.naming import by_setting, named
-from paged.report.over_time import memory_parts
-from paged.report.page import write_html
-from paged.report.roof import points, roofline
-from paged.report.table import lines
-from paged.simulator import Device, Load, Scenario, run
+from paged.study.report.averages import averaged, edges_of
+from paged.study.report.comparisons import cumulative, preemptions, under_load
+from paged.study.report.drawing import count_axis
+from paged.study.report.naming import by_setting, named
+from paged.study.report.over_time import memory_parts
+from paged.study.report.page import write_html
+from paged.study.report.roof import points, roofline
+from paged.study.report.table import lines
+from paged.study.simulator import Device, Load, Scenario, run
 
 
 def scenario_of(policy="vllm", rate=20.0, seed=0, **more):
@@ -168,17 +168,17 @@ def test_a_run_in_which_every_request_was_rejected_is_reported(tmp_path):
 def test_without_plotly_one_sentence_says_what_installs_it_and_everything_else_works():
     program = (
         "import sys; sys.modules['plotly'] = None\n"
-        "import paged, paged.report\n"
-        "try: paged.report.write_html('never.html', [])\n"
+        "import paged, paged.study.report\n"
+        "try: paged.study.report.write_html('never.html', [])\n"
         "except paged.errors.MissingExtra as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
-    expected = "paged.report.write_html needs plotly, which is not installed; `pip install '.[report]'` in a checkout of paged brings it.\n"
+    expected = "paged.study.report.write_html needs plotly, which is not installed; `pip install '.[study]'` in a checkout of paged brings it.\n"
     assert (result.stdout, result.stderr) == (expected, "")
 
 
 def test_importing_the_report_does_not_import_plotly():
-    program = "import sys, paged.report; print('plotly' in sys.modules)"
+    program = "import sys, paged.study.report; print('plotly' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert result.stdout == "False\n", result.stderr
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from paged import Costs
 from paged.errors import BudgetTooSmall, InvalidConfig
-from paged.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
+from paged.study.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
 GIB = 1 << 30
 IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}

@@ -15,9 +15,9 @@ from paged import (  # noqa: E402
     SamplingParams,
     load_model,
 )
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.decoding.beam_groups import BeamGroups  # noqa: E402
 from paged.errors import InvalidSampling, NeverFits  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 from .searching import STOP, VOCABULARY, hypotheses_of, most_used, table  # noqa: E402, TID252
 

@@ -14,8 +14,8 @@ import pytest
 
 from paged.base import uninterrupted
 from paged.cli import signals
-from paged.simulator import workers
-from paged.simulator.workers import _Worker, processes
+from paged.study.simulator import workers
+from paged.study.simulator.workers import _Worker, processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
 # A machine that runs tests is busy: a limit here only ends a wait for what never comes. How soon a command ends on an idle machine is what
@@ -66,7 +66,7 @@ def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(tmp_path)
 
 ENDLESS = """
 import sys, time
-from paged.simulator import study
+from paged.study.simulator import study
 run, num_run = study.run, 0
 def second_never_ends(scenario, check=False):
     global num_run
@@ -83,7 +83,7 @@ main()
 
 def test_a_plan_that_is_interrupted_prints_what_it_had_tried(monkeypatch, capsys):
     from paged.cli import app
-    from paged.simulator import driver
+    from paged.study.simulator import driver
 
     tried, num_tried = driver.tried, []
 
@@ -104,7 +104,7 @@ def test_a_plan_that_is_interrupted_prints_what_it_had_tried(monkeypatch, capsys
 def test_workers_of_a_study_end_with_a_program_that_is_killed():
     try_signals = tool()
     program = (
-        "from paged.simulator import Load, Scenario, grid, run_all\n"
+        "from paged.study.simulator import Load, Scenario, grid, run_all\n"
         "if __name__ == '__main__':\n"
         "    base = Scenario(load=Load(trace='synthetic:poisson,rate=4,requests=100000,lengths=sharegpt'), blocks=2000)\n"
         "    print('begins', flush=True)\n"
@@ -266,7 +266,7 @@ HALF_A_RESULT = """
 import sys, time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from paged.simulator.workers import processes
+from paged.study.simulator.workers import processes
 
 def half_told():
     send = Connection._send
@@ -328,7 +328,7 @@ def test_what_does_not_listen_is_ended_with_the_cursor_shown():
 ENDS_LATE = """
 import os, signal, time
 from paged.cli import signals
-from paged.simulator import workers
+from paged.study.simulator import workers
 
 def late(pool):
     time.sleep(60)

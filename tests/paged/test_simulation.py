@@ -7,11 +7,11 @@ import pytest
 
 from paged import POLICIES, BlockManager, Scheduler
 from paged.errors import InvalidConfig, SimulationStuck
-from paged.hardware import StepWork
-from paged.simulator import Simulation, StepTime, simulate
-from paged.simulator.latencies import Latencies
-from paged.simulator.result import Percentiles
-from paged.traces import excerpt_path, read_trace
+from paged.study.hardware import StepWork
+from paged.study.simulator import Simulation, StepTime, simulate
+from paged.study.simulator.latencies import Latencies
+from paged.study.simulator.result import Percentiles
+from paged.study.traces import excerpt_path, read_trace
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 

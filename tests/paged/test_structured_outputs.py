@@ -16,8 +16,8 @@ from paged import (  # noqa: E402
     StructuredOutputsParams,
     load_model,
 )
-from paged.checkpoint import checkpoint_path  # noqa: E402
 from paged.errors import GrammarFailed, InvalidRequest, InvalidSampling  # noqa: E402
+from paged.model.checkpoint import checkpoint_path  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
 SCHEMA = {

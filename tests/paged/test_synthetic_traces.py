@@ -7,7 +7,7 @@ import pytest
 
 from paged import BlockManager, Request, Scheduler
 from paged.errors import InvalidConfig, InvalidSpec
-from paged.traces import PRESETS, LogNormal, Trace, excerpt_path, open_trace, read_trace, save_trace, synthetic
+from paged.study.traces import PRESETS, LogNormal, Trace, excerpt_path, open_trace, read_trace, save_trace, synthetic
 
 MANY = 200_000
 

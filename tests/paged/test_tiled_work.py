@@ -5,10 +5,10 @@ import pytest
 
 from paged import BlockManager, Request, Scheduler
 from paged.errors import InvalidConfig
-from paged.hardware import Profile, StepWork, Tiling
-from paged.simulator import Simulation, steady_work, work_of
-from paged.study.stretch import SteadyBatch
-from paged.traces import Trace
+from paged.study.hardware import Profile, StepWork, Tiling
+from paged.study.simulator import Simulation, steady_work, work_of
+from paged.study.simulator.stretch import SteadyBatch
+from paged.study.traces import Trace
 
 SMALL = Tiling(places=4, piece=8)
 PROFILE = Profile(

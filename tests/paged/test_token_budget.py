@@ -5,8 +5,8 @@ import math
 import pytest
 
 from paged.errors import InvalidConfig
-from paged.hardware import Faster, Roofline, StepWork, budgets, device_named, model_named, suiting_budget
-from paged.simulator import Device, Load, Scenario, StepTime
+from paged.study.hardware import Faster, Roofline, StepWork, budgets, device_named, model_named, suiting_budget
+from paged.study.simulator import Device, Load, Scenario, StepTime
 
 
 def roofline(**options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged.errors import TraceError
-from paged.traces import EXCERPTS, excerpt_path, read_trace
+from paged.study.traces import EXCERPTS, excerpt_path, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}\n'

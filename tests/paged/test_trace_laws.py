@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.traces import NOT_DECLARED, Trace, read_trace, save_trace, superposed
+from paged.study.traces import NOT_DECLARED, Trace, read_trace, save_trace, superposed
 
 COLUMNS = (
     "arrival_s",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig, TraceError
-from paged.traces import Trace, read_trace, save_trace
+from paged.study.traces import Trace, read_trace, save_trace
 
 ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
 

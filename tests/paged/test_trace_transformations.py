@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig
-from paged.traces import Trace, excerpt_path, read_trace, superposed, synthetic
+from paged.study.traces import Trace, excerpt_path, read_trace, superposed, synthetic
 
 
 @pytest.fixture

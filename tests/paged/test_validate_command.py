@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paged.hardware.kernels.layer_tables import LayerTables
-from paged.simulator import METRICS, STATISTICS
+from paged.study.hardware.kernels.layer_tables import LayerTables
+from paged.study.simulator import METRICS, STATISTICS
 
 from .files_of_others import table, write_folder, write_run  # noqa: TID252
 

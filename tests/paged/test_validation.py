@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from paged.errors import BadRun, InvalidConfig, UnknownEngine
-from paged.simulator import METRICS, STATISTICS, Asked, closed_loops, engine_named, engine_names, read_run, validated
-from paged.simulator.validation import prepared, simulation_of, taken_in
-from paged.traces import Trace
+from paged.study.simulator import (
+    METRICS,
+    STATISTICS,
+    Asked,
+    closed_loops,
+    engine_named,
+    engine_names,
+    read_run,
+    validated,
+)
+from paged.study.simulator.validation import prepared, simulation_of, taken_in
+from paged.study.traces import Trace
 
 from .files_of_others import ARRIVAL, META, table, write_run  # noqa: TID252
 

@@ -20,7 +20,7 @@ from paged import POLICIES, BlockManager, Policy, Request, Scheduler
 from paged.errors import NeverFits
 from paged.scheduler.reservations import expected
 from paged.study import orca, static, tgi
-from paged.study.orca import context, expected_pow2
+from paged.study.policies.orca import context, expected_pow2
 
 STRATEGIES = {
     name: get_args(hint) for name, hint in get_type_hints(Policy).items() if str(hint).startswith("typing.Lit")

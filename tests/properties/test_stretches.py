@@ -8,7 +8,7 @@ from hypothesis import event, example, given, strategies as st, target
 from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import InvalidRequest, NeverFits, WrongTokens
 from paged.study import static, tgi
-from paged.study.stretch import skip, steady_batch, steady_steps
+from paged.study.simulator.stretch import skip, steady_batch, steady_steps
 from paged.testing.snapshots import snapshot
 
 ON_DEMAND = static("lockstep on demand", reserves=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.study.regions import Regions
+from paged.study.policies.regions import Regions
 
 
 def test_a_region_is_rounded_up_to_a_power_of_two():

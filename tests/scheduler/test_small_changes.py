@@ -5,7 +5,7 @@ import pytest
 from paged import POLICIES, BlockManager, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits
 from paged.scheduler.stopping import STOP, kept_of
-from paged.study.stretch import steady_batch
+from paged.study.simulator.stretch import steady_batch
 
 
 def step(scheduler, token=7, now=0.0):

@@ -15,8 +15,8 @@ from random import Random
 import msgspec
 
 from paged import Engine, SamplingParams
-from paged.checkpoint import checkpoint_path
 from paged.errors import UnknownRequest
+from paged.model.checkpoint import checkpoint_path
 from paged.serving.dashboard import page
 from paged.serving.watching import Watcher
 

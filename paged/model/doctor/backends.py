@@ -13,8 +13,8 @@ import torch
 from paged import LLM, SamplingParams, load_model
 from paged.attention import LayerShape, best_backend, get_backend, known_backends
 from paged.attention.xformers_splitk import Backend as SplitK
-from paged.checkpoint import checkpoint_path
 from paged.errors import BuildFailed, PagedWarning, UnsupportedByBackend
+from paged.model.checkpoint import checkpoint_path
 from paged.model.doctor.findings import BackendFound, CudaDevice, Problem
 from paged.model.doctor.words import REPORT, cause
 from paged.model.loading import LoadedModel

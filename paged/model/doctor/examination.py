@@ -65,9 +65,9 @@ def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | Non
     """What needs torch; what is wrong is added to the problems."""
     import torch
 
-    from paged.bench.limits import copy_rate
     from paged.model.doctor.backends import backends, cuda_devices
     from paged.model.doctor.native_code import is_built, native_code
+    from paged.model.limits import copy_rate
 
     native, its_problems = native_code(build)
     devices, their_problems = cuda_devices()

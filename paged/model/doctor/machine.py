@@ -11,8 +11,8 @@ from paged.attention.native import build
 from paged.base.extras import DISTRIBUTIONS, EXTRAS
 from paged.model.doctor.findings import Machine, Problem
 from paged.model.free_memory import free_bytes_of_host
+from paged.model.machine import processor
 from paged.model.threads import FreeCores, usable_cores
-from paged.profiling.machine import processor
 
 _NEEDED = ("numpy", "msgspec")
 _ENVIRONMENT = (

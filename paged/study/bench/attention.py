@@ -1,0 +1,263 @@
+"""Attention alone: every backend over the same blocks, as an engine's steps would read them.
+
+    decode    | one token of every sequence
+    prefill   | the last `prompt` tokens of each of 4 sequences
+    mixed     | one token of every sequence but the last, and the last `prompt` tokens of that one, in one call
+
+A pool has as many layers as make it larger than a processor's cache, and blocks lie in it in random order. What a
+backend prepares once for all layers of a step is not timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged.attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend
+from paged.errors import InvalidConfig, UnsupportedByBackend
+from paged.model.free_memory import check_fits
+from paged.study.bench.measured import Measured
+from paged.study.hardware import StepWork
+
+# K and V of a pool's layers together: more than a processor's cache holds. Steps so small that they would need more layers stay in it.
+_BYTES, _MOST_LAYERS = 256 * 2**20, 256
+_PREFILLS = 4
+# Those that run on a CPU, but for the reference: it reads slot by slot, and nobody waits for it unasked.
+_HERE = ("native", "torch_gather")
+_CPU = torch.device("cpu")
+
+
+class HeadShape(msgspec.Struct, frozen=True):
+    """Query heads, heads of K and V, and the size of one. Raises InvalidConfig where heads of K and V cannot be shared evenly."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise InvalidConfig(f"{self.heads} query heads cannot share {self.kv_heads} heads of K and V evenly")
+
+    def __str__(self) -> str:
+        return f"{self.heads}/{self.kv_heads}/{self.head_size}"
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step computes: `sequences` with `context` tokens each; of a prompt the last `prompt` are new. Raises InvalidConfig for a prompt that
+    is longer than its context."""
+
+    dtype: str
+    sequences: int = 64
+    context: int = 512
+    prompt: int = 256
+
+    def __post_init__(self) -> None:
+        if self.prompt > self.context:
+            raise InvalidConfig(
+                f"prompt is {self.prompt:,}; of a context of {self.context:,} tokens at most all can be new"
+            )
+
+
+class AttentionTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend on one shape and block size. Milliseconds of the wall clock of one layer.
+
+    decode_bytes_per_s   K and V that are attended to, over the median
+    share_of_copy        of `copy_bytes_per_s`, which a copy reads and writes on this machine
+    prefill_flops_per_s  4 × heads × head size × positions that the new tokens attend to, over the median
+    """
+
+    backend: str
+    is_invariant: bool
+    shape: HeadShape
+    block_size: int
+    load: Load
+    threads: int
+    decode_ms: Measured
+    decode_bytes_per_s: float
+    share_of_copy: float
+    prefill_ms: Measured
+    prefill_flops_per_s: float
+    mixed_ms: Measured
+    copy_bytes_per_s: float
+
+
+def chosen_backends(
+    names: Sequence[str] | None, shape: HeadShape, block_size: int, dtype: torch.dtype, *, invariant: bool
+) -> list[AttentionBackend]:
+    """The backends of these names; None: all that can do such layers on a CPU, but the reference.
+
+    Raises UnknownBackend, and UnsupportedByBackend for a named one that cannot.
+    """
+    layers = LayerShape(shape.heads, shape.kv_heads, shape.head_size, block_size, dtype, _CPU)
+    chosen = []
+    for name in dict.fromkeys(names or _HERE):
+        try:
+            backend = get_backend(name, invariant=invariant)
+            backend.check(layers)
+        except UnsupportedByBackend:
+            if names:
+                raise
+        else:
+            chosen.append(backend)
+    return chosen
+
+
+class AttentionBench:
+    """Backends on one shape and block size, over one pool; they take turns round by round. `steps` are those of a decode, a prefill and both.
+
+    Raises InvalidConfig for a pool that memory does not hold.
+    """
+
+    def __init__(
+        self, backends: Sequence[AttentionBackend], shape: HeadShape, block_size: int, load: Load, dtype: torch.dtype
+    ) -> None:
+        self._shape, self._block_size, self._load = shape, block_size, load
+        self._layer_bytes = 2 * load.sequences * load.context * shape.kv_heads * shape.head_size * dtype.itemsize
+        self.pool, tables = _pool(shape, block_size, load, dtype, min(-(-_BYTES // self._layer_bytes), _MOST_LAYERS))
+        ones = np.ones(load.sequences, np.int64)
+        few = min(_PREFILLS, load.sequences)
+        prefill = StepWork.of_rows([load.prompt] * few, [load.context] * few, sampled_rows=0)
+        self._prefill_flops = 4 * shape.heads * shape.head_size * float(prefill.attended_pairs)
+        self.steps = {
+            "decode": _step(ones, tables, load.context, block_size),
+            "prefill": _step(ones[:few] * load.prompt, tables[:few], load.context, block_size),
+            "mixed": _step(np.append(ones[1:], load.prompt), tables, load.context, block_size),
+        }
+        drawn = torch.Generator().manual_seed(1)
+        self._queries = {
+            name: torch.randn(step.num_tokens, shape.heads, shape.head_size, generator=drawn).to(dtype)
+            for name, step in self.steps.items()
+        }
+        self._ways = [
+            (backend, {name: backend.prepare(step, self.pool) for name, step in self.steps.items()})
+            for backend in backends
+        ]
+        self._ms: list[dict[str, list[float]]] = [{name: [] for name in self.steps} for _ in backends]
+        self._num_rounds = 0
+
+    def warm_up(self) -> None:
+        """A round that is not counted: the first one pays for what is made once."""
+        self.round()
+        for of_backend in self._ms:
+            for times in of_backend.values():
+                times.clear()
+
+    def round(self) -> None:
+        """Each backend once."""
+        for (backend, plans), times in zip(self._ways, self._ms, strict=True):
+            # A decode reads every layer of the pool; the others find another layer than they had last.
+            every = range(self.pool.num_layers)
+            for name, plan in plans.items():
+                layers = every if name == "decode" else [self._num_rounds % len(every)]
+                times[name].append(self._timed(backend, plan, name, layers) / len(layers) * 1e3)
+        self._num_rounds += 1
+
+    @torch.inference_mode()
+    def _timed(self, backend: AttentionBackend, plan: object, name: str, layers: Sequence[int]) -> float:
+        options, queries = LayerOptions(self._shape.head_size**-0.5), self._queries[name]
+        began = time.perf_counter()
+        for layer in layers:
+            backend.attend(queries, self.pool, layer, plan, options)
+        return time.perf_counter() - began
+
+    def times(self, copy_bytes_per_s: float) -> list[AttentionTimes]:
+        """Of all rounds so far, in the order of the backends."""
+        found = []
+        for (backend, _), times in zip(self._ways, self._ms, strict=True):
+            decode, prefill, mixed = (Measured.of(times[name]) for name in ("decode", "prefill", "mixed"))
+            rate = self._layer_bytes / decode.median * 1e3
+            found.append(
+                AttentionTimes(
+                    backend=backend.name,
+                    is_invariant=backend.is_invariant,
+                    shape=self._shape,
+                    block_size=self._block_size,
+                    load=self._load,
+                    threads=torch.get_num_threads(),
+                    decode_ms=decode,
+                    decode_bytes_per_s=rate,
+                    share_of_copy=rate / copy_bytes_per_s,
+                    prefill_ms=prefill,
+                    prefill_flops_per_s=self._prefill_flops / prefill.median * 1e3,
+                    mixed_ms=mixed,
+                    copy_bytes_per_s=copy_bytes_per_s,
+                )
+            )
+        return found
+
+
+def attention_times(
+    backends: Sequence[AttentionBackend],
+    shape: HeadShape,
+    block_size: int,
+    load: Load,
+    dtype: torch.dtype,
+    *,
+    copy_bytes_per_s: float,
+    rounds: int = 7,
+    after_round: Callable[[], object] = lambda: None,
+) -> list[AttentionTimes]:
+    """One warm-up and so many rounds. Raises InvalidConfig below one round."""
+    if rounds < 1:
+        raise InvalidConfig(f"rounds is {rounds}; at least 1 is needed")
+    bench = AttentionBench(backends, shape, block_size, load, dtype)
+    bench.warm_up()
+    for _ in range(rounds):
+        bench.round()
+        after_round()
+    return bench.times(copy_bytes_per_s)
+
+
+def _pool(
+    shape: HeadShape, block_size: int, load: Load, dtype: torch.dtype, num_layers: int
+) -> tuple[KVPool, NDArray[np.int32]]:
+    """A pool of so many layers with drawn values, and block tables int32 [sequences, columns] into it, in random order."""
+    columns = -(-load.context // block_size)
+    num_blocks = load.sequences * columns
+    block_bytes = KVPool.bytes_per_block(
+        num_layers=num_layers,
+        block_size=block_size,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        dtype=dtype,
+    )
+    check_fits(num_blocks, 0, block_bytes, _CPU)
+    pool = KVPool(
+        num_layers=num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        dtype=dtype,
+    )
+    drawn = torch.Generator().manual_seed(0)
+    for layer in range(num_layers):
+        for of_pool, first in ((pool.keys(layer), pool.keys(0)), (pool.values(layer), pool.values(0))):
+            if layer:
+                of_pool.copy_(first)
+            else:
+                # The scratch block stays zero.
+                of_pool[:num_blocks].normal_(generator=drawn)
+    tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(load.sequences, columns)
+    return pool, tables
+
+
+def _step(num_new: NDArray[np.int64], tables: NDArray[np.int32], context: int, block_size: int) -> StepTokens:
+    """The last `num_new` [sequences] of `context` tokens of each sequence."""
+    starts = np.append(0, num_new.cumsum())
+    owners = np.arange(len(num_new)).repeat(num_new)
+    positions = np.arange(starts[-1]) - starts[owners] + (context - num_new)[owners]
+    blocks = tables[owners, positions // block_size].astype(np.int64)
+    return StepTokens(
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start_loc=starts,
+        seq_lens=np.full(len(num_new), context),
+        block_tables=tables,
+        block_size=block_size,
+    )

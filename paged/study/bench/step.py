@@ -1,0 +1,287 @@
+"""Where a decode step of the engine goes, part by part.
+
+    | schedule | inputs | forward pass                    | sampling | update | outputs |      host: all but the forward pass
+                        | attention | products | the rest |
+
+The parts are timed within steps of the engine itself. Of a decoder that runs as one call into C only the whole pass
+can be seen there. So the last step's pass is made again: attention's share is what the call takes less without it,
+products are timed alone, and what both leave of the pass is the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from paged import Batch, SamplingParams
+from paged.attention import StepTokens
+from paged.attention.native.backend import ELEMENTS
+from paged.engine.engine import Engine
+from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
+from paged.model.loading import LoadedModel
+from paged.model.native.packed import PackedLinear, Product, model_library
+from paged.study.bench.engine import Serving
+from paged.study.bench.measured import Measured
+
+_WARM_STEPS = 8
+# So often is the last step's pass made again.
+_ROUNDS = 15
+_LEAST_BUDGET = 2048
+_BLOCK_SIZE = 16
+# The function of the model's library that is a decoder's pass.
+_CALL = "paged_decoder_forward"
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of the wall clock, over the steps.
+
+    context         prompt tokens of each row
+    inputs_us       what the runner does before and behind the forward pass
+    update_us       the scheduler's update; outputs_us all that is left: text, what is handed out, the engine's own books
+    attention_us    of all layers, products_us of all linear layers, and rest_us: parts of the median forward_us, by their shares of the
+                    last step's pass, made again; None where the pass is not one call
+    host_share      of the median step, what is not the median forward pass
+    """
+
+    model: str
+    dtype: str
+    backend: str
+    batch_invariant: bool
+    threads: int
+    rows: int
+    context: int
+    block_size: int
+    steps: int
+    step_us: Measured
+    schedule_us: Measured
+    inputs_us: Measured
+    forward_us: Measured
+    attention_us: float | None
+    products_us: float | None
+    rest_us: float | None
+    sampling_us: Measured
+    update_us: Measured
+    outputs_us: Measured
+    host_share: float
+
+
+def step_parts(
+    model: LoadedModel,
+    *,
+    name: str,
+    rows: int = 64,
+    context: int = 256,
+    steps: int = 64,
+    block_size: int = _BLOCK_SIZE,
+    backend: str = "auto",
+    batch_invariant: bool = True,
+) -> StepParts:
+    """Time steps in which `rows` sequences with prompts of `context` tokens decode one token each; `name` is what the result calls the model.
+
+    Raises InvalidConfig for sizes below 1 and for sequences longer than the model takes, and what Engine raises.
+    """
+    for size, value in (("rows", rows), ("context", context), ("steps", steps)):
+        if value < 1:
+            raise InvalidConfig(f"{size} is {value}; at least 1 is needed")
+    engine = _decoding(model, rows, context, steps, block_size, backend, batch_invariant)
+    batches: list[Batch] = []
+    engine.on_batch = batches.append
+    timed: list[dict[str, float]] = []
+    is_one_call = False
+    for number in range(_WARM_STEPS + steps):
+        batches.clear()
+        watch = _Stopwatch()
+        with _watched(engine, watch):
+            began = time.perf_counter()
+            engine.step()
+            seconds = time.perf_counter() - began
+        (batch,) = batches
+        if not len(batch.rows) == batch.num_scheduled_tokens == rows:
+            raise BenchmarkFailed(
+                f"{batch.num_scheduled_tokens} tokens of {len(batch.rows)} rows in a step that should decode {rows}"
+            )
+        is_one_call = "call" in watch.seconds
+        if number >= _WARM_STEPS:
+            timed.append(_parts_of(watch.seconds, seconds))
+    found = {f"{part}_us": Measured.of([each[part] * 1e6 for each in timed]) for part in timed[0]}
+    step, forward = found["step_us"].median, found["forward_us"].median
+    attention, products = _Again(engine, batches[-1]).shares() if is_one_call else (None, None)
+    return StepParts(
+        model=name,
+        dtype=str(model.dtype).removeprefix("torch."),
+        backend=engine.runner.backend.name,
+        batch_invariant=batch_invariant,
+        threads=_threads_of(engine),
+        rows=rows,
+        context=context,
+        block_size=block_size,
+        steps=steps,
+        attention_us=None if attention is None else attention * forward,
+        products_us=None if products is None else products * forward,
+        rest_us=None if attention is None or products is None else (1 - attention - products) * forward,
+        host_share=1 - forward / step,
+        **found,
+    )
+
+
+def _decoding(
+    model: LoadedModel, rows: int, context: int, steps: int, block_size: int, backend: str, batch_invariant: bool
+) -> Engine:
+    """An engine whose rows have all computed their prompts, with memory to spare for every step to come."""
+    budget = max(_LEAST_BUDGET, 2 * rows)
+    # Until all have, the first ones decode.
+    prefill_steps = -(-rows * context // (budget - rows)) + 1
+    max_tokens = prefill_steps + _WARM_STEPS + steps + 1
+    longest = context + max_tokens
+    if model.max_length is not None and longest > model.max_length:
+        raise InvalidConfig(
+            f"prompts of {context:,} tokens and {max_tokens:,} steps make sequences of {longest:,}; the model takes {model.max_length:,}. "
+            "Lower context, rows or steps"
+        )
+    # A policy's watermark, a few percent of the pool, must not keep the last ones waiting.
+    num_blocks = rows * -(-longest // block_size) * 11 // 10 + 64
+    serving = Serving(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_sequences=rows,
+        max_tokens_per_step=budget,
+        backend=backend,
+        batch_invariant=batch_invariant,
+    )
+    engine = serving.engine(model)
+    random = np.random.default_rng(0)
+    for number in range(rows):
+        prompt = random.integers(0, model.vocabulary_size, context).tolist()
+        engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=str(number))
+    batches: list[Batch] = []
+    engine.on_batch = batches.append
+    while not batches or batches[-1].num_scheduled_tokens != rows or len(batches[-1].rows) != rows:
+        if len(batches) > prefill_steps:
+            raise BenchmarkFailed(f"{engine.scheduler.num_running} of {rows} sequences run; all of them should decode")
+        engine.step()
+    return engine
+
+
+class _Stopwatch:
+    """Seconds of calls, added up by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def around(self, owner: Any, method: str, name: str) -> Iterator[None]:
+        """Within it calls of this method of one object are timed."""
+        call, is_own = getattr(owner, method), method in vars(owner)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **options)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+        setattr(owner, method, timed)
+        try:
+            yield
+        finally:
+            if is_own:
+                setattr(owner, method, call)
+            else:
+                delattr(owner, method)
+
+
+@contextmanager
+def _watched(engine: Engine, watch: _Stopwatch) -> Iterator[None]:
+    """The parts of its steps. A forward pass is one call into C, or as many of the module as there are tiles."""
+    watched = [
+        (engine.scheduler, "schedule", "schedule"),
+        (engine.runner, "logits", "runner"),
+        (engine.model.module, "forward", "module"),
+        (engine._sampling, "choose", "sampling"),
+        (engine.scheduler, "update", "update"),
+    ]
+    with suppress(BuildFailed):
+        watched.append((model_library(), _CALL, "call"))
+    with ExitStack() as stack:
+        for owner, method, name in watched:
+            stack.enter_context(watch.around(owner, method, name))
+        yield
+
+
+def _parts_of(seconds: dict[str, float], step: float) -> dict[str, float]:
+    forward = seconds.get("call", 0.0) + seconds.get("module", 0.0)
+    named = {
+        "schedule": seconds["schedule"],
+        "inputs": seconds["runner"] - forward,
+        "forward": forward,
+        "sampling": seconds["sampling"],
+        "update": seconds["update"],
+    }
+    return {"step": step, **named, "outputs": step - sum(named.values())}
+
+
+def _threads_of(engine: Engine) -> int:
+    with engine.runner.threads():
+        return torch.get_num_threads()
+
+
+class _Again:
+    """The forward pass of one batch that has run, made again: whole and without attention; and its products alone, of all rows and of none.
+    What is left out of a call, or done in none, cancels what calling costs."""
+
+    def __init__(self, engine: Engine, batch: Batch) -> None:
+        self._runner = engine.runner
+        self._ids = batch.token_ids
+        self._step = self._runner.step_of(batch)
+        self._no_attention = replace(
+            self._step,
+            query_start_loc=np.zeros(1, np.int64),
+            seq_lens=np.zeros(0, np.int64),
+            block_tables=self._step.block_tables[:0],
+        )
+        self._linears = [each for each in engine.model.module.modules() if isinstance(each, PackedLinear)]
+        rows, drawn = self._step.num_tokens, torch.Generator().manual_seed(0)
+        self._inputs = {
+            depth: torch.randn(rows, depth, generator=drawn).to(engine.model.dtype)
+            for depth in {each.in_features for each in self._linears}
+        }
+        self._to = torch.empty(rows * max(each.out_features for each in self._linears))
+
+    def shares(self) -> tuple[float, float]:
+        """What attention and products take of a pass; medians over rounds in which all take turns."""
+        attention, products = [], []
+        with self._runner.threads():
+            for number in range(1 + _ROUNDS):
+                whole, without = self._pass(self._step), self._pass(self._no_attention)
+                multiplied, nothing = self._products(self._step.num_tokens), self._products(0)
+                # The first round pays for what is made once.
+                if number:
+                    attention.append((whole - without) / whole)
+                    products.append((multiplied - nothing) / whole)
+        return median(attention), median(products)
+
+    def _pass(self, step: StepTokens) -> float:
+        watch = _Stopwatch()
+        with watch.around(model_library(), _CALL, "call"):
+            self._runner.forward(step, self._ids, np.ones(len(self._ids), np.bool_))
+        return watch.seconds["call"]
+
+    def _products(self, rows: int) -> float:
+        functions, seconds = model_library(), 0.0
+        for linear in self._linears:
+            x, outs = self._inputs[linear.in_features], linear.out_features
+            product = Product(packed=linear.packed.data_ptr(), to=self._to.data_ptr(), outs=outs, to_stride=outs)
+            depth, element, one = linear.in_features, ELEMENTS[x.dtype], ctypes.byref(product)
+            began = time.perf_counter()
+            functions.paged_products(x.data_ptr(), depth, rows, depth, element, one, 1)
+            seconds += time.perf_counter() - began
+        return seconds

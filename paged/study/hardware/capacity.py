@@ -1,0 +1,203 @@
+"""What a model's sequences need of devices, and where their steps meet the roofline.
+
+Rates are the published ones, so that figures can be compared with other people's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from paged.errors import InvalidConfig
+from paged.study.hardware.device import DTYPES
+from paged.study.hardware.placement import Placement
+from paged.study.hardware.roofline import Roofline
+from paged.study.hardware.step_work import StepWork
+
+_MOST_SEQUENCES = 1 << 20
+
+
+class Intensity(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of step on the roofline.
+
+    flops_per_byte       operations a byte of memory traffic, on one device
+    bound                which of the two takes longer at the published rates
+    reachable_flops      operations/s of one device at this intensity
+    compute_bound_from   sequences of this length in a decode step, or tokens of one prompt, from which arithmetic takes longer; None: at no
+                         number that there can be (prompts end at the model's length; KV grows with the sequences)
+    """
+
+    flops_per_byte: float
+    bound: Literal["compute", "memory"]
+    reachable_flops: float
+    compute_bound_from: int | None
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory over all devices in bytes, unless a name says otherwise; what fits; and the steps of these sequences.
+
+    kv_bytes_per_token, kv_bytes                    as the model keeps K and V, each once
+    kv_bytes_per_token_of_all_heads, ..._all_heads  the same if every head had its own K and V
+    kv_bytes_per_token_of_device                    on one device: heads are held whole, or split by tokens (`split_context`)
+    activation_bytes_of_device                      one layer's tensors for a step of max_tokens_per_step, and logits
+    needed_bytes_of_device                          weights, activations and the KV of these sequences, on one device
+    given_bytes_of_device                           the share of its memory that they may have
+    num_blocks, max_sequences                       blocks of KV beside the weights, and sequences of this length in them; 0: no room
+    fewest_devices                                  the fewest devices that the model can be split over and on which these sequences fit, powers of two first; None: however many
+    notes, not_modelled                             what a reader of these figures should know, and what of the model they do not count
+    ridge                                           operations a byte at which arithmetic and memory take equally long
+    knee_tokens                                     tokens of a step at which the weights' reading and their arithmetic do
+    """
+
+    model: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    tensor_parallel: int
+    split_context: bool
+    batch: int
+    length: int
+    block_size: int
+    memory_share: float
+    max_tokens_per_step: int
+    parameters: int
+    active_parameters: int
+    weight_bytes: int
+    activation_bytes_of_device: int
+    kv_bytes_per_token: int
+    kv_bytes_per_token_of_all_heads: int
+    kv_bytes_per_token_of_device: int
+    kv_bytes: int
+    kv_bytes_of_all_heads: int
+    needed_bytes_of_device: int
+    given_bytes_of_device: int
+    num_blocks: int
+    max_sequences: int
+    fits: bool
+    fewest_devices: int | None
+    ridge: float
+    knee_tokens: float
+    prefill: Intensity
+    decode: Intensity
+    notes: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+
+def capacity_of(
+    roofline: Roofline,
+    *,
+    batch: int,
+    length: int,
+    block_size: int = 16,
+    memory_share: float = 0.9,
+    max_tokens_per_step: int = 2048,
+) -> Capacity:
+    """The figures of `batch` sequences of `length` tokens each. Raises InvalidConfig for a number that is out of range."""
+    model = roofline.model
+    least = {"batch": batch, "length": length, "block_size": block_size, "max_tokens_per_step": max_tokens_per_step}
+    for name, value in least.items():
+        if value < 1:
+            raise InvalidConfig(f"{name} is {value}; it has to be at least 1")
+    if length > model.max_length:
+        raise InvalidConfig(f"length is {length:,}; {model.name} takes at most {model.max_length:,} tokens")
+
+    def room_for_kv(placement: Placement) -> int:
+        return placement.room_for_kv(
+            memory_share=memory_share, max_tokens_per_step=max_tokens_per_step, max_sequences=batch
+        )
+
+    blocks_each = -(-length // block_size)
+    block_bytes = block_size * roofline.kv_bytes_per_token_of_device
+    left = room_for_kv(roofline)
+    num_blocks = max(left, 0) // block_bytes
+    kv_of_device = batch * blocks_each * block_bytes
+    given = int(roofline.device.memory_bytes * memory_share)
+    per_token = model.kv_elements_of_all_heads * DTYPES[roofline.kept_dtype]
+    return Capacity(
+        model=model.name,
+        device=roofline.device.name,
+        dtype=roofline.dtype,
+        kv_dtype=roofline.kept_dtype,
+        tensor_parallel=roofline.tensor_parallel,
+        split_context=roofline.split_context,
+        batch=batch,
+        length=length,
+        block_size=block_size,
+        memory_share=memory_share,
+        max_tokens_per_step=max_tokens_per_step,
+        parameters=model.parameters,
+        active_parameters=model.active_parameters,
+        weight_bytes=roofline.weight_bytes,
+        activation_bytes_of_device=roofline.activation_bytes(max_tokens_per_step, batch),
+        kv_bytes_per_token=roofline.kv_bytes_per_token,
+        kv_bytes_per_token_of_all_heads=per_token,
+        kv_bytes_per_token_of_device=roofline.kv_bytes_per_token_of_device,
+        kv_bytes=roofline.kv_bytes_per_token * batch * length,
+        kv_bytes_of_all_heads=per_token * batch * length,
+        needed_bytes_of_device=given - left + kv_of_device,
+        given_bytes_of_device=given,
+        num_blocks=num_blocks,
+        max_sequences=num_blocks // blocks_each,
+        fits=kv_of_device <= left,
+        fewest_devices=_fewest_devices(roofline, batch * blocks_each * block_size, room_for_kv),
+        ridge=roofline.device.ridge(roofline.dtype),
+        knee_tokens=roofline.knee_tokens,
+        prefill=_intensity(roofline, _prefill(batch, length), lambda tokens: _prefill(1, tokens), model.max_length),
+        decode=_intensity(roofline, _decode(batch, length), lambda rows: _decode(rows, length), _MOST_SEQUENCES),
+        notes=roofline.notes,
+        not_modelled=model.not_modelled,
+    )
+
+
+def _prefill(prompts: int, length: int) -> StepWork:
+    """All tokens of so many prompts in one step."""
+    tokens = prompts * length
+    return StepWork(
+        computed_tokens=tokens,
+        sampled_rows=prompts,
+        context_tokens=tokens,
+        attended_pairs=tokens * (length + 1) / 2,
+    )
+
+
+def _decode(rows: int, length: int) -> StepWork:
+    """One token of each of so many sequences, the last of `length`."""
+    return StepWork(computed_tokens=rows, sampled_rows=rows, context_tokens=rows * length, attended_pairs=rows * length)
+
+
+def _intensity(roofline: Roofline, work: StepWork, work_of: Callable[[int], StepWork], most: int) -> Intensity:
+    """Where a step lies, and the least number in 1 to `most` at which the step that `work_of` gives is bound by arithmetic.
+
+    Operations a byte rise with that number: both grow with it, but for the weights, which are bytes alone.
+    """
+    ridge = roofline.device.ridge(roofline.dtype)
+    here = _flops_per_byte(roofline, work)
+    first, last = 1, most
+    while first < last:
+        middle = (first + last) // 2
+        if _flops_per_byte(roofline, work_of(middle)) >= ridge:
+            last = middle
+        else:
+            first = middle + 1
+    return Intensity(
+        flops_per_byte=here,
+        bound="compute" if here >= ridge else "memory",
+        reachable_flops=min(here * roofline.device.bandwidth, roofline.device.peak(roofline.dtype)),
+        compute_bound_from=first if _flops_per_byte(roofline, work_of(first)) >= ridge else None,
+    )
+
+
+def _flops_per_byte(roofline: Roofline, work: StepWork) -> float:
+    return float(roofline.flops(work) / roofline.bytes_read(work))
+
+
+def _fewest_devices(roofline: Roofline, num_tokens: int, room_for_kv: Callable[[Placement], int]) -> int | None:
+    # Powers of two first: so many devices stand beside each other.
+    degrees = sorted(roofline.degrees(), key=lambda degree: (degree & (degree - 1) > 0, degree))
+    for degree in degrees if roofline.device.interconnect else (1,):
+        spread = msgspec.structs.replace(roofline, tensor_parallel=degree)
+        if num_tokens * spread.kv_bytes_per_token_of_device <= room_for_kv(spread):
+            return degree
+    return None

@@ -1,0 +1,100 @@
+"""The models and devices that ship with the package, by name, and those in a file of the user's own.
+
+A new model or device is a new file in `models/` or `devices/`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paged.errors import UnknownDevice, UnknownModel
+from paged.model.model_shape import ModelShape
+from paged.study.hardware.device import Device
+from paged.study.hardware.files import read_described
+from paged.study.hardware.hf_config import is_config, shape_of_config
+
+_FOLDER = Path(__file__).parent
+_SAME_SHAPE = ("-instruct", "-chat", "-hf")
+
+
+def model_names() -> list[str]:
+    """The models that ship, sorted."""
+    return _names("models")
+
+
+def device_names() -> list[str]:
+    """The devices that ship, sorted."""
+    return _names("devices")
+
+
+def model_named(name: str) -> ModelShape:
+    """The model of that name, of one that its publisher uses (upper and lower case alike), or of a file: one of our own (.json), a
+    config.json in the Hugging Face layout, or a folder that has one.
+
+    Of a publisher's name endings are understood that leave the shape as it is (-Instruct, -Chat, -hf), and -FP8. Raises UnknownModel,
+    BadHardwareFile for a file that does not describe a model, and OSError for one that cannot be read.
+    """
+    if name in (known := model_names()):
+        return read_described(_FOLDER / "models" / f"{name}.json", ModelShape)
+    if is_path(name):
+        path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+        document = read_described(path, dict[str, Any])
+        return shape_of_config(path, document) if is_config(document) else read_described(path, ModelShape)
+    shape = _published(name.lower())
+    if shape is None:
+        raise UnknownModel(name, known, _unknown_ending(name))
+    return shape
+
+
+def is_path(name: str) -> bool:
+    """Whether a model or a device is named by a file or a folder, whose content may be another the next time."""
+    return name.endswith(".json") or (bool(name) and name not in model_names() and Path(name).is_dir())
+
+
+def device_named(name: str) -> Device:
+    """The device of that name, or the one that a file describes when the name ends in .json.
+
+    Raises UnknownDevice, BadHardwareFile for a file that does not describe a device, and OSError for one that cannot be read.
+    """
+    if name.endswith(".json"):
+        return read_described(Path(name), Device)
+    if name not in (known := device_names()):
+        raise UnknownDevice(name, known)
+    return read_described(_FOLDER / "devices" / f"{name}.json", Device)
+
+
+@cache
+def _by_alias() -> dict[str, ModelShape]:
+    shapes = [model_named(name) for name in model_names()]
+    return {alias.lower(): shape for shape in shapes for alias in shape.aliases} | {
+        alias.lower(): msgspec.structs.replace(shape, max_length=longest)
+        for shape in shapes
+        for alias, longest in shape.variants.items()
+    }
+
+
+def _published(name: str) -> ModelShape | None:
+    """A publisher's name in lower case, with or without endings."""
+    if name in _by_alias():
+        return _by_alias()[name]
+    for ending in _SAME_SHAPE:
+        if name.endswith(ending):
+            return _published(name.removesuffix(ending))
+    shape = _published(name.removesuffix("-fp8")) if name.endswith("-fp8") else None
+    return shape and msgspec.structs.replace(shape, dtype="fp8")
+
+
+def _unknown_ending(name: str) -> str:
+    """What of a publisher's name is not known where it begins with one that is."""
+    known = max((alias for alias in _by_alias() if name.lower().startswith(alias)), key=len, default=None)
+    if known is None:
+        return ""
+    return f'{name[: len(known)]} is {_by_alias()[known].name}; what "{name[len(known) :]}" changes of it is not known.'
+
+
+def _names(kind: str) -> list[str]:
+    return sorted(path.stem for path in (_FOLDER / kind).glob("*.json"))

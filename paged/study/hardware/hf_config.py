@@ -1,0 +1,303 @@
+"""A model's shape out of a config.json in the Hugging Face layout.
+
+A kind of model (`model_type`) is read if its layers are known here; any other is refused by name, and so is a field that no figure here
+stands for, such as a state that layers keep. What can be left out of the figures is said in `ModelShape.not_modelled`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from paged.errors import BadHardwareFile, InvalidConfig
+from paged.model.model_shape import Experts, Latent, ModelShape
+from paged.study.hardware.hf_kinds import KINDS
+
+_TEXT = ("text_config", "language_config", "llm_config")
+_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+}
+"""What the same field is called in older kinds of models."""
+_STATES = (
+    "linear_num_value_heads",
+    "linear_attn_config",
+    "mamba_d_state",
+    "mamba_num_heads",
+    "state_size",
+    "ssm_state_size",
+    "conv_L_cache",
+    "lru_width",
+    "attn_layer_period",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "block_types",
+    "attn_type_list",
+    "attention_hidden_size",
+)
+"""Fields of layers that keep a state of one size instead of K and V."""
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+MOST = 1 << 24
+"""Of any number that is counted; a vocabulary of 262,144 is the largest that is known."""
+_FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
+
+
+def is_config(document: Any) -> bool:
+    """Whether a JSON document is a configuration of that layout, and not one of our own."""
+    return isinstance(document, dict) and ("model_type" in document or "architectures" in document)
+
+
+def shape_of_config(path: Path, document: dict[str, Any]) -> ModelShape:
+    """The shape, named after the folder. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled."""
+    return _Reader(path, document).shape()
+
+
+class _Reader:
+    """One configuration; `text` is its decoder's part."""
+
+    def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        self.path, self.whole = path, document
+        inside = next((document[name] for name in _TEXT if isinstance(document.get(name), dict)), None)
+        self.text = document if inside is None else inside
+        self.model_type = str(self.text.get("model_type") or document.get("model_type"))
+        self._refuse_states()
+        if self.model_type not in KINDS:
+            self._fail("model_type", f"{self.model_type} is not known; known are {', '.join(KINDS)}")
+        self.kind = KINDS[self.model_type]
+
+    def shape(self) -> ModelShape:
+        """All of it."""
+        self._refuse_others()
+        kind, layers, heads = self.kind, self.count("num_hidden_layers"), self.count("num_attention_heads")
+        hidden, longest = self.count("hidden_size"), self.count("max_position_embeddings")
+        latent = self._latent()
+        head_dim = self.number("head_dim") or (0 if hidden % heads else hidden // heads)
+        if not head_dim:
+            self._fail("head_dim", f"it is missing, and hidden_size {hidden:,} is no multiple of {heads} heads")
+        kv_heads = heads if latent else self._kv_heads(heads)
+        if heads % kv_heads:
+            self._fail("num_key_value_heads", f"it is {kv_heads}; {heads} heads cannot share so many evenly")
+        experts = self._experts(layers)
+        dtype, quantisation = self._quantised(experts)
+        if experts is not None and isinstance(quantisation, float):
+            experts = msgspec.structs.replace(experts, bits=quantisation)
+        said = [*self._windows(layers, longest), *self._left_out(layers)]
+        said += [quantisation] if isinstance(quantisation, str) else []
+        try:
+            return ModelShape(
+                name=self.path.resolve().parent.name if self.path.name == "config.json" else self.path.stem,
+                hidden=hidden,
+                layers=layers,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                intermediate=self._intermediate(hidden),
+                vocab=self.count("vocab_size"),
+                max_length=longest,
+                tied_embeddings=self.flag("tie_word_embeddings", kind.tied),
+                gated_mlp=kind.gated,
+                bias=self._bias(),
+                qk_norm=self.flag("use_qk_norm", kind.qk_norm),
+                learned_positions=0 if kind.positions is None else longest + kind.positions,
+                experts=experts,
+                latent=latent,
+                dtype=dtype,
+                not_modelled=tuple(said),
+                source=f"{self.path}",
+            )
+        except InvalidConfig as error:
+            raise BadHardwareFile(self.path, None, str(error)) from None
+
+    def given(self, name: str) -> Any:
+        """A field by any of its names, or what its kind has by default; None where there is none."""
+        found = {each: self.text[each] for each in (name, *_NAMES.get(name, ())) if self.text.get(each) is not None}
+        if not found:
+            return self.kind.defaults.get(name)
+        (first, value), *others = found.items()
+        # A tokenizer's longest text is no contradiction.
+        if name != "max_position_embeddings" and (differing := [each for each, other in others if other != value]):
+            self._fail(first, f"it is {value!r}, and {differing[0]} is {found[differing[0]]!r}")
+        return value
+
+    def number(self, name: str) -> int:
+        """A field that may be missing, then 0; else a whole number."""
+        value = self.given(name) or 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self._fail(name, f"it is {value!r}; it has to be a whole number, the same for all layers")
+        self._must_be_usual(name, value)
+        return value
+
+    def listed(self, name: str) -> list[Any]:
+        """A field that may be missing, then empty; else a list."""
+        value = self.text.get(name) or []
+        if not isinstance(value, list):
+            self._fail(name, f"it is {value!r}; it has to be a list")
+        return value
+
+    def count(self, name: str) -> int:
+        """A field that has to be there, a whole number of at least 1."""
+        value = self.given(name)
+        if value is None:
+            others = _NAMES.get(name, ())
+            self._fail(name, f"it is missing{', by its other names too: ' + ', '.join(others) if others else ''}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self._fail(name, f"it is {value!r}; it has to be a whole number of at least 1, the same for all layers")
+        self._must_be_usual(name, value)
+        return value
+
+    def _must_be_usual(self, name: str, value: int) -> None:
+        if value > MOST:
+            self._fail(name, f"it is {str(value)[:20]}…; no model has more than {MOST:,}")
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A field of the decoder, or of the whole where it has none."""
+        value = self.text.get(name, self.whole.get(name))
+        return default if value is None else bool(value)
+
+    def _fail(self, field: str, problem: str) -> Any:
+        raise BadHardwareFile(self.path, field, problem)
+
+    def _refuse_states(self) -> None:
+        kinds = set(map(str, self.listed("layer_types"))) - _ATTENTION
+        for field in ("layer_types",) if kinds else (name for name in _STATES if self.text.get(name)):
+            what = f"of {', '.join(sorted(kinds))}" if kinds else "that it describes"
+            self._fail(field, f"{self.model_type} has layers {what} that keep a state instead of K and V: not modelled")
+
+    def _refuse_others(self) -> None:
+        """What would make the figures wrong where the kind of model does not have it."""
+        if self.whole.get("is_encoder_decoder"):
+            self._fail("is_encoder_decoder", "only decoders are modelled")
+        if self.model_type == "opt" and self.text.get("word_embed_proj_dim") not in (
+            None,
+            self.text.get("hidden_size"),
+        ):
+            self._fail("word_embed_proj_dim", "an embedding of another width than the layers is not modelled")
+        types = self.listed("layer_types")
+        if types and len(types) != self.count("num_hidden_layers"):
+            self._fail(
+                "layer_types", f"it has {len(types)} layers; num_hidden_layers is {self.count('num_hidden_layers')}"
+            )
+        if not self.kind.experts and self.number("num_experts") > 1:
+            self._fail("num_experts", f"{self.model_type} is known without experts")
+        if self.text.get("kv_lora_rank") and not self.model_type.startswith("deepseek"):
+            self._fail("kv_lora_rank", f"{self.model_type} is known without latents")
+
+    def _kv_heads(self, heads: int) -> int:
+        if self.model_type == "falcon" and not self.text.get("new_decoder_architecture"):
+            return 1 if self.flag("multi_query", True) else heads
+        if self.model_type == "gpt_bigcode":
+            return 1 if self.flag("multi_query", True) else heads
+        return heads if self.given("num_key_value_heads") is None else self.count("num_key_value_heads")
+
+    def _latent(self) -> Latent | None:
+        if not self.model_type.startswith("deepseek"):
+            return None
+        return Latent(
+            kv_rank=self.count("kv_lora_rank"),
+            rope_dim=self.count("qk_rope_head_dim"),
+            query_rank=self.number("q_lora_rank"),
+            nope_dim=self.count("qk_nope_head_dim"),
+            value_dim=self.count("v_head_dim"),
+        )
+
+    def _intermediate(self, hidden: int) -> int:
+        if self.model_type == "llama4_text":
+            return self.count("intermediate_size_mlp")
+        if self.given("intermediate_size") is None and not self.kind.gated:
+            return 4 * hidden
+        return self.count("intermediate_size")
+
+    def _bias(self) -> Literal["none", "qkv", "all"]:
+        if self.model_type == "falcon":
+            return "all" if self.text.get("bias") else "none"
+        asks = self.text.get("attention_bias") or self.text.get("use_qkv_bias")
+        return "qkv" if asks and self.kind.bias == "none" else self.kind.bias
+
+    def _experts(self, layers: int) -> Experts | None:
+        if not self.kind.experts:
+            return None
+        width = self.number("moe_intermediate_size") or self.count("intermediate_size")
+        shared = self.number("n_shared_experts") or (1 if self.model_type == "llama4_text" else 0)
+        beside = self.number("shared_expert_intermediate_size")
+        if beside % width:
+            self._fail(
+                "shared_expert_intermediate_size", f"it is {beside:,}, no multiple of an expert's width {width:,}"
+            )
+        return Experts(
+            count=self.count("num_experts"),
+            per_token=self.count("num_experts_per_tok"),
+            intermediate=width,
+            shared=shared + beside // width,
+            dense_layers=self._dense_layers(layers),
+        )
+
+    def _dense_layers(self, layers: int) -> int:
+        if self.text.get("moe_layer_freq", 1) != 1:
+            self._fail("moe_layer_freq", f"it is {self.text['moe_layer_freq']}; 1 is modelled")
+        first = self.number("first_k_dense_replace")
+        every = self.number("decoder_sparse_step") or self.number("interleave_moe_layer_step") or 1
+        plain = self.listed("mlp_only_layers")
+        return sum(at < first or at in plain or (at + 1) % every > 0 for at in range(layers))
+
+    def _windows(self, layers: int, longest: int) -> list[str]:
+        """Layers that attend to less than all of the context."""
+        types, said = self.listed("layer_types"), []
+        window, chunk = self.number("sliding_window"), self.number("attention_chunk_size")
+        every = self.text.get("sliding_window_pattern")
+        every = every if isinstance(every, int) else self.kind.full_every
+        narrow = layers - (layers // every if every else 0)
+        if self.model_type.startswith("qwen"):
+            window = window if self.flag("use_sliding_window", False) else 0
+            narrow = layers - min(self.number("max_window_layers"), layers)
+        for size, name, kind in ((window, "a window", "sliding"), (chunk, "chunks", "chunked")):
+            count = types.count(f"{kind}_attention") if types else narrow
+            if size and count and size < longest:
+                said.append(
+                    f"{name} of {size:,} tokens in {count} of {layers} layers: all of the context is counted as kept and read"
+                )
+        return said
+
+    def _left_out(self, layers: int) -> list[str]:
+        """Other parts that no figure counts."""
+        said = []
+        if (shared := self.number("num_kv_shared_layers")) or self.text.get("use_cla"):
+            said.append(
+                f"K and V that {shared or 'some'} of {layers} layers take from others: each is counted with its own"
+            )
+        if more := self.number("num_nextn_predict_layers"):
+            said.append(
+                f"layers that guess tokens ahead, {more} beside the {layers}: their weights and K and V are not counted"
+            )
+        if self.text.get("index_topk"):
+            said.append(
+                "attention to chosen tokens alone, and the index that chooses: all of the context is counted as read"
+            )
+        towers = sorted({key.removesuffix("_config") for key in self.whole if key in ("vision_config", "audio_config")})
+        if towers:
+            said.append(f"what reads {' and '.join(towers)}: its weights are not counted")
+        return said
+
+    def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8", "int8"] | None, float | str | None]:
+        """The dtype of the weights where it is one of 8 bits, or the experts' bits, or what is not modelled of it."""
+        found = self.text.get("quantization_config") or self.whole.get("quantization_config")
+        if not isinstance(found, dict):
+            return None, None
+        method = str(found.get("quant_method"))
+        if method == "mxfp4" and experts is not None:
+            return None, _MXFP4_BITS
+        groups = found.get("config_groups")
+        groups = list(groups.values()) if isinstance(groups, dict) else []
+        weights = [group.get("weights") or {} for group in groups if isinstance(group, dict)]
+        is_fp8 = bool(weights) and all((each.get("num_bits"), each.get("type")) == (8, "float") for each in weights)
+        if method in _FP8 or is_fp8 or str(found.get("quant_algo")) == "FP8":
+            return "fp8", None
+        bits = found.get("bits") or found.get("w_bit") or next((each.get("num_bits") for each in weights), None)
+        how = method + (f" with {bits} bits" if bits else "")
+        return None, f"weights in {how}, as published: they are counted in the dtype of the rest"

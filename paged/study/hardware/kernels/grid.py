@@ -1,0 +1,73 @@
+"""A function of a few sizes, tabulated: logarithms on a grid, read by interpolation."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paged.study.hardware.kernels.completion import completed
+
+STEP = 0.04
+"""Logarithms are kept as multiples of it: a value is off by 2 % at most for that, by 1 % in the median."""
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
+    """Logarithms at each combination of the axes' values, interpolated between them over the axes' logarithms.
+
+    axes         each axis' values by its name, ascending, above 0
+    steps        the logarithms ÷ STEP, int16 [one dimension an axis]
+    is_measured  which of them come from a measurement and not from their neighbours, bool of the same shape
+    """
+
+    axes: dict[str, list[int]]
+    steps: NDArray[np.int16]
+    is_measured: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, logarithms: NDArray[np.float64], axes: dict[str, list[int]]) -> Grid:
+        """A grid of what is not NaN; what is, is filled from its neighbours. At least one has to be known."""
+        places = tuple(np.log(np.asarray(ticks, np.float64)) for ticks in axes.values())
+        steps = np.round(completed(logarithms, places) / STEP).clip(-32768, 32767).astype(np.int16)
+        return cls(axes=axes, steps=steps, is_measured=~np.isnan(logarithms))
+
+    def at(self, *sizes: ArrayLike) -> NDArray[np.float64]:
+        """The logarithm at these sizes, one for each axis, broadcast; outside of an axis that of its edge."""
+        return self._read(self.steps, sizes) * STEP
+
+    def measured_share(self, *sizes: ArrayLike) -> NDArray[np.float64]:
+        """How much of the answer at these sizes is interpolated from measured cells, 0 to 1."""
+        return self._read(self.is_measured, sizes)
+
+    def beyond(self, *sizes: ArrayLike) -> dict[str, float]:
+        """By axis, how many times a size is above its last value, or below its first; axes that hold all sizes are left out."""
+        found = {}
+        for (name, ticks), size in zip(self.axes.items(), sizes):
+            asked = np.asarray(size, np.float64)
+            factor = float(np.max(np.maximum(asked / ticks[-1], ticks[0] / asked)))
+            if factor > 1:
+                found[name] = factor
+        return found
+
+    def _read(self, cells: NDArray[Any], sizes: tuple[ArrayLike, ...]) -> NDArray[np.float64]:
+        """Interpolated between the two values around a size, on every axis."""
+        asked = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
+        corners: list[tuple[list[Any], Any]] = [([], 1.0)]
+        for place, ticks in zip(asked, self._places):
+            position = np.interp(np.log(place), ticks, np.arange(len(ticks)))
+            low = np.minimum(position.astype(np.intp), max(len(ticks) - 2, 0))
+            high = np.minimum(low + 1, len(ticks) - 1)
+            share = position - low
+            ends = ((low, 1 - share), (high, share))
+            corners = [([*index, end], weight * part) for index, weight in corners for end, part in ends]
+        total = np.zeros(asked[0].shape)
+        for index, weight in corners:
+            total = total + weight * cells[tuple(index)]
+        return total
+
+    @cached_property
+    def _places(self) -> list[NDArray[np.float64]]:
+        return [np.log(np.asarray(ticks, np.float64)) for ticks in self.axes.values()]

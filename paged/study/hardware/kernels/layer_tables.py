@@ -1,0 +1,217 @@
+"""How long the layers of one model take on one device: tables of what somebody timed, and how they are asked.
+
+Dense layers by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes at once: a prompt's
+chunk, the tokens before it, the sequences that decode beside it, and their length. Between what was timed seconds go in straight lines,
+since what is read and multiplied does; beyond it as between the last two.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.base.whole_file import whole_file
+from paged.errors import BadHardwareFile
+from paged.model.model_shape import ModelShape
+from paged.study.hardware.files import read_described
+from paged.study.hardware.kernels.completion import completed
+from paged.study.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
+from paged.study.hardware.kernels.multilinear import Multilinear
+from paged.study.hardware.kernels.packing import packed_steps, unpacked_steps
+from paged.study.hardware.least_squares import non_negative_least_squares
+from paged.study.hardware.profile import ProfiledModel
+
+FORMAT = 1
+"""Of the file; raised when a field changes its meaning."""
+STEP = 0.004
+"""Attention's logarithms are kept as multiples of it: a value is off by 0.2 % at most for that."""
+Numbers = NDArray[np.float64]
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A layer's nanoseconds at each of the sizes, ascending."""
+
+    sizes: list[int]
+    ns: list[int]
+
+    def seconds(self, sizes: Numbers) -> Numbers:
+        """At these sizes, float64; beyond the last one as between the last two of eight, below the first as there."""
+        known, ns = np.array(self.sizes, np.float64), np.array(self.ns, np.float64)
+        found = np.interp(sizes, known, ns)
+        back = min(8, len(known) - 1)
+        slope = max(0.0, (ns[-1] - ns[-1 - back]) / (known[-1] - known[-1 - back]))
+        return (found + slope * np.maximum(sizes - known[-1], 0)) * 1e-9
+
+
+class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Seconds of one model's layers on one device.
+
+    name      the tables' own
+    device    a device's name in the catalogue
+    model     whose layers they are, by the sizes by which it is known again
+    dense     by layer, over tokens; one of each
+    head      by layer, over sequences
+    axes, attention
+              places by size in the order of `SIZES`, and the packed logarithms of one layer's seconds
+    skew      share of the way from sequences of one length to all as long as the longest, for which decoding sequences of different
+              lengths are longer than of their mean; 0 where nobody measured it
+    measured  by size, the least and the most that was timed
+    versions  what was timed: engine, libraries, card
+    """
+
+    name: str
+    device: str
+    model: ProfiledModel
+    dtype: str = "bf16"
+    dense: dict[str, Timed]
+    head: dict[str, Timed]
+    axes: list[list[int]]
+    attention: str
+    skew: float = 0.0
+    measured: dict[str, list[int]] = {}
+    versions: dict[str, str] = {}
+    source: str = ""
+    license: str = ""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(SIZES):
+            raise ValueError(f"axes has {len(self.axes)}; attention has {len(SIZES)} sizes: {', '.join(SIZES)}")
+        unpacked_steps(self.attention, tuple(map(len, self.axes)), STEP)
+
+    @classmethod
+    def fit(
+        cls,
+        measured: LayerMeasurements,
+        *,
+        name: str,
+        device: str,
+        model: ModelShape,
+        skew: float = 0.0,
+        versions: dict[str, str] | None = None,
+        source: str = "",
+        license: str = "",  # noqa: A002
+    ) -> LayerTables:
+        """Tables of what was measured. Attention's grid has the sizes that were timed with most others; the rest is left out."""
+        axes, grid = _grid(*measured.attention)
+        spans = dict(zip(SIZES, measured.attention[0].T))
+        spans["tokens"] = next(iter(measured.dense.values()))[0]
+        spans["sequences"] = next(iter(measured.head.values()))[0]
+        return cls(
+            name=name,
+            device=device,
+            model=ProfiledModel(
+                name=model.name,
+                layers=model.layers,
+                heads=model.heads,
+                kv_heads=model.kv_heads,
+                head_dim=model.head_dim,
+                vocab=model.vocab,
+            ),
+            dense={layer: _timed(*columns) for layer, columns in measured.dense.items()},
+            head={layer: _timed(*columns) for layer, columns in measured.head.items()},
+            axes=[[int(place) for place in axis] for axis in axes],
+            attention=packed_steps(np.log(grid * 1e9), STEP),
+            skew=skew,
+            measured={size: [int(values.min()), int(values.max())] for size, values in spans.items()},
+            versions=versions or {},
+            source=source,
+            license=license,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> LayerTables:
+        """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+        tables = read_described(Path(path), cls)
+        if tables.format != FORMAT:
+            raise BadHardwareFile(Path(path), "format", f"tables of format {tables.format}; this paged reads {FORMAT}")
+        return tables
+
+    def save(self, path: str | Path) -> None:
+        """Write them as JSON. Raises UnwritablePath."""
+        with whole_file(path) as file:
+            file.write(msgspec.json.encode(self).decode() + "\n")
+
+    def is_of(self, model: ModelShape) -> bool:
+        """Whether a model has the sizes of theirs."""
+        sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab")
+        return all(getattr(self.model, size) == getattr(model, size) for size in sizes)
+
+    def dense_seconds(self, tokens: Numbers) -> Numbers:
+        """Of all layers but attention, LM head and sampler."""
+        found = np.zeros(len(tokens))
+        for layer, timed in self.dense.items():
+            found += timed.seconds(tokens) * (1 if layer in ONCE else self.model.layers * REPEATED.get(layer, 1))
+        return found
+
+    def head_seconds(self, sequences: Numbers) -> Numbers:
+        """Of LM head and sampler."""
+        return np.sum([timed.seconds(sequences) for timed in self.head.values()], axis=0)
+
+    @cached_property
+    def layer_attention(self) -> Multilinear:
+        """Seconds of one layer's attention, over the sizes in `SIZES`. Of none at all it answers 0."""
+        shape = tuple(map(len, self.axes))
+        grid = np.exp(unpacked_steps(self.attention, shape, STEP)) * 1e-9
+        grid[0, :, 0, :] = 0.0
+        return Multilinear(self.axes, grid)
+
+
+def _timed(sizes: Numbers, seconds: Numbers) -> Timed:
+    return Timed(sizes=[int(size) for size in sizes], ns=[int(value) for value in np.round(seconds * 1e9)])
+
+
+def _grid(sizes: Numbers, seconds: Numbers) -> tuple[list[Numbers], Numbers]:
+    """Axes and seconds at each combination; what was not timed is filled from its neighbours.
+
+    A size that is no part of a step (tokens before no chunk, the length of no sequences) has no influence there. What decodes has no
+    length 0: there it is as at the shortest. Holes are filled in seconds divided by a guide, a sum of prices of what is launched, read and
+    multiplied, since that is smoother than seconds.
+    """
+    axes = _axes(sizes)
+    is_kept = np.all([np.isin(column, axis) for column, axis in zip(sizes.T, axes)], axis=0)
+    prices = non_negative_least_squares(_amounts(*sizes[is_kept].T) / seconds[is_kept, None], np.ones(is_kept.sum()))
+    grid = np.full([len(axis) for axis in axes], np.nan)
+    cells = tuple(np.searchsorted(axis, column[is_kept]) for axis, column in zip(axes, sizes.T))
+    grid[cells] = seconds[is_kept]
+    grid[0] = grid[0, :1]
+    grid[:, :, 0] = grid[:, :, 0, :1]
+    grid[0, :, 0, :] = seconds.min()
+    for place in range(2, len(axes[2])):
+        # More sequences than were timed beside a prompt cost what they do without one.
+        more = grid[:, :, place - 1] + np.maximum(grid[:1, :1, place] - grid[:1, :1, place - 1], 0)
+        grid[:, :, place] = np.where(np.isnan(grid[:, :, place]).mean() > 0.9, more, grid[:, :, place])
+    guide = (_amounts(*np.meshgrid(*axes, indexing="ij")) @ prices).reshape(grid.shape)
+    ratio = np.log(grid / guide)
+    places = [np.log1p(axis) for axis in axes]
+    # A step that only decodes, or only computes a prompt, is another kernel's than a mixed one: each is filled from its own.
+    ratio[0, :, 1:, 1:] = completed(ratio[0, 0, 1:, 1:], (places[2][1:], places[3][1:]))
+    ratio[1:, :, 0, :] = completed(ratio[1:, :, 0, 0], (places[0][1:], places[1]))[:, :, None]
+    mixed = (places[0][1:], places[1], places[2][1:], places[3][1:])
+    ratio[1:, :, 1:, 1:] = completed(ratio[1:, :, 1:, 1:], mixed)
+    filled = guide * np.exp(ratio)
+    filled[:, :, 1:, 0] = filled[:, :, 1:, 1]
+    return axes, filled
+
+
+def _axes(sizes: Numbers) -> list[Numbers]:
+    """The places of each axis: powers of two and 0. Where a second series of places was timed beside them, with few rows at places of both,
+    a grid of all would be full of holes; then only rows at powers of two count, where there are any such rows at all."""
+    axes = [np.unique(column) for column in sizes.T]
+    powers = [axis[(axis == 0) | (np.exp2(np.round(np.log2(np.maximum(axis, 1)))) == axis)] for axis in axes]
+    filled = len(sizes) / np.prod([float(len(axis)) for axis in axes])
+    return powers if filled < 0.5 and all(len(axis) > 2 for axis in powers) else axes
+
+
+def _amounts(chunk: Numbers, before: Numbers, rows: Numbers, length: Numbers) -> Numbers:
+    """What attention's seconds are about a sum of, float64 [sizes, amounts]."""
+    read = rows * length
+    pairs = chunk * (before + chunk / 2)
+    tiles = np.ceil(chunk / 128) * (before + chunk)
+    return np.stack(
+        [np.ones(chunk.size), rows.ravel(), read.ravel(), chunk.ravel(), pairs.ravel(), tiles.ravel()], axis=-1
+    )

@@ -1,0 +1,193 @@
+"""Which cost model a model on a device gets: measured kernels where somebody measured them, else published figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.errors import BadHardwareFile
+from paged.study.hardware.catalogue import model_named
+from paged.study.hardware.derived_layers import DerivedLayers, Timing
+from paged.study.hardware.files import read_described
+from paged.study.hardware.kernel_layers import KernelLayers
+from paged.study.hardware.kernels import KernelTables, kernel_names, kernels_named
+from paged.study.hardware.kernels.layer_tables import LayerTables
+from paged.study.hardware.kernels.multilinear import Multilinear
+from paged.study.hardware.launching import Launching
+from paged.study.hardware.measured_step import Layers, MeasuredStep
+from paged.study.hardware.roofline import Roofline
+
+BAND = (-0.25, 0.27)
+"""How far steps by published figures are from those by measured kernels, where there are any: the 10th percentile of decode steps and the
+90th of prompts (benchmarks/results/validation.md)."""
+_LAYERS = Path(__file__).parent / "kernels" / "layers"
+
+
+@dataclass(frozen=True)
+class TableLayers:
+    """`Layers` of one model on one card as they were timed."""
+
+    tables: LayerTables
+    attention: Multilinear
+
+    @classmethod
+    def of(cls, tables: LayerTables) -> TableLayers:
+        """Attention of all layers."""
+        layer = tables.layer_attention
+        return cls(tables, Multilinear(layer.axes, layer.table * tables.model.layers))
+
+    @property
+    def about(self) -> str:
+        """See `Layers`."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.tables.versions.items())
+        who = f": {self.tables.source}" if self.tables.source else ""
+        return f"measured layers of {self.tables.name} ({versions or 'no versions stated'}){who}"
+
+    @property
+    def skew(self) -> float:
+        """See `Layers`."""
+        return self.tables.skew
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Layers`."""
+        measured = self.tables.measured
+        said = (
+            f"measured up to {measured['tokens'][1]:,} tokens a step, {measured['n_decode'][1]:,} sequences and contexts of "
+            f"{measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
+        )
+        unskewed = "that contexts of a step differ in length is left out: nobody measured what it takes here"
+        return (said,) if self.skew else (said, unskewed)
+
+    def dense_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`."""
+        return self.tables.dense_seconds(tokens)
+
+    def shared_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`. Nothing: they are of one device."""
+        return np.zeros(len(tokens))
+
+    def head_seconds(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Layers`."""
+        return self.tables.head_seconds(rows)
+
+
+def measured_layers(roofline: Roofline) -> Layers | None:
+    """Of the roofline's model on its device, as they ship; None where nobody measured them.
+
+    Layers of the very model come first, then those that are derived from others' on the device, then kernels of the device by size. A model
+    with latents has none, nor has a context that is split over devices, nor a dtype that was not timed.
+    """
+    published = roofline.as_published()
+    if roofline.split_context or roofline.model.latent:
+        return None
+    name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
+    kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
+    of_device = [
+        timing for timing in _timings() if timing.tables.device == name and timing.tables.dtype == dtype == kept
+    ]
+    own = [timing for timing in of_device if timing.tables.is_of(roofline.model)]
+    if own and not roofline.is_linked and roofline.dtype == roofline.kept_dtype == own[0].tables.dtype:
+        return TableLayers.of(own[0].tables)
+    alike = [timing for timing in of_device if timing.model.head_dim == roofline.model.head_dim and timing not in own]
+    if own or alike:
+        return DerivedLayers((*own, *alike), published)
+    if name not in kernel_names():
+        return None
+    found = KernelLayers(kernels_named(name), published)
+    return found if found.is_answered() else None
+
+
+def layers_in(path: str | Path, roofline: Roofline) -> Layers:
+    """Of the roofline's model, from tables that `paged profile --import` wrote.
+
+    Raises BadHardwareFile for a file that holds none, or those of another device or model, or of a dtype or head size that has none in
+    them; and OSError.
+    """
+    path = Path(path)
+    if read_described(path, _Head).dense is not None:
+        tables = LayerTables.load(path)
+        if tables.device != roofline.device.name:
+            raise BadHardwareFile(
+                path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
+            )
+        is_of_dtype = roofline.dtype == roofline.kept_dtype == tables.dtype
+        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
+            what = f"{tables.model.name} in {tables.dtype} on one device"
+            asked = f"{roofline.model.name} in {roofline.dtype} on {roofline.tensor_parallel}"
+            raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
+        return TableLayers.of(tables)
+    kernels = KernelTables.load(path)
+    if kernels.device.name != roofline.device.name:
+        raise BadHardwareFile(
+            path, "device", f"its kernels were timed on {kernels.device.name}, not on {roofline.device.name}"
+        )
+    found = KernelLayers(kernels, roofline.as_published())
+    if not found.is_answered():
+        raise BadHardwareFile(path, "grids", f"kernels of {roofline.model.name} in {roofline.dtype} are not in it")
+    return found
+
+
+def holds_kernels(path: str | Path) -> bool:
+    """Whether a file holds tables of kernels or layers, and not a profile of steps. Raises BadHardwareFile for no JSON, and OSError."""
+    head = read_described(Path(path), _Head)
+    return head.grids is not None or head.dense is not None
+
+
+class _Head(msgspec.Struct):
+    """What of a file says which tables it holds."""
+
+    grids: Any = None
+    dense: Any = None
+
+
+def step_of(
+    roofline: Roofline, *, launching: Launching | None = None, published: bool = False
+) -> MeasuredStep | Roofline:
+    """The cost model of the roofline's model on its device; with `published` the roofline in any case.
+
+    `launching`: what an engine adds; by default the host's share that the roofline assumes.
+    """
+    layers = None if published else measured_layers(roofline)
+    return roofline if layers is None else step_from(layers, roofline, launching)
+
+
+def step_from(layers: Layers, roofline: Roofline, launching: Launching | None = None) -> MeasuredStep:
+    """The cost model of these layers of the roofline's model."""
+    return MeasuredStep(layers, roofline, launching or Launching(host_s=roofline.host_overhead_s))
+
+
+def timed_by(step: MeasuredStep | Roofline, *, published: bool = False) -> str:
+    """What a step's seconds come from, in words."""
+    if isinstance(step, MeasuredStep):
+        return step.layers.about
+    why = "they were asked for" if published else unmeasured(step)
+    return (
+        f"published figures, which elsewhere were mostly {BAND[0]:+.0%} to {BAND[1]:+.0%} off measured kernels: {why}"
+    )
+
+
+def unmeasured(roofline: Roofline) -> str:
+    """Why a step is priced by published figures, in words."""
+    name, model = roofline.device.name, roofline.model.name
+    if roofline.model.latent and name in kernel_names():
+        return f"nobody measured attention on latents on {name}"
+    of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
+    if of_device:
+        return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"
+    if name in kernel_names():
+        kept = "" if roofline.kept_dtype == roofline.dtype else f" with K and V in {roofline.kept_dtype}"
+        return f"kernels of {model} in {roofline.dtype}{kept} were not measured on {name}"
+    return f"nobody measured kernels of {name}"
+
+
+@cache
+def _timings() -> tuple[Timing, ...]:
+    tables = [LayerTables.load(path) for path in sorted(_LAYERS.glob("*.json"))]
+    return tuple(Timing(each, model_named(each.model.name)) for each in tables)

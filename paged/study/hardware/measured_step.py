@@ -1,0 +1,243 @@
+"""Seconds of a step from kernels that were timed.
+
+    seconds = dense layers (tokens, padded as the engine pads) + LM head and sampler (rows) + attention + host + KV over the host link
+
+Attention is asked for one chunk of a prompt beside sequences that decode at one length. What a step has instead is brought to that: chunks
+of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where somebody
+measured how much longer those of different lengths take, longer by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.model.tiling import Tiling
+from paged.scheduler import Costs
+from paged.study.hardware.launching import Launching
+from paged.study.hardware.roofline import Part, Roofline
+from paged.study.hardware.step_work import StepWork
+
+MOST_TOKENS = 8192
+"""Tokens of a step up to which its dense layers are tabulated; beyond, as between the last two thousand."""
+MOST_ROWS = 2048
+"""The same of its sequences, for the LM head."""
+_SLOPE = 2048
+Numbers = NDArray[np.float64]
+
+
+class Attention(Protocol):
+    """Seconds of all layers' attention."""
+
+    def at(self, chunk: Any, before: Any, rows: Any, length: Any) -> Any:
+        """Of a prompt's chunk of tokens after `before` others, beside `rows` sequences that decode at `length` tokens; of arrays an array."""
+
+
+class Layers(Protocol):
+    """One model's kernels on a device, however they were timed."""
+
+    @property
+    def about(self) -> str:
+        """One line: what was timed, by whom."""
+
+    @property
+    def skew(self) -> float:
+        """Beside a chunk, the share of the way from sequences of their mean length to all as long as the longest; 0: not measured."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of an answer does not stand on measurements, a sentence each."""
+
+    @property
+    def attention(self) -> Attention:
+        """Of all layers."""
+
+    def dense_seconds(self, tokens: Numbers) -> Numbers:
+        """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more; of data-parallel ranks that share experts
+        without those."""
+
+    def shared_seconds(self, tokens: Numbers) -> Numbers:
+        """Of data-parallel ranks that share experts: these, and to exchange tokens, at these numbers of tokens over all ranks."""
+
+    def head_seconds(self, rows: Numbers) -> Numbers:
+        """Of LM head and sampler, at these numbers of sequences, 1 or more."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A cost model from `Layers`. The roofline of the same model and device answers for what nobody timed: the host link, and what of a
+    step would be faster on a faster device."""
+
+    layers: Layers
+    roofline: Roofline
+    launching: Launching = field(default_factory=Launching)
+
+    tiling: ClassVar[Tiling | None] = None
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether data-parallel ranks share their experts, and so step `together`."""
+        return self.roofline.is_lockstep
+
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
+        amounts = (work.computed_tokens, work.context_tokens, work.moved_tokens, work.sampled_rows)
+        if any(isinstance(amount, np.ndarray) for amount in amounts):
+            return self._of_arrays(work)
+        return self._own(work) + self._shared_by_all(work.computed_tokens)
+
+    def _own(self, work: StepWork) -> Any:
+        """Seconds of a step without what data-parallel ranks do together."""
+        tokens: Any = work.computed_tokens
+        sampled: Any = work.sampled_rows
+        pairs: Any = work.attended_pairs
+        moved = self.roofline.moved_seconds(work.moved_tokens) if work.moved_tokens else 0.0
+        if not tokens:
+            return moved + (self._host_s if work.moved_tokens else 0.0)
+        rows: Any = work.decode_rows
+        length = work.decode_context / rows if rows else 0.0
+        chunk = tokens - rows
+        before, share = 0.0, 1.0
+        at = self.layers.attention.at
+        if chunk:
+            before, share = _one_chunk(chunk, pairs - work.decode_context)
+        seconds = at(chunk, before, rows, length)
+        if share < 1.0:
+            seconds -= (1 - share) * max(at(chunk, 0.0, 0, 0.0) - at(min(chunk, 16), 0.0, 0, 0.0), 0.0)
+        if self.layers.skew and rows and chunk:
+            longer = at(chunk, before, rows, float(work.longest_decode)) - at(chunk, before, rows, length)
+            seconds += self.layers.skew * max(longer, 0.0)
+        if not self._is_plain:
+            seconds *= float(self._relief(slice(-2, -1), work))
+        return (
+            self._host_s
+            + _read(self._dense, tokens)
+            + (_read(self._head, sampled) if sampled else 0.0)
+            + seconds
+            + moved
+        )
+
+    def together(self, works: Sequence[StepWork]) -> float:
+        """Duration of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer.
+
+        Where the largest still has a graph, all are padded to it.
+        """
+        tokens = [int(work.computed_tokens) for work in works]
+        padded = int(self.launching.padded(np.array([max(tokens)]))[0])
+        total = padded * len(works) if padded <= max(self.launching.graph_sizes, default=0) else sum(tokens)
+        return max(float(self._own(work)) for work in works) + _read(self._shared, total)
+
+    def costs(self, block_size: int) -> Costs:
+        """What the scheduler is to expect: a token in a step full of them, and a block's copy by the published link."""
+        expected = self.roofline.costs(block_size)
+        token = (self._dense[MOST_TOKENS] - self._dense[MOST_TOKENS - _SLOPE]) / _SLOPE
+        return Costs(
+            seconds_per_swapped_block=expected.seconds_per_swapped_block,
+            seconds_per_token=token,
+            attention_knee=expected.attention_knee,
+        )
+
+    @cached_property
+    def _host_s(self) -> float:
+        return self.launching.host_s / self.roofline.faster.host
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self.roofline.faster.arithmetic == 1 and self.roofline.faster.bandwidth == 1
+
+    @cached_property
+    def _dense(self) -> list[float]:
+        """Seconds by the tokens of a step, 0 to MOST_TOKENS."""
+        tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
+        seconds = self.layers.dense_seconds(tokens)
+        if not self._is_plain:
+            seconds = seconds * self._relief(slice(-2), StepWork(computed_tokens=tokens))
+        return [0.0, *seconds.tolist()]
+
+    def _shared_by_all(self, tokens: Any) -> Any:
+        """What data-parallel ranks do together where each has so many tokens; nothing of other models."""
+        if not self.is_lockstep:
+            return 0.0
+        total = self.launching.padded(np.asarray(tokens, np.int64)).astype(np.float64) * self.roofline.data_parallel
+        return _read_many(self._shared, total) if isinstance(tokens, np.ndarray) else _read(self._shared, float(total))
+
+    @cached_property
+    def _shared(self) -> list[float]:
+        """Seconds by the tokens of all data-parallel ranks together, 0 to MOST_TOKENS."""
+        tokens = np.arange(1.0, MOST_TOKENS + 1)
+        seconds = self.layers.shared_seconds(tokens)
+        if not self._is_plain:
+            each = StepWork(computed_tokens=tokens / self.roofline.data_parallel)
+            seconds = seconds * self._relief(slice(1, 2), each)
+        return [0.0, *seconds.tolist()]
+
+    @cached_property
+    def _head(self) -> list[float]:
+        rows = np.arange(1.0, MOST_ROWS + 1)
+        seconds = self.layers.head_seconds(rows)
+        if not self._is_plain:
+            seconds = seconds * self._relief(slice(-1, None), StepWork(computed_tokens=rows, sampled_rows=rows))
+        return [0.0, *seconds.tolist()]
+
+    def _relief(self, places: slice, work: StepWork) -> Any:
+        """What share of their time these parts of a step take on the faster device, by the rooflines of both; of a roofline's parts attention
+        and the output projection are the last two."""
+        parts: tuple[Part, ...] = self.roofline.parts(work)[places]
+        faster, published = (
+            sum(roofline.part_seconds(part) for part in parts) for roofline in (self.roofline, self._published)
+        )
+        return faster / published
+
+    @cached_property
+    def _published(self) -> Roofline:
+        return self.roofline.as_published()
+
+    def _of_arrays(self, work: StepWork) -> Numbers:
+        columns = {name: np.asarray(getattr(work, name), np.float64) for name in work.__struct_fields__}
+        shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
+        # Of many steps alike, as when the same sequences decode for a while, most amounts are numbers.
+        tokens, rows = columns["computed_tokens"], columns["decode_rows"]
+        length = columns["decode_context"] / np.maximum(rows, 1)
+        at = self.layers.attention.at
+        chunk = np.maximum(tokens - rows, 0)
+        if (chunk > 0).any():
+            flat = {name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()}
+            steps = [
+                StepWork(**{name: float(column[i]) for name, column in flat.items()})
+                for i in range(int(np.prod(shape)))
+            ]
+            return np.array([self.seconds(step) for step in steps]).reshape(shape)
+        seconds = at(0.0, 0.0, rows, length)
+        if not self._is_plain:
+            seconds = seconds * self._relief(slice(-2, -1), work)
+        does_run = tokens > 0
+        seconds = np.where(does_run, seconds, 0.0)
+        seconds = seconds + _read_many(self._dense, tokens) + _read_many(self._head, columns["sampled_rows"])
+        seconds = seconds + self._host_s * (does_run | (columns["moved_tokens"] > 0))
+        seconds = seconds + self._shared_by_all(tokens)
+        return np.broadcast_to(seconds + self.roofline.moved_seconds(columns["moved_tokens"]), shape)
+
+
+def _one_chunk(chunk: float, pairs: float) -> tuple[float, float]:
+    """Tokens before one chunk that attends to as many pairs of positions, and where several prompts have fewer than one, their share."""
+    alone = chunk * (chunk + 1) / 2
+    return max(pairs - alone, 0.0) / chunk, min(pairs / alone, 1.0)
+
+
+def _read(table: list[float], size: float) -> float:
+    """Of a whole number of tokens or rows; beyond the table as at its end."""
+    last = len(table) - 1
+    if size <= last:
+        return table[int(size)]
+    return table[last] + (size - last) * (table[last] - table[last - _SLOPE // 2]) / (_SLOPE // 2)
+
+
+def _read_many(table: list[float], sizes: Numbers) -> Numbers:
+    places, inverse = np.unique(sizes, return_inverse=True)
+    found: Numbers = np.array([_read(table, size) for size in places.tolist()])[inverse].reshape(sizes.shape)
+    return found

@@ -1,0 +1,221 @@
+"""A model on devices: what its weights, activations and KV take, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import msgspec
+
+from paged.base.budget import as_bytes, blocks_within
+from paged.errors import BudgetTooSmall, InvalidConfig
+from paged.model.model_shape import ModelShape
+from paged.study.hardware.device import DTYPES, Device
+from paged.study.hardware.link import Link
+
+LOGIT_BYTES = 4
+MOST_DEVICES = 1 << 16
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
+
+    Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
+    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
+    `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
+    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Data-parallel ranks have layers
+    and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
+    reaches. Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
+    and heads or an MLP that so many devices cannot share evenly.
+    """
+
+    model: ModelShape
+    device: Device
+    dtype: str = "bf16"
+    kv_dtype: str | None = None
+    tensor_parallel: int = 1
+    split_context: bool = False
+    data_parallel: int = 1
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        self.device.peak(self.dtype)
+        degree = self.tensor_parallel
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            raise InvalidConfig(f"tensor_parallel is {degree!r}; it has to be a whole number of at least 1")
+        ranks = self.data_parallel
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise InvalidConfig(f"data_parallel is {ranks!r}; it has to be a whole number of at least 1")
+        if self.is_linked and self.link is None and self.device.interconnect is None:
+            name, value = ("tensor_parallel", degree) if degree > 1 else ("data_parallel", ranks)
+            raise InvalidConfig(
+                f"{self.device.name} has no interconnect; {name} has to be 1, and is {value}. --link-gbps says what its link reaches"
+            )
+        if self.link is not None and not self.is_linked:
+            raise InvalidConfig(
+                f"a link was named ({self.link}), but nothing goes over it: tensor_parallel is 1, and no ranks share experts"
+            )
+        if self.kv_dtype is not None and self.kv_dtype not in DTYPES:
+            raise InvalidConfig(f'kv_dtype is "{self.kv_dtype}"; known are {", ".join(DTYPES)}')
+        if not _is_shared_evenly(self.model, degree, self.split_context):
+            few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
+            raise InvalidConfig(
+                f"{self.model.name} cannot be split over {degree:,} devices: its {_shared(self.model)} do not come out even; "
+                f"tensor_parallel can be {', '.join(f'{each:,}' for each in few)}"
+            )
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether data-parallel ranks share their experts, and so step together."""
+        return self.data_parallel > 1 and self.model.experts is not None
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether devices send each other anything in a step."""
+        return self.tensor_parallel > 1 or self.is_lockstep
+
+    def degrees(self) -> Iterator[int]:
+        """Over how many devices the model can be split, rising."""
+        most = MOST_DEVICES if self.split_context else self.model.heads
+        return (each for each in range(1, most + 1) if _is_shared_evenly(self.model, each, self.split_context))
+
+    @property
+    def kept_dtype(self) -> str:
+        """The dtype of K and V."""
+        return self.kv_dtype or ("bf16" if DTYPES[self.dtype] == 1 else self.dtype)
+
+    @property
+    def expert_parameter_bytes(self) -> float:
+        """Bytes of a parameter of a routed expert: as published, or those of the dtype."""
+        bits = self.model.experts.bits if self.model.experts else None
+        return DTYPES[self.dtype] if bits is None else bits / 8
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, over all devices."""
+        routed = self.model.routed_parameters
+        return (self.model.parameters - routed) * DTYPES[self.dtype] + int(routed * self.expert_parameter_bytes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any figure should know of the dtypes, a sentence each."""
+        model, said = self.model, []
+        if model.experts and model.experts.bits is not None:
+            said.append(
+                f"routed experts have {model.experts.bits:g} bits a parameter, as published, all else {self.dtype}"
+            )
+        if model.dtype is not None and model.dtype != self.dtype:
+            said.append(f"{model.name} is published in {model.dtype}; its weights are counted in {self.dtype}")
+        if self.kept_dtype != self.dtype or DTYPES[self.kept_dtype] == 1:
+            said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
+        if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:
+            times = self.tensor_parallel // model.kv_heads
+            said.append(
+                f"each of the {model.kv_heads} KV heads is kept {times} times: there are {self.tensor_parallel} devices"
+            )
+        return tuple(said)
+
+    @property
+    def weight_bytes_of_device(self) -> int:
+        """Weights on one device: its part of what each rank has, and of the routed experts that all ranks share."""
+        routed = int(self.model.routed_parameters * self.expert_parameter_bytes)
+        rest = (self.weight_bytes - routed) * self.data_parallel
+        return -(-(rest + routed) // (self.tensor_parallel * self.data_parallel))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of a token over all layers, each kept once."""
+        return self.model.kv_elements * DTYPES[self.kept_dtype]
+
+    @cached_property
+    def kv_bytes_per_token_of_device(self) -> int:
+        """K and V of a token on one device (the fullest): heads are held whole and a latent by every device, or split by tokens."""
+        if self.split_context:
+            return -(-self.kv_bytes_per_token // self.tensor_parallel)
+        if self.model.latent:
+            return self.kv_bytes_per_token
+        heads = -(-self.model.kv_heads // self.tensor_parallel)
+        return self.kv_bytes_per_token // self.model.kv_heads * heads
+
+    def activation_bytes(self, tokens: int, sampled_rows: int) -> int:
+        """What one device needs beside weights and KV for a step of so many tokens: one layer's tensors, and logits with a copy to sample.
+
+        Split tensors are the queries, keys and values with what attention returns, or the MLP's; they do not live at once.
+        """
+        model, size = self.model, DTYPES[self.dtype]
+        split = max(self.attention_width, self.mlp_tensors * model.mlp_width)
+        layer = tokens * (2 * model.hidden + -(-split // self.tensor_parallel)) * size
+        return layer + 2 * LOGIT_BYTES * sampled_rows * model.vocab
+
+    def room_for_kv(
+        self, *, memory_share: float = 0.9, max_tokens_per_step: int = 2048, max_sequences: int = 256
+    ) -> int:
+        """Bytes that one device has left for KV, of `memory_share` of its memory, after weights and activations; below 0: as many are missing.
+
+        What is not in the share is the driver's, the allocator's, and a margin. Raises InvalidConfig for a share outside (0, 1].
+        """
+        if not 0 < memory_share <= 1:
+            raise InvalidConfig(f"memory_share is {memory_share}; it has to be above 0 and at most 1")
+        weights = self.weight_bytes_of_device
+        activations = self.activation_bytes(max_tokens_per_step, max_sequences)
+        return int(self.device.memory_bytes * memory_share) - weights - activations
+
+    def num_blocks(
+        self,
+        block_size: int,
+        memory_share: float = 0.9,
+        *,
+        max_tokens_per_step: int = 2048,
+        max_sequences: int = 256,
+    ) -> int:
+        """Blocks of KV that fit beside the weights; every device holds its part of each. Raises BudgetTooSmall where not one does."""
+        limits = {"max_tokens_per_step": max_tokens_per_step, "max_sequences": max_sequences}
+        left = self.room_for_kv(memory_share=memory_share, **limits)
+        if left < 0:
+            given = int(self.device.memory_bytes * memory_share)
+            raise BudgetTooSmall(
+                f"{self.model.name} in {self.dtype} needs {as_bytes(given - left)} a device for weights and activations on "
+                f"{self.tensor_parallel} × {self.device.name}; {memory_share:.0%} of the memory of one is {as_bytes(given)}.",
+                wanted=given - left,
+                given=given,
+            )
+        return blocks_within(left, block_size * self.kv_bytes_per_token_of_device, block_size)
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of a token's queries, keys, values and results of attention in one layer, over all devices."""
+        model = self.model
+        kept = model.kv_elements // model.layers
+        return model.heads * (model.key_dim + model.value_dim) + kept
+
+    @property
+    def mlp_tensors(self) -> int:
+        """Tensors of the MLP's width that a token leaves between matrices: gate, up and their product, or one."""
+        return 3 if self.model.gated_mlp else 1
+
+
+def usual_dtype(model: ModelShape, device: Device) -> str:
+    """What stands in for a dtype that nobody named: the model's own where the device has a rate for it, else the device's usual one."""
+    return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
+
+
+def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bool:
+    """Whether so many devices share heads and MLPs evenly: query heads divide, KV heads divide or are repeated as often on each.
+
+    With `split_context` there may be more devices than heads, which then share a head's context.
+    """
+    experts = model.experts
+    widths = [model.intermediate] if model.moe_layers < model.layers else []
+    widths += [experts.intermediate] if experts else []
+    if any(width % degree for width in widths):
+        return False
+    heads_divide = not model.heads % degree or (split_context and not degree % model.heads)
+    return heads_divide and bool(model.latent or not model.kv_heads % degree or not degree % model.kv_heads)
+
+
+def _shared(model: ModelShape) -> str:
+    """What devices share, in words."""
+    heads = f"{model.heads} heads" + ("" if model.latent else f", {model.kv_heads} KV heads")
+    widths = {model.intermediate} if model.moe_layers < model.layers else set()
+    widths |= {model.experts.intermediate} if model.experts else set()
+    return f"{heads} and MLPs of {' and '.join(f'{each:,}' for each in sorted(widths))}"

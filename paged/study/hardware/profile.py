@@ -1,0 +1,211 @@
+"""A cost model from steps that were timed: seconds as a sum of prices, fitted to them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paged.base.whole_file import whole_file
+from paged.errors import BadHardwareFile, InvalidConfig
+from paged.model.model_shape import ModelShape
+from paged.model.tiling import Tiling
+from paged.scheduler import Costs
+from paged.study.hardware.files import read_described
+from paged.study.hardware.least_squares import non_negative_least_squares
+from paged.study.hardware.step_work import StepWork
+
+_AMOUNTS = {
+    "seconds_per_computed_token": "computed_tokens",
+    "seconds_per_sampled_row": "sampled_rows",
+    "seconds_per_context_token": "context_tokens",
+    "seconds_per_attended_pair": "attended_pairs",
+    "seconds_per_moved_token": "moved_tokens",
+    "seconds_per_tile": "tiles",
+    "seconds_per_sampling_tile": "sampling_tiles",
+    "seconds_per_tile_position": "tile_context",
+}
+"""Which amount of a step's work each price is multiplied with."""
+_PRICES = ("seconds_per_step", *_AMOUNTS)
+HELD_OUT = 4
+"""Where nobody says otherwise, every so-manieth step is not fitted to, but predicted."""
+FORMAT = 1
+"""Of a profile's file; raised when a field changes its meaning."""
+
+
+class ProfileError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far predicted steps are from timed ones, as shares of the timed: by step (median and 90th percentile), and their total.
+
+    The total is signed: above 0 the prediction is too long.
+    """
+
+    steps: int
+    median: float
+    p90: float
+    total: float
+
+
+class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose steps were timed: a name for people, and the sizes by which it is known again."""
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A price for each amount of a step's work, and one for a step that does anything.
+
+        seconds = step + token · computed + row · sampled + context · tokens read + pair · pairs attended to + moved · tokens moved
+                  + tile · tiles + sampling tile · tiles that sample + tile position · longest contexts of the tiles
+
+    With `tiling` the last three are those of an engine that computes in tiles: its time is a staircase in tokens, and in contexts. `steps`
+    is how many it was fitted to, `held_out` its error on others, and `by_kind` the same by kind of step. Unlike a roofline it knows no
+    larger of two: with a knee among its steps a sum is off by up to a tenth there (a test holds that), and outside the range of its steps
+    nobody knows.
+    """
+
+    seconds_per_step: float
+    seconds_per_computed_token: float
+    seconds_per_sampled_row: float
+    seconds_per_context_token: float
+    seconds_per_attended_pair: float
+    seconds_per_moved_token: float
+    seconds_per_tile: float = 0.0
+    seconds_per_sampling_tile: float = 0.0
+    seconds_per_tile_position: float = 0.0
+    tiling: Tiling | None = None
+    steps: int = 0
+    held_out: ProfileError | None = None
+    by_kind: dict[str, ProfileError] = {}
+    model: ProfiledModel | None = None
+    about: str = ""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        for name in _PRICES:
+            price = getattr(self, name)
+            if not (math.isfinite(price) and price >= 0):
+                raise InvalidConfig(f"{name} is {price}; it has to be a finite number, 0 or more")
+
+    @classmethod
+    def fit(
+        cls,
+        work: StepWork,
+        seconds: ArrayLike,
+        *,
+        tiling: Tiling | None = None,
+        held_out: ArrayLike | None = None,
+        about: str = "",
+    ) -> Profile:
+        """The prices, none below 0, with the least squares of relative errors over timed steps that are not held out.
+
+        `held_out` is bool [steps]; None: every fourth step. Relative errors, so that short steps count as much as long ones, and one that
+        waited for another program does little harm. An amount that no step has gets price 0. Raises InvalidConfig for fewer than 8 steps,
+        with all or none held out, a duration that is not above 0, or columns of different lengths.
+        """
+        timed = np.asarray(seconds, np.float64)
+        columns = _columns(work)
+        if timed.ndim != 1 or columns.shape != (len(timed), len(_PRICES)):
+            raise InvalidConfig(f"steps of shape {columns.shape[:-1]} have durations of shape {timed.shape}")
+        if len(timed) < 2 * HELD_OUT:
+            raise InvalidConfig(f"{len(timed)} timed steps; a profile takes at least {2 * HELD_OUT}")
+        if not (np.isfinite(timed).all() and timed.min() > 0 and np.isfinite(columns).all()):
+            raise InvalidConfig("a step's duration has to be a finite number above 0, and its amounts finite")
+        if held_out is None:
+            held_out = np.arange(len(timed)) % HELD_OUT == HELD_OUT - 1
+        is_held_out = np.asarray(held_out, np.bool_)
+        if is_held_out.shape != timed.shape or is_held_out.all() or not is_held_out.any():
+            raise InvalidConfig(
+                f"held_out of shape {is_held_out.shape} holds out {int(is_held_out.sum())} of {len(timed)} steps; some have to "
+                f"be, and some not"
+            )
+        fitted = columns[~is_held_out] / timed[~is_held_out, None]
+        prices = non_negative_least_squares(fitted, np.ones(len(fitted)))
+        profile = cls(**dict(zip(_PRICES, prices.tolist())), tiling=tiling)
+        error = _error(columns[is_held_out] @ prices, timed[is_held_out])
+        return msgspec.structs.replace(profile, steps=len(fitted), held_out=error, about=about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """A saved profile. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+        found = read_described(Path(path), _Head).format
+        if found != FORMAT:
+            other = "a profile of no known format" if found is None else f"a profile of format {found}"
+            raise BadHardwareFile(
+                Path(path), "format", f"{other}; this paged reads {FORMAT}. `paged profile` makes one"
+            )
+        return read_described(Path(path), cls)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON. Raises UnwritablePath."""
+        with whole_file(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
+
+    def seconds(self, work: StepWork) -> Any:
+        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
+        total = self.seconds_per_step * ((work.computed_tokens > 0) | (work.moved_tokens > 0))
+        for price, amount in _AMOUNTS.items():
+            total = total + getattr(self, price) * getattr(work, amount)
+        return total
+
+    def error(self, work: StepWork, seconds: ArrayLike) -> ProfileError:
+        """How far it is from steps that were timed; columns of at least one step."""
+        return _error(np.asarray(self.seconds(work), np.float64), np.asarray(seconds, np.float64))
+
+    def costs(self, block_size: int) -> Costs:
+        """What the scheduler is to expect: a block's copy, and a token in a long chunk, where each is computed and read once and tiles are
+        full."""
+        places = self.tiling.places if self.tiling else 1
+        token = self.seconds_per_computed_token + self.seconds_per_context_token + self.seconds_per_tile / places
+        pair = self.seconds_per_attended_pair + self.seconds_per_tile_position / places
+        return Costs(
+            seconds_per_swapped_block=block_size * self.seconds_per_moved_token,
+            seconds_per_token=token,
+            attention_knee=token / pair if token and pair else math.inf,
+        )
+
+    def must_be_of(self, shape: ModelShape) -> None:
+        """Raises InvalidConfig, with the sizes that differ, unless the steps were those of such a model; a profile that does not say of
+        whom it is is taken on trust."""
+        if self.model is None:
+            return
+        differing = [
+            f"{name} {getattr(self.model, name):,}, not {getattr(shape, name):,}"
+            for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")
+            if getattr(self.model, name) != getattr(shape, name)
+        ]
+        if differing:
+            raise InvalidConfig(
+                f"the profile was taken of {self.model.name}, which is no {shape.name}: {', '.join(differing)}"
+            )
+
+
+class _Head(msgspec.Struct):
+    """What of a file says how to read the rest."""
+
+    format: int | None = None
+
+
+def _columns(work: StepWork) -> NDArray[np.float64]:
+    """What each price is multiplied with, float64 [steps, prices]."""
+    amounts = np.broadcast_arrays(*(np.asarray(getattr(work, name), np.float64) for name in _AMOUNTS.values()))
+    does_anything = (np.asarray(work.computed_tokens) > 0) | (np.asarray(work.moved_tokens) > 0)
+    return np.stack([np.broadcast_to(does_anything, amounts[0].shape).astype(np.float64), *amounts], axis=-1)
+
+
+def _error(predicted: NDArray[np.float64], timed: NDArray[np.float64]) -> ProfileError:
+    shares = np.abs(predicted - timed) / timed
+    return ProfileError(
+        steps=len(timed),
+        median=float(np.median(shares)),
+        p90=float(np.quantile(shares, 0.9)),
+        total=float(predicted.sum() / timed.sum() - 1),
+    )

@@ -1,0 +1,76 @@
+"""What Orca reserves: a contiguous region a sequence, for its whole context or for an output whose length is known, exactly or nearly.
+
+regions.py lays the regions out.
+"""
+
+from __future__ import annotations
+
+from paged.base.words import counted
+from paged.block_manager import Memory
+from paged.errors import NeverFits
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import Books, Drawn, Totals, expected_left, total_with
+from paged.study.policies.regions import Regions
+
+
+class InRegions(Drawn):
+    """Blocks for `total_of` tokens are drawn when a sequence enters, and have to lie in one free region."""
+
+    def __init__(self, total_of: Totals, num_blocks: int) -> None:
+        super().__init__(total_of)
+        self._regions = Regions(num_blocks)
+
+    def capacity(self, manager: Memory, num_sequences: int) -> int:
+        return self._regions.largest(num_sequences) * manager.block_size
+
+    def has_place(self, books: Books, request: RequestState) -> bool:
+        return self._regions.fits(self._sizes(books, request))
+
+    def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
+        num, num_blocks = request.num_live, books.manager.num_blocks
+        each, largest = books.blocks_for(request.prompt_len + 1), self._regions.largest(num)
+        if each <= largest:
+            return None
+        message = (
+            f'request "{request.id}" needs {counted(num, "contiguous region")} of {counted(each, "block")} for its {counted(request.prompt_len, "prompt token")} and '
+            f"a first output; regions are powers of two, and the pool of {num_blocks:,} blocks has so many of {largest:,} "
+            f"at most. Raise num_blocks to {num << (each - 1).bit_length():,}."
+        )
+        return NeverFits(message, needed=each, limit=largest, unit="blocks")
+
+    def take(self, books: Books, request: RequestState, sequence: int) -> None:
+        self._regions.take(request.rows[sequence], self.blocks_drawn(books, request, sequence))
+        super().take(books, request, sequence)
+
+    def give_back(self, row: int) -> None:
+        self._regions.give_back(row)
+
+    def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
+        if self.has_place(books, request):
+            return None
+        sizes = self._sizes(books, request)
+        return (
+            f"it needs {counted(len(sizes), 'contiguous region')} of {counted(max(sizes), 'block')}, rounded up to a power of two; the largest that is free "
+            f"has {self._regions.largest_free}, though {num_free} blocks are free in all."
+        )
+
+    def violations(self, books: Books) -> list[str]:
+        found, rows = self._regions.check(), set(books.manager.tables.live_rows.tolist())
+        if self._regions.owners != rows:
+            found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")
+        return found
+
+    def _sizes(self, books: Books, request: RequestState) -> list[int]:
+        live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
+        return [self.blocks_drawn(books, request, sequence) for sequence in live]
+
+
+def context(books: Books, request: RequestState, sequence: int) -> int:
+    """The longest sequence that model and pool allow."""
+    return max(request.max_total[sequence], books.max_total_of(len(request.rows)))
+
+
+def expected_pow2(books: Books, request: RequestState, sequence: int) -> int:
+    """Prompt and expected_tokens, rounded up to a power of two."""
+    outputs = expected_left(books, request, sequence)
+    return total_with(request, sequence, None if outputs is None else 1 << (outputs - 1).bit_length())

@@ -1,0 +1,95 @@
+"""Batches that are admitted together and run until their last request has ended, each row preallocated to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
+from paged.scheduler.policies import Policy
+from paged.scheduler.request import RequestState
+from paged.scheduler.reservations import Books, Drawn, most
+from paged.scheduler.state import State, Step
+from paged.study.policies.lockstep import Lockstep
+
+
+class WholeBatches(Admission):
+    """Requests come in when nothing runs, as many as go together. The budget does not bound a batch: its prompts take as many steps as
+    they need."""
+
+    joins = False
+
+    def __init__(self, policy: Policy, lockstep: Lockstep, longest: Longest | None) -> None:
+        super().__init__(policy)
+        self._lockstep, self._longest = lockstep, longest
+
+    def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
+        """Admit the head of the queue and those that go with it, as seats and memory allow."""
+        if not was_empty:
+            shut(state, step)
+            return
+        state.manager.draw_promised()
+        free = state.manager.num_available - owed(state, step) - watermark(state)
+        batch: list[RequestState] = []
+        num_rows = 0
+        for request in state.waiting:
+            num_rows += request.num_live
+            if num_rows > min(step.seats, state.limits.max_sequences) or state.outstanding.keeps_out(request):
+                break
+            # Alone it may share what is cached; what a batch shares is not foreseen.
+            together = [*batch, request]
+            has_room = self._blocks_together(state, together) <= free if batch else fits(state, step, request)
+            if not has_room:
+                break
+            batch = together
+        if batch:
+            self.begin_batch(state, batch)
+        for request in batch:
+            admit(state, step, request)
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """Note what its rows have in common."""
+        self._lockstep.begin_batch(requests)
+        if self._longest is not None:
+            self._longest.begin_batch(state, requests)
+
+    def reason(self, state: State) -> str | None:
+        if not state.running.num:
+            return None
+        return f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+
+    def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """Blocks that these waiting requests need if they enter as one batch."""
+        if self._longest is not None:
+            return self._longest.blocks_together(state, requests)
+        return sum(state.books.to_enter(request) for request in requests)
+
+
+class Longest(Drawn):
+    """Each row of a batch draws blocks for the longest prompt, or what stands for it in one that comes again, and the largest max_tokens; a
+    batch of one request takes what that can use."""
+
+    def __init__(self) -> None:
+        super().__init__(most)
+        self._total = 0
+
+    def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
+        """As much as the longest of its request may have, and what its batch reserves once it is in one."""
+        own = max(request.max_total)
+        return max(own, self._total) if request.rows[sequence] >= 0 else own
+
+    def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+        """Blocks that these waiting requests draw if they are one batch."""
+        return sum(request.num_live for request in requests) * state.books.blocks_for(_common_total(state, requests))
+
+    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+        """These are the batch."""
+        self._total = _common_total(state, requests)
+
+
+def _common_total(state: State, requests: Sequence[RequestState]) -> int:
+    if len(requests) == 1:
+        return max(requests[0].max_total)
+    longest = max(request.prompt_len + max(request.appended) for request in requests)
+    total = longest + max(request.request.max_tokens for request in requests)
+    limit = state.limits.max_model_len
+    return total if limit is None else min(total, limit)

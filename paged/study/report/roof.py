@@ -1,0 +1,104 @@
+"""The roofline of a device with a simulation's steps on it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.study.hardware import Roofline, StepWork
+from paged.study.report.drawing import QUIET, Figure, extent, figure, log_axis
+from paged.study.report.naming import Named
+from paged.study.simulator import Outcome
+
+NUM_STEPS = 500
+"""Entries of a timeline that are drawn, evenly picked."""
+
+
+def roofline(outcomes: Sequence[Named]) -> Figure | None:
+    """Arithmetic intensity against operations a second, where a model on a device was simulated."""
+    roofs: dict[tuple[str, str], Roofline] = {}
+    data: list[Figure] = []
+    for named in outcomes:
+        roof = named.outcome.scenario.device.roofline()
+        if roof is None:
+            continue
+        intensity, reached = points(named.outcome, roof)
+        if not len(intensity):
+            continue
+        roofs.setdefault((roof.device.name, roof.dtype), roof)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": named.label,
+                "meta": {"policy": named.policy},
+                "showlegend": False,
+                "x": intensity.astype(np.float32),
+                "y": (reached / 1e12).astype(np.float32),
+                "marker": {"color": named.look.colour, "symbol": named.look.symbol, "size": 6, "opacity": 0.45},
+                "hovertemplate": f"%{{x:.3g}} FLOP/byte, %{{y:.3g}} TFLOP/s<extra>{named.label}</extra>",
+            }
+        )
+    if not data:
+        return None
+    low, high = extent(data, "x")
+    high = max(high, *(roof.device.ridge(roof.dtype) for roof in roofs.values())) * 2
+    for roof in roofs.values():
+        data += _lines(roof, low, high)
+    return figure(
+        data,
+        460,
+        showlegend=True,
+        # Its names are sentences: under the plot, where they cover nothing.
+        legend={"orientation": "h", "yref": "container", "itemclick": False, "itemdoubleclick": False},
+        xaxis=log_axis("arithmetic intensity (FLOP/byte, logarithmic)", low, high),
+        yaxis=log_axis("reached on one device (TFLOP/s, logarithmic)", *extent(data, "y")),
+        margin={"l": 72, "r": 24, "t": 24, "b": 52},
+    )
+
+
+def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """FLOP/byte and FLOP/s of at most `NUM_STEPS` entries, float64 [n] each: of their mean step, by the work that its time was made of.
+
+    So none lies above the roof that the cost model goes by.
+    """
+    columns = outcome.timeline
+    drawn = np.flatnonzero((columns["tokens"] > 0) & (columns["seconds"] > 0))
+    if len(drawn) > NUM_STEPS:
+        drawn = drawn[np.linspace(0, len(drawn) - 1, NUM_STEPS).astype(int)]
+    steps = columns["steps"][drawn]
+    tokens, sampled, context, pairs = (
+        columns[name][drawn] / steps for name in ("tokens", "sampled", "context", "pairs")
+    )
+    work = StepWork(computed_tokens=tokens, sampled_rows=sampled, context_tokens=context, attended_pairs=pairs)
+    flops = roof.flops(work)
+    return flops / roof.bytes_read(work), flops * steps / columns["seconds"][drawn]
+
+
+def _lines(roof: Roofline, low: float, high: float) -> list[Figure]:
+    """The published roof, and the one that the cost model assumes to be reached."""
+    peak, bandwidth = roof.device.peak(roof.dtype), roof.device.bandwidth
+    drawn = (
+        ("solid", 1.0, 1.0, "published"),
+        ("dot", roof.compute_efficiency, roof.memory_efficiency, "assumed to be reached"),
+    )
+    lines = []
+    for dash, of_peak, of_bandwidth, what in drawn:
+        compute, memory = peak * of_peak, bandwidth * of_bandwidth
+        x = np.array([low, compute / memory, high])
+        name = (
+            f"{roof.device.name} {roof.dtype}, {what}: {compute / 1e12:,.0f} TFLOP/s, {memory / 1e12:,.2f} TB/s, "
+            f"corner at {compute / memory:,.0f} FLOP/byte"
+        )
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "x": x,
+                "y": np.minimum(compute, memory * x) / 1e12,
+                "line": {"color": QUIET, "dash": dash, "width": 1.5},
+                "hovertemplate": "%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s<extra></extra>",
+            }
+        )
+    return lines

@@ -1,0 +1,148 @@
+"""A simulation as a Chrome trace, the JSON that Perfetto and chrome://tracing open."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paged.base.whole_file import whole_file
+from paged.study.simulator import Outcome, Step
+
+Event = dict[str, Any]
+
+_STEPS, _REQUESTS = 1, 2
+"""Processes of the trace: the device's steps with its counters, and the requests."""
+
+
+class _Seen(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a step; `num_steps` counts those that were taken at once with it."""
+
+    number: int
+    num_steps: int
+    now_s: float
+    seconds: float
+    rows: int
+    tokens: int
+    admitted: int
+    preempted: tuple[tuple[str, str], ...]
+
+
+class TraceEvents:
+    """What a trace needs of a simulation beside its outcome: call `see` with each of its steps, in order."""
+
+    def __init__(self) -> None:
+        self._steps: list[_Seen] = []
+        self._ended: list[tuple[int, float]] = []
+
+    def see(self, step: Step) -> None:
+        """The latest step. Its batch's arrays are not kept."""
+        batch = step.batch
+        before = self._steps[-1].number if self._steps else 0
+        self._steps.append(
+            _Seen(
+                number=step.number,
+                num_steps=step.number - before,
+                now_s=step.now_s,
+                seconds=step.seconds,
+                rows=len(batch.rows),
+                tokens=batch.num_scheduled_tokens,
+                admitted=len(batch.admitted),
+                preempted=batch.preempted,
+            )
+        )
+        self._ended.extend((request, step.now_s) for request in step.ended)
+
+    def events(self, outcome: Outcome) -> list[Event]:
+        """All events in the order of their time, names of processes first. Times are whole µs of virtual time."""
+        result = outcome.result
+        name = f"{result.policy} on {result.trace}"
+        named: list[Event] = [
+            {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": text}}
+            for pid, text in ((_STEPS, f"steps: {name}"), (_REQUESTS, "requests"))
+        ]
+        events = [*self._slices(), *_counters(outcome), *self._lifetimes(outcome)]
+        # Stable: of one moment's events those stay first that were made first, so a wait ends before what follows it begins.
+        return named + sorted(events, key=lambda event: event["ts"])
+
+    def _slices(self) -> Iterator[Event]:
+        end = 0
+        for step in self._steps:
+            start, end = max(end, _us(step.now_s - step.seconds)), _us(step.now_s)
+            is_stretch = step.num_steps > 1
+            yield {
+                "ph": "X",
+                "name": f"{step.num_steps} steps" if is_stretch else "step",
+                "cat": "step",
+                "pid": _STEPS,
+                "tid": 1,
+                "ts": start,
+                "dur": end - start,
+                "args": {"last": step.number, "rows": step.rows, "tokens": step.tokens, "admitted": step.admitted},
+            }
+            for request, how in step.preempted:
+                yield {
+                    "ph": "i",
+                    "s": "t",
+                    "name": f"preempted: {how}",
+                    "cat": "preemption",
+                    "pid": _STEPS,
+                    "tid": 1,
+                    "ts": start,
+                    "args": {"request": request},
+                }
+
+    def _lifetimes(self, outcome: Outcome) -> Iterator[Event]:
+        for request, end_s in self._ended:
+            arrival_s = end_s - float(outcome.e2e_s[request])
+            first_s = arrival_s + float(outcome.ttft_s[request])
+            if not np.isfinite(first_s):
+                continue
+            spans = (
+                (f"request {request}", arrival_s, end_s),
+                ("to first token", arrival_s, first_s),
+                ("writing", first_s, end_s),
+            )
+            common = {"cat": "request", "id": str(request), "pid": _REQUESTS, "tid": 1}
+            outer, wait, write = ((common | {"name": name}, _us(since), _us(until)) for name, since, until in spans)
+            for (event, since, until), phases in ((outer, "b"), (wait, "be"), (write, "be"), (outer, "e")):
+                yield from (event | {"ph": phase, "ts": since if phase == "b" else until} for phase in phases)
+
+
+def write_trace_events(path: str | Path, events: TraceEvents, outcome: Outcome) -> None:
+    """A Chrome trace of a simulation that has run: `events` has seen each of its steps. About 500 bytes each. Raises UnwritablePath."""
+    document = {
+        "displayTimeUnit": "ms",
+        "otherData": {"times": "virtual", "applied": list(outcome.applied)},
+        "traceEvents": events.events(outcome),
+    }
+    with whole_file(path) as file:
+        file.write(msgspec.json.encode(document).decode())
+
+
+def _counters(outcome: Outcome) -> Iterator[Event]:
+    """Memory in KV slots and requests by state, averages or ends of an entry, at the entry's end."""
+    result, timeline = outcome.result, outcome.timeline
+    slots = result.num_blocks * result.block_size
+    names = ("end_s", "held", "filled", "promised", "cached", "rows", "waiting", "away")
+    columns = (timeline[name].tolist() for name in names)
+    for end_s, held, filled, promised, cached, rows, waiting, away in zip(*columns):
+        # What policies promise may lie on cached blocks, which count as far as they are neither.
+        promised = min(promised, slots - held)
+        cached = min(cached, slots - held - promised)
+        memory = {
+            "tokens": filled,
+            "fragmentation": held - filled,
+            "promised": promised,
+            "cached": cached,
+            "free": slots - held - promised - cached,
+        }
+        requests = {"running": rows, "waiting": waiting, "away": away}
+        for name, values in (("KV slots", memory), ("requests", requests)):
+            yield {"ph": "C", "name": name, "pid": _STEPS, "tid": 0, "ts": _us(end_s), "args": values}
+
+
+def _us(seconds: float) -> int:
+    # Whole, so that no slice reaches a rounding error into the next, under which a viewer would then draw it.
+    return round(seconds * 1e6)

@@ -1,0 +1,59 @@
+"""What the stand-in for the model says: each request's output tokens, made when it comes in and kept until its last."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.study.traces import Trace
+
+STOP = 2**31 - 1
+"""The token by which a request ends that declared more than it writes."""
+
+
+class Answers:
+    """Whole outputs in the rows of one table, so that a step's tokens are one gather, however many requests it has."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        # Row of the table by request; -1: none. Rows that nobody has any more are used again.
+        self._place = np.full(len(trace), -1, np.int64)
+        self._free: list[int] = []
+        self._table = np.empty((0, 1), np.int32)
+
+    def begin(self, requests: Iterable[int]) -> None:
+        """These are about to be asked for, those among them that are not already."""
+        for request in requests:
+            if self._place[request] < 0:
+                self._make(request)
+
+    def tokens(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The tokens of these requests, which were begun, at places, counted from 0: int32 of the places' shape, [n] or [n, steps]."""
+        rows = self._place[requests]
+        return self._table[rows if places.ndim == 1 else rows[:, None], places]
+
+    def forget(self, requests: list[int]) -> None:
+        """These were answered, or will not be."""
+        for request in requests:
+            row = int(self._place[request])
+            if row >= 0:
+                self._place[request] = -1
+                self._free.append(row)
+
+    def _make(self, request: int) -> None:
+        trace = self._trace
+        length = int(trace.output_tokens[request])
+        written = np.minimum(trace.output(request), np.int32(STOP - 1))
+        if trace.max_tokens[request] > length:
+            written[-1] = STOP
+        if not self._free:
+            height = len(self._table)
+            self._free = list(range(2 * height + 8))[height:]
+            self._table = np.resize(self._table, (2 * height + 8, self._table.shape[1]))
+        if length > self._table.shape[1]:
+            wider = np.empty((len(self._table), 2 * length), np.int32)
+            wider[:, : self._table.shape[1]] = self._table
+            self._table = wider
+        row = self._free.pop()
+        self._table[row, :length] = written
+        self._place[request] = row

@@ -1,0 +1,199 @@
+"""What binds an answer: what becomes of it when one thing is a step more, and everything else stays as it is."""
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from paged.errors import BudgetTooSmall
+from paged.study.hardware import budgets
+from paged.study.simulator.driver import Search, driven
+from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.plan import Find, Plan
+from paged.study.simulator.scenario import Scenario
+from paged.study.simulator.search import Value
+from paged.study.simulator.sought import Sought
+from paged.study.simulator.trial import trace_of
+from paged.study.simulator.weighing import budget_of, improved
+
+Knob = Literal["memory", "token budget", "rows", "arithmetic", "bandwidth", "host"]
+_STEP_OF_DEVICE = 1.25
+"""How much faster arithmetic and bandwidth are made: about what lies between two devices of a generation."""
+_STEP_OF_ANSWER: dict[Find, float] = {"rate": 0.1, "memory": 0.1, "devices": 0.0}
+"""By what share an answer has to be harder to count as another one; of devices by one replica."""
+
+_with = msgspec.structs.replace
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing, relaxed by a step.
+
+    was, becomes  blocks, tokens a step, or sequences; of arithmetic and bandwidth how many times the device's own, of the host what its share
+                  of a step is divided by
+    answer        what is found then; None: still nothing meets
+    gain          how many times as good that is: as high a rate, or as small a memory or number of devices. 1: no change, which less than a
+                  tenth (than a replica, of devices) counts as, too; infinite: nothing met without the step
+    """
+
+    knob: Knob
+    was: float
+    becomes: float
+    answer: Value | None
+    gain: float
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What binds a plan's answer.
+
+    effects     every step that was taken
+    binds       of them the one with the largest gain; None: none changes the answer by itself
+    tried_at    the value at which each was tried first, harder than the answer; None: the answer is the last value there is, and nothing was
+    not_varied  what could not be relaxed, and why
+    """
+
+    effects: tuple[Effect, ...]
+    binds: Effect | None
+    tried_at: Value | None
+    not_varied: dict[Knob, str]
+
+
+def what_binds(plans: Sequence[Plan], *, jobs: int = 1) -> list[Binding]:
+    """For each plan, in `jobs` processes: memory, rows and the token budget doubled, the budget halved, arithmetic and bandwidth 1.25 times as
+    fast, no time for the host; and where a token budget was named, the best of all others.
+
+    Each step costs a simulation that is mostly given up early, and a search where it helps. Raises what the plans' searches raise.
+    """
+    try:
+        searches = [_searches(plan) for plan in plans]
+        found = iter(driven([search for several in searches for search in several], jobs=jobs))
+        return [
+            _binding(plan, [effect for effect in islice(found, len(several)) if effect is not None])
+            for plan, several in zip(plans, searches)
+        ]
+    finally:
+        # A file may be another one when the next plan is asked for.
+        trace_of.cache_clear()
+
+
+class _Step(msgspec.Struct, frozen=True):
+    knob: Knob
+    was: float
+    becomes: float
+    scenario: Scenario
+
+
+def _searches(plan: Plan) -> list[Search[Effect | None]]:
+    harder = _tried_at(plan)
+    if harder is None:
+        return []
+    searches = [_effect(plan, step, harder) for step in _steps(plan)]
+    is_named = plan.weighed is None and plan.scenario.policy_rules().chunked
+    return [*searches, _best_budget(plan)] if is_named else searches
+
+
+def _steps(plan: Plan) -> list[_Step]:
+    scenario, steps = plan.scenario, list[_Step]()
+    if plan.find != "memory":
+        blocks = 2 * plan.num_blocks
+        steps.append(_Step("memory", plan.num_blocks, blocks, _with(scenario, blocks=blocks)))
+    budget = scenario.budget()
+    for other in _next_budgets(scenario):
+        steps.append(_Step("token budget", budget, other, _with(scenario, max_tokens_per_step=other)))
+    rows = scenario.max_sequences
+    steps.append(_Step("rows", rows, 2 * rows, _with(scenario, max_sequences=2 * rows)))
+    if scenario.device.can_be_faster:
+        faster = scenario.device.faster
+        step = _step_of_device(plan)
+        of_device: dict[Knob, float] = {"arithmetic": step, "bandwidth": step, "host": math.inf}
+        for knob, factor in of_device.items():
+            was = getattr(faster, knob)
+            device = _with(scenario.device, faster=_with(faster, **{knob: was * factor}))
+            relaxed = _with(scenario, device=device)
+            if knob == "arithmetic" and plan.weighed is not None:
+                # A budget that was chosen would have been larger: full steps take as long as before with so much more in them.
+                size = scenario.block_size
+                relaxed = _with(relaxed, max_tokens_per_step=int(budget * factor) // size * size)
+            steps.append(_Step(knob, was, was * factor, relaxed))
+    return steps
+
+
+def _step_of_device(plan: Plan) -> float:
+    """How much faster a device's rates are made. Of few devices one fewer leaves each of the others more than such a step to do: so much."""
+    if plan.find != "devices" or plan.answer is None or plan.answer < 2:
+        return _STEP_OF_DEVICE
+    return max(_STEP_OF_DEVICE, plan.answer / (plan.answer - 1))
+
+
+def _next_budgets(scenario: Scenario) -> list[int]:
+    """Half the budget, in whole blocks, and twice; none of a policy that has no budget."""
+    budget, size = scenario.budget(), scenario.block_size
+    if budget == UNBOUNDED:
+        return []
+    half = max(1, budget // 2 // size) * size
+    return [2 * budget] if half >= budget else [half, 2 * budget]
+
+
+def _sought(plan: Plan, scenario: Scenario) -> Sought:
+    return Sought(plan.find, scenario, plan.targets, plan.seeds, plan.tolerance, 0, lambda _: None)
+
+
+def _tried_at(plan: Plan) -> Value | None:
+    if plan.answer is None:
+        return plan.best.value
+    if plan.missed is None:
+        return None
+    return _sought(plan, plan.scenario).harder(plan.answer, _STEP_OF_ANSWER[plan.find])
+
+
+def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
+    """None where the step cannot be taken: there is no room for the activations of so many tokens."""
+    try:
+        sought = _sought(plan, step.scenario)
+    except BudgetTooSmall:
+        return None
+    answer = plan.answer
+    if (yield from sought.judged(harder)).met:
+        answer = (yield from sought.search(harder)).answer
+    return Effect(knob=step.knob, was=step.was, becomes=step.becomes, answer=answer, gain=_gain(plan, answer))
+
+
+def _best_budget(plan: Plan) -> Search[Effect | None]:
+    """Of all budgets that there are to choose from, beside the next ones; None where none is better than the one that was named."""
+    scenario = plan.scenario
+    others = [budget for budget in budgets(scenario.block_size) if budget not in _next_budgets(scenario)]
+    best, _ = yield from improved(_sought(plan, scenario), plan, others)
+    gain = _gain(plan, best.answer)
+    if gain == 1:
+        return None
+    return Effect(knob="token budget", was=scenario.budget(), becomes=budget_of(best), answer=best.answer, gain=gain)
+
+
+def _gain(plan: Plan, answer: Value | None) -> float:
+    if answer is None or answer == plan.answer:
+        return 1.0
+    if plan.answer is None:
+        return math.inf
+    gain = answer / plan.answer if plan.find == "rate" else plan.answer / answer
+    return gain if gain >= 1 + _STEP_OF_ANSWER[plan.find] else 1.0
+
+
+def _binding(plan: Plan, effects: list[Effect]) -> Binding:
+    changing = [effect for effect in effects if effect.gain > 1]
+    not_varied: dict[Knob, str] = {}
+    if plan.find == "memory":
+        not_varied["memory"] = "it is what is sought"
+    if plan.scenario.budget() == UNBOUNDED:
+        not_varied["token budget"] = "the policy has none"
+    if not plan.scenario.device.can_be_faster:
+        timed = "a formula" if plan.scenario.device.profile is None else "steps that were timed"
+        not_varied |= dict.fromkeys(("arithmetic", "bandwidth", "host"), f"time is by {timed}")
+    # Where nothing met, all gains are infinite, and the answers differ.
+    sign = 1 if plan.find == "rate" else -1
+    return Binding(
+        effects=tuple(effects),
+        binds=max(changing, key=lambda effect: sign * (effect.answer or 0), default=None),
+        tried_at=_tried_at(plan),
+        not_varied=not_varied,
+    )

@@ -1,0 +1,189 @@
+"""Measured closed loops held against their simulation: a table with one line for each model, engine, device and concurrency.
+
+    backend, version, model, system, precision, input_tokens, output_tokens, concurrency, tensor_parallel, ttft_ms, tpot_ms
+
+ttft_ms and tpot_ms are means over the requests of a run: as many clients as `concurrency`, each of which sends its
+next request when its last one has ended, of about one length.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from paged.errors import BadRun
+from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.simulator.recorded_run import RecordedRun, RunSetup
+from paged.study.simulator.validation import Asked, Prepared, prepared, simulation_of
+from paged.study.traces import Trace
+
+COLUMNS = (
+    "backend",
+    "version",
+    "model",
+    "system",
+    "precision",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "tensor_parallel",
+    "ttft_ms",
+    "tpot_ms",
+)
+_ROUNDS, _SHORTEST = 10, 0.8
+"""Requests that each client sends, and the shortest of a length as a share of the one that is named: what serving benchmarks commonly do, since
+the tables do not say. Of one length exactly clients would stay together, and all prompts come at once."""
+_ENGINES = {"vllm": "vllm-0.24", "trtllm": "tensorrt-llm-1.0"}
+_PRECISIONS = {"": "bf16", "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "float16": "fp16", "fp16": "fp16"}
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One line, and what the simulation says of it: seconds."""
+
+    backend: str
+    model: str
+    device: str
+    dtype: str
+    prompt_tokens: int
+    output_tokens: int
+    clients: int
+    tensor_parallel: int
+    ttft_s: float
+    tpot_s: float
+    simulated_ttft_s: float
+    simulated_tpot_s: float
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def ttft_error(self) -> float:
+        """Signed share of the measured."""
+        return self.simulated_ttft_s / self.ttft_s - 1
+
+    @property
+    def tpot_error(self) -> float:
+        """Signed share of the measured."""
+        return self.simulated_tpot_s / self.tpot_s - 1
+
+
+def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]:
+    """Each line simulated, in order. Raises BadRun with file and row, OSError, and what names raise."""
+    path, asked = Path(path), asked or Asked()
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise BadRun(path, None, f"there is no column {missing[0]}")
+        for number, row in enumerate(rows, 2):
+            try:
+                yield _cell(row, asked)
+            except _BadCell as error:
+                raise BadRun(path, number, str(error)) from None
+
+
+def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:
+    """The cells of each engine, model, dtype and devices, in their order."""
+    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
+        groups.setdefault(key, []).append(cell)
+    return groups
+
+
+class _BadCell(Exception):
+    """What is wrong with a line, without its place."""
+
+
+def _cell(row: dict[str, str], asked: Asked) -> Cell:
+    prompt, output, clients, degree = (
+        _count(row, name) for name in ("input_tokens", "output_tokens", "concurrency", "tensor_parallel")
+    )
+    ttft, tpot = (_milliseconds(row, name) for name in ("ttft_ms", "tpot_ms"))
+    if row["backend"] not in _ENGINES:
+        raise _BadCell(f"backend is {row['backend']}; described are {', '.join(_ENGINES)}")
+    if row["precision"] not in _PRECISIONS:
+        raise _BadCell(f"precision is {row['precision']}; known are {', '.join(filter(None, _PRECISIONS))}")
+    dtype = asked.dtype or _PRECISIONS[row["precision"]]
+    device = row["system"].split("_")[0]
+    assumed = [] if row["precision"] or asked.dtype else [f"precision is not stated: {dtype}"]
+    if not row["version"]:
+        assumed.append(f"version is not stated: as {_ENGINES[row['backend']]}")
+    setup = RunSetup(model=row["model"], tensor_parallel=degree)
+    empty = np.zeros(1)
+    ones = np.ones(1, np.int64)
+    run = RecordedRun(
+        name=device,
+        setup=setup,
+        arrival=empty,
+        queued=empty,
+        first=empty,
+        last=empty,
+        prompt_tokens=ones,
+        output_tokens=ones,
+    )
+    own = msgspec.structs.replace(
+        asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
+    )
+    setup_of_run = prepared(run, own)
+    step = setup_of_run.step
+    roofline = step.roofline if isinstance(step, MeasuredStep) else step
+    assumed += [*roofline.notes, *(f"not modelled: {each}" for each in roofline.model.not_modelled)]
+    if setup_of_run.engine.reserved_rows:
+        # Who measures a concurrency sets the engine up for it.
+        rows = max(1, clients - setup_of_run.engine.reserved_rows)
+        setup_of_run = msgspec.structs.replace(setup_of_run, max_sequences=rows)
+        assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
+    ttft_of, tpot_of = _simulated(setup_of_run, prompt, output, clients)
+    return Cell(
+        backend=row["backend"],
+        model=row["model"],
+        device=device,
+        dtype=dtype,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        clients=clients,
+        tensor_parallel=degree,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        simulated_ttft_s=ttft_of,
+        simulated_tpot_s=tpot_of,
+        assumed=tuple(assumed),
+    )
+
+
+def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple[float, float]:
+    """Mean seconds to first token and for each token after it."""
+    count = _ROUNDS * clients
+    draws = np.random.default_rng(0)
+    prompts, outputs = (
+        np.maximum(1, np.round(length * draws.uniform(_SHORTEST, 1, count))).astype(np.int64)
+        for length in (prompt, output)
+    )
+    trace = Trace.from_lengths(np.zeros(count), prompts, outputs)
+    simulation = simulation_of(trace, setup, clients=clients)
+    for _ in simulation.steps():
+        pass
+    latencies = simulation.latencies
+    tpot = (latencies.last_of_each() - latencies.first_of_each()) / np.maximum(outputs - 1, 1)
+    return float(latencies.ttft_of_each().mean()), float(tpot.mean())
+
+
+def _count(row: dict[str, str], name: str) -> int:
+    if not (row[name] or "").isdigit() or not int(row[name]):
+        raise _BadCell(f"{name} is {row[name]}; it has to be a whole number of at least 1")
+    return int(row[name])
+
+
+def _milliseconds(row: dict[str, str], name: str) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        raise _BadCell(f"{name} is {row[name]}; it has to be a number") from None
+    if not 0.05 <= value <= 1e7:
+        raise _BadCell(
+            f"{name} is {value:g}; a step takes 0.05 ms at least and a request an hour at most: is it in another unit?"
+        )
+    return value / 1e3

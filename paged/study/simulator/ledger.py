@@ -1,0 +1,231 @@
+"""What a simulation adds up as it goes: latencies, memory over time, counts; and the result that they make."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Scheduler
+from paged.study.hardware import StepWork
+from paged.study.simulator.latencies import Latencies
+from paged.study.simulator.result import Preemptions, SimulationResult, Spread
+from paged.study.simulator.timeline import Entry, Timeline
+from paged.study.traces import Trace
+
+UNBOUNDED = 2**30
+"""The token budget of a scheduler that is to have none."""
+MAX_MESSAGES = 10
+
+Times = NDArray[np.float64]
+
+
+class Memory(NamedTuple):
+    """A moment of the pool: blocks that sequences hold, slots of them with computed KV, blocks kept by count."""
+
+    used: int
+    filled: int
+    reserved: int
+
+
+class Ledger:
+    """Every step is entered once, alone or with the steady ones beside it."""
+
+    def __init__(
+        self, trace: Trace, scheduler: Scheduler, price_per_hour: float | None, latencies: Latencies | None = None
+    ) -> None:
+        self._trace = trace
+        self._scheduler = scheduler
+        self._price_per_hour = price_per_hour
+        self.latencies = latencies or Latencies(len(trace))
+        self.timeline = Timeline()
+        self.num_steps = self.num_skipped = 0
+        self.output_tokens = 0
+        self.busy_s = 0.0
+        self._peak_usage = 0.0
+        self._checked_steps = self._violations = 0
+        self._messages: list[str] = []
+        self._started = time.perf_counter()
+
+    def memory(self) -> Memory:
+        """Now. Slots that several sequences share are counted once: only last blocks, and reserved ones, have empty ones."""
+        manager = self._scheduler.manager
+        used, size = manager.num_used, manager.block_size
+        empty = manager.num_table_blocks * np.int64(size)
+        empty -= manager.num_computed
+        # Of a swapped row more is computed than its table holds.
+        np.maximum(empty, 0, out=empty)
+        return Memory(used, used * size - int(empty.sum()), self._scheduler.num_reserved)
+
+    def step(
+        self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, rows: int, work: StepWork
+    ) -> None:
+        """A step that began with this memory ended: this work of so many rows, a token for each request of `sampled`."""
+        self.latencies.tokens(sampled, end_s)
+        self.output_tokens += len(sampled)
+        self.num_steps += 1
+        self.busy_s += seconds
+        self._peak_usage = max(self._peak_usage, memory.used / self._scheduler.manager.num_blocks)
+        self._enter(
+            end_s=end_s,
+            seconds=seconds,
+            steps=1,
+            tokens=int(work.computed_tokens),
+            rows=rows,
+            sampled=float(work.sampled_rows),
+            context=float(work.context_tokens),
+            pairs=float(work.attended_pairs),
+            used=memory.used,
+            reserved=memory.reserved,
+            filled=memory.filled + int(work.computed_tokens),
+        )
+
+    def stretch(
+        self,
+        memory: Memory,
+        requests: NDArray[np.int64],
+        times: Times,
+        seconds: Times,
+        drawn: NDArray[np.int64],
+        *,
+        rows: int,
+        context: float,
+    ) -> None:
+        """Steps of so many rows that ended at `times` after `seconds` each, [steps], a token for each of these requests in each; before the
+        first the memory was this, and each drew so many blocks. Together they read the KV of `context` tokens."""
+        steps = len(times)
+        self.latencies.steady_tokens(requests, times)
+        self.output_tokens += steps * len(requests)
+        self.num_steps += steps
+        self.num_skipped += steps
+        # One after the other: the same sum, to the last bit, as step by step.
+        self.busy_s = float(np.add.accumulate(np.concatenate([[self.busy_s], seconds]))[-1])
+        risen = drawn.cumsum()
+        used = memory.used + risen
+        # What they drew was reserved, as far as anything was.
+        taken = memory.reserved - self._scheduler.num_reserved if memory.reserved else 0
+        self._peak_usage = max(self._peak_usage, int(used[-1]) / self._scheduler.manager.num_blocks)
+        total = float(seconds.sum())
+        weights = seconds / total if total else np.full(steps, 1 / steps)
+        self._enter(
+            end_s=float(times[-1]),
+            seconds=total,
+            steps=steps,
+            tokens=steps * rows,
+            rows=rows,
+            sampled=steps * len(requests),
+            context=context,
+            pairs=context,
+            used=float(used @ weights),
+            reserved=memory.reserved - taken * float(risen @ weights) / max(1, int(risen[-1])),
+            filled=memory.filled + rows * float(np.arange(1, steps + 1) @ weights),
+        )
+
+    def checked(self, violations: list[str], *, ends_step: bool) -> None:
+        """`check()` found these; with `ends_step` another step was checked."""
+        self._violations += len(violations)
+        self._checked_steps += ends_step
+        self._messages.extend(
+            f"step {self.num_steps + 1}: {message}" for message in violations[: MAX_MESSAGES - len(self._messages)]
+        )
+
+    def _enter(
+        self,
+        *,
+        end_s: float,
+        seconds: float,
+        steps: int,
+        tokens: int,
+        rows: int,
+        sampled: float,
+        context: float,
+        pairs: float,
+        used: float,
+        reserved: float,
+        filled: float,
+    ) -> None:
+        scheduler, size = self._scheduler, self._scheduler.manager.block_size
+        self.timeline.add(
+            Entry(
+                end_s=end_s,
+                seconds=seconds,
+                steps=steps,
+                tokens=tokens,
+                rows=rows,
+                sampled=sampled,
+                context=context,
+                pairs=pairs,
+                held=used * size,
+                filled=filled,
+                promised=reserved * size,
+                cached=scheduler.manager.num_cached * size,
+                waiting=scheduler.num_waiting,
+                away=scheduler.num_away,
+            )
+        )
+
+    def result(self, num_added: int) -> SimulationResult:
+        """The figures so far, of so many requests that came."""
+        scheduler, manager = self._scheduler, self._scheduler.manager
+        stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
+        budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
+        makespan = self.latencies.last_token_s
+        mean = dict(self.timeline.weighted())
+        too_long = self._trace.num_left_out
+        moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
+        wall = time.perf_counter() - self._started
+        slots = manager.num_blocks * manager.block_size
+        cost = None
+        if self._price_per_hour is not None and self.output_tokens:
+            cost = self._price_per_hour * makespan / 3600 / self.output_tokens * 1e6
+        return SimulationResult(
+            trace=self._trace.name,
+            policy=scheduler.policy.name,
+            num_blocks=manager.num_blocks,
+            block_size=manager.block_size,
+            host_blocks=manager.num_host_blocks,
+            max_tokens_per_step=budget,
+            max_sequences=limits.max_sequences,
+            prefix_caching=manager.prefix_caching,
+            requests=num_added + too_long,
+            finished=counts["finished"],
+            rejected=counts["rejected"] + too_long,
+            steps=self.num_steps,
+            skipped_steps=self.num_skipped,
+            makespan_s=makespan,
+            busy_s=self.busy_s,
+            prompt_tokens=stats.prompt_tokens,
+            output_tokens=self.output_tokens,
+            throughput=self.output_tokens / makespan if makespan else 0.0,
+            requests_per_s=counts["finished"] / makespan if makespan else 0.0,
+            ttft_s=self.latencies.ttft(),
+            itl_s=self.latencies.itl(),
+            longest_gap_s=self.latencies.longest_gap(),
+            e2e_s=self.latencies.e2e(),
+            preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
+            max_preemptions=stats.max_preemptions,
+            memory=_spread(mean, slots),
+            memory_while_waiting=_spread(dict(self.timeline.weighted(while_waiting=True)), slots),
+            peak_block_usage=self._peak_usage,
+            mean_block_usage=mean["held"] / slots,
+            row_occupancy=mean["rows"] / limits.max_sequences,
+            token_occupancy=None if budget is None else stats.computed_tokens / max(1, stats.steps * budget),
+            hit_tokens=stats.hit_tokens,
+            prefix_hit_rate=stats.hit_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+            computed_tokens=stats.computed_tokens,
+            wasted_tokens=stats.recomputed_tokens,
+            swapped_out_blocks=stats.swapped_out_blocks,
+            swapped_in_blocks=stats.swapped_in_blocks,
+            waste=(stats.recomputed_tokens + moved) / stats.computed_tokens if stats.computed_tokens else 0.0,
+            cost_per_million_tokens=cost,
+            checked_steps=self._checked_steps,
+            violations=self._violations,
+            violation_messages=tuple(self._messages),
+            wall_s=wall,
+            us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
+        )
+
+
+def _spread(mean: dict[str, float], slots: int) -> Spread:
+    kept = mean["held"] + mean["promised"]
+    return Spread(of_held=mean["filled"] / kept if kept else 0.0, of_pool=mean["filled"] / slots)

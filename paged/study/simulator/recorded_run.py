@@ -1,0 +1,254 @@
+"""A run of a serving system that somebody recorded: its requests with their times, and how it was set up.
+
+    requests.jsonl   input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts, last_token_ts (seconds), a line a request
+    meta.json        model, engine_kwargs, kv_cache, hardware
+    timeseries.csv   t, running, waiting, kv_cache_pct, a line a second; may be missing
+
+or one JSON file as `vllm bench serve --save-result --save-detailed` writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.errors import BadRun
+from paged.study.simulator import run_fields
+
+Times = NDArray[np.float64]
+Counts = NDArray[np.int64]
+_TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
+
+
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run says of itself; None where it does not.
+
+    num_blocks    blocks of each rank as the engine counts them
+    device_name   as its driver calls it
+    runs_ahead    the engine decides on a step while the one before runs
+    refused       fields that change what the run means and are not modelled, with their values
+    not_modelled  what else it says of itself that a simulation leaves out, a sentence each
+    """
+
+    model: str | None = None
+    engine_version: str | None = None
+    device_name: str | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    max_tokens_per_step: int | None = None
+    max_sequences: int | None = None
+    max_model_len: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    prefix_caching: bool | None = None
+    memory_share: float | None = None
+    runs_ahead: bool | None = None
+    refused: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+
+
+class Series(msgspec.Struct, frozen=True, eq=False):
+    """What an engine logged, float64 [ticks]: seconds since its first request, sequences that run and wait, share of KV in use (0 to 1)."""
+
+    t: Times
+    running: Times
+    waiting: Times
+    kv_usage: Times
+
+
+class RecordedRun(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Requests in order of arrival; times in seconds since the first came, float64 [n].
+
+    arrival  when it was sent; queued  when the engine took it in; first, last  its tokens
+    clients  a closed loop of so many; None: the arrivals are its own
+    """
+
+    name: str
+    setup: RunSetup
+    arrival: Times
+    queued: Times
+    first: Times
+    last: Times
+    prompt_tokens: Counts
+    output_tokens: Counts
+    series: Series | None = None
+    clients: int | None = None
+
+
+def read_run(path: str | Path) -> RecordedRun:
+    """A folder with requests.jsonl and meta.json, or a file of `vllm bench serve`. Raises BadRun with file and row, and OSError."""
+    path = Path(path)
+    return _of_folder(path) if path.is_dir() else _of_bench_serve(path)
+
+
+def _of_folder(folder: Path) -> RecordedRun:
+    path = folder / "requests.jsonl"
+    if not path.exists():
+        raise BadRun(folder, None, "there is no requests.jsonl; a recorded run has one, with a meta.json beside it")
+    wanted = ("input_toks", "output_toks", "arrival_time", *_TIMES)
+    rows: list[list[float]] = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadRun(path, number, f"no JSON: {error}") from None
+        rows.append(_row(path, number, found, wanted))
+    if not rows:
+        raise BadRun(path, None, "it has no requests")
+    table = np.array(rows)
+    table = table[table[:, 2].argsort(kind="stable")]
+    inputs, outputs, arrival, queued, first, last = table.T
+    # Two clocks: one of the sender, one of the engine. Whoever was taken in fastest was taken in at once.
+    offset = float((queued - arrival).min()) + arrival[0]
+    return RecordedRun(
+        name=folder.resolve().name,
+        setup=_setup(folder / "meta.json"),
+        arrival=arrival - arrival[0],
+        queued=queued - offset,
+        first=first - offset,
+        last=last - offset,
+        prompt_tokens=inputs.astype(np.int64),
+        output_tokens=outputs.astype(np.int64),
+        series=_series(folder / "timeseries.csv"),
+    )
+
+
+def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[float]:
+    if not isinstance(found, dict):
+        raise BadRun(path, number, "a request is an object")
+    values = []
+    for name in wanted:
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise BadRun(path, number, f"{name} is {value!r}; it has to be a number")
+        values.append(float(value))
+    inputs, outputs, _, queued, first, last = values
+    if inputs < 1 or outputs < 1:
+        raise BadRun(path, number, f"{inputs:g} input and {outputs:g} output tokens; each has to be at least 1")
+    if not queued <= first <= last:
+        raise BadRun(
+            path, number, f"queued at {queued:g}, first token at {first:g}, last at {last:g}: they have to rise"
+        )
+    if last - queued > 1e6:
+        raise BadRun(path, number, f"{last - queued:,.0f} s from queue to last token; times are in seconds")
+    return values
+
+
+def _setup(path: Path) -> RunSetup:
+    if not path.exists():
+        return RunSetup()
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise BadRun(path, None, f"no JSON: {error}") from None
+    own, cache, card, resolved = (
+        found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware", "resolved_config")
+    )
+    parts = [part for part in resolved.values() if isinstance(part, dict)]
+    # What was asked for comes first, then what the engine made of it.
+    given = {name: value for part in (*parts, cache, own) for name, value in part.items() if value is not None}
+    setup = {
+        "model": found.get("model") or given.get("model"),
+        "engine_version": found.get("vllm_version"),
+        "device_name": card.get("device_name"),
+        "dtype": given.get("dtype"),
+        "kv_dtype": given.get("kv_cache_dtype"),
+        "tensor_parallel": given.get("tensor_parallel_size") or 1,
+        "data_parallel": given.get("data_parallel_size") or 1,
+        "max_tokens_per_step": given.get("max_num_batched_tokens"),
+        "max_sequences": given.get("max_num_seqs"),
+        "max_model_len": given.get("max_model_len"),
+        "num_blocks": given.get("num_gpu_blocks_override") or given.get("num_gpu_blocks"),
+        "block_size": given.get("block_size"),
+        "prefix_caching": given.get("enable_prefix_caching"),
+        "memory_share": given.get("gpu_memory_utilization"),
+        "runs_ahead": given.get("async_scheduling"),
+        "refused": run_fields.refused(given),
+        "not_modelled": _left_out(own, given),
+    }
+    try:
+        return msgspec.convert(setup, RunSetup)
+    except msgspec.ValidationError as error:
+        raise BadRun(path, None, str(error)) from None
+
+
+def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """What of its fields a simulation leaves out, a sentence each."""
+    said = [f"not modelled: {field}" for field in run_fields.unknown(own)]
+    if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
+        said.append(
+            "not modelled: that experts lie on devices whole; they are counted as if each device had an even part of all"
+        )
+    return said
+
+
+def _series(path: Path) -> Series | None:
+    if not path.exists():
+        return None
+    names = ("t", "running", "waiting", "kv_cache_pct")
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in names if name not in (rows.fieldnames or ())]
+        if missing:
+            raise BadRun(path, None, f"there is no column {missing[0]}")
+        try:
+            table = np.array([[float(row[name]) for name in names] for row in rows])
+        except ValueError as error:
+            raise BadRun(path, None, str(error)) from None
+    if not len(table):
+        return None
+    t, running, waiting, percent = table.T
+    return Series(t, running, waiting, percent / 100)
+
+
+def _of_bench_serve(path: Path) -> RecordedRun:
+    try:
+        found = json.loads(path.read_text(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise BadRun(path, None, f"no JSON: {error}") from None
+    columns = ("input_lens", "output_lens", "ttfts", "itls")
+    missing = [name for name in columns if not isinstance(found, dict) or not found.get(name)]
+    if missing:
+        raise BadRun(path, None, f"it has no {missing[0]}; `vllm bench serve` writes them with --save-detailed")
+    inputs, outputs, ttfts, itls = (found[name] for name in columns)
+    if not len(inputs) == len(outputs) == len(ttfts) == len(itls):
+        raise BadRun(
+            path, None, f"{', '.join(columns)} have {len(inputs)}, {len(outputs)}, {len(ttfts)} and {len(itls)} entries"
+        )
+    clients, starts = found.get("max_concurrency"), found.get("start_times")
+    if starts is None and clients is None:
+        if str(found.get("request_rate")) != "inf":
+            raise BadRun(
+                path, None, "it has neither start_times nor max_concurrency; when its requests came is not known"
+            )
+        starts = [0.0] * len(inputs)
+    arrival = np.zeros(len(inputs)) if starts is None else np.array(starts, np.float64)
+    ended = np.array(outputs) > 0
+    order = arrival.argsort(kind="stable")
+    order = order[ended[order]]
+    first = arrival + np.array(ttfts, np.float64)
+    last = first + np.array([sum(each) for each in itls])
+    begin = arrival[order].min() if len(order) else 0.0
+    if not len(order):
+        raise BadRun(path, None, "none of its requests has a token")
+    return RecordedRun(
+        name=path.stem,
+        setup=RunSetup(model=found.get("model_id") or found.get("model")),
+        arrival=arrival[order] - begin,
+        queued=arrival[order] - begin,
+        first=first[order] - begin,
+        last=last[order] - begin,
+        prompt_tokens=np.array(inputs, np.int64)[order],
+        output_tokens=np.array(outputs, np.int64)[order],
+        clients=clients if starts is None else None,
+    )

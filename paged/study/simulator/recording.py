@@ -1,0 +1,250 @@
+"""A trace on the real engine, by the wall clock: what it decided in each step, how long each took, which tokens it wrote.
+
+    | step 1 | step 2 | idle ... | step 3 |      a step's seconds are those since the one before ended, or since somebody came
+
+so that a simulation that is told these seconds has the same clock, to the last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
+from paged.errors import InvalidConfig, NeverFits, RecordingFailed
+from paged.study.simulator.decisions import Decision, decision_of
+from paged.study.simulator.latencies import Latencies
+from paged.study.simulator.result import Percentiles, Preemptions
+from paged.study.simulator.simulation import Step
+from paged.study.traces import Trace
+
+if TYPE_CHECKING:
+    from paged.engine.engine import Engine
+
+MOST_IDLE_CALLS = 2
+"""So often in a row an engine with unfinished requests may run nothing."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine's memory and scheduler were made with."""
+
+    num_blocks: int
+    block_size: int
+    host_blocks: int
+    prefix_caching: bool
+    host_caching: bool
+    policy: Policy
+    max_tokens_per_step: int
+    max_sequences: int
+    max_chunk: int
+    max_model_len: int | None
+    costs: Costs
+    vocabulary: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> Setup:
+        """That of an engine."""
+        scheduler, manager = engine.scheduler, engine.manager
+        limits = scheduler.limits
+        return cls(
+            num_blocks=manager.num_blocks,
+            block_size=manager.block_size,
+            host_blocks=manager.num_host_blocks,
+            prefix_caching=manager.prefix_caching,
+            host_caching=manager.host_caching,
+            policy=scheduler.policy,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            max_sequences=limits.max_sequences,
+            max_chunk=limits.max_chunk,
+            max_model_len=limits.max_model_len,
+            costs=scheduler.costs,
+            vocabulary=engine.model.vocabulary_size,
+        )
+
+    def scheduler(self) -> Scheduler:
+        """The same scheduler once more, on an empty pool."""
+        manager = BlockManager(
+            self.num_blocks,
+            self.block_size,
+            host_blocks=self.host_blocks,
+            prefix_caching=self.prefix_caching,
+            host_caching=self.host_caching,
+        )
+        return Scheduler(
+            manager,
+            policy=self.policy,
+            max_tokens_per_step=self.max_tokens_per_step,
+            max_sequences=self.max_sequences,
+            max_chunk=self.max_chunk,
+            max_model_len=self.max_model_len,
+            costs=self.costs,
+        )
+
+    def prompt_of(self, trace: Trace) -> Callable[[int], NDArray[np.int32]]:
+        """A trace's prompts in the model's vocabulary; what they share they still share."""
+        return lambda request: trace.prompt(request) % np.int32(self.vocabulary)
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a trace on an engine. Percentiles as in a `SimulationResult`.
+
+    clients     of a closed loop; None: the trace's arrivals
+    decisions   a step an entry, and `seconds`, how long each took
+    outputs     the tokens that each request got, by its number
+    makespan_s  from the first arrival to the last token
+    """
+
+    setup: Setup
+    clients: int | None
+    decisions: tuple[Decision, ...]
+    seconds: tuple[float, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    rejected: int
+    preemptions: Preemptions
+    makespan_s: float
+    ttft_s: Percentiles
+    itl_s: Percentiles
+    longest_gap_s: Percentiles
+    e2e_s: Percentiles
+
+
+def record(
+    engine: Engine, trace: Trace, *, clients: int | None = None, clock: Callable[[], float] = time.perf_counter
+) -> Recording:
+    """Run a trace on an engine that has had no request yet, and record it.
+
+    Each request gets as many tokens as the trace says, whatever the model would rather do. `clients`: a closed loop of so many, as in a
+    `Simulation`; None: requests come when the trace says, by the wall clock. `clock` tells seconds. Raises InvalidConfig for an engine
+    that has been used, a trace whose requests end before their declared maximum, or fewer than one client; and RecordingFailed.
+    """
+    if engine.scheduler.counts()["submitted"]:
+        raise InvalidConfig("the engine has had requests; a recording begins with a new one")
+    if clients is not None and clients < 1:
+        raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
+    if (trace.max_tokens > trace.output_tokens).any():
+        raise InvalidConfig(
+            "the trace has requests that write less than they declare; an engine cannot be told where to stop"
+        )
+    run = _Run(engine, trace, clients, clock)
+    run.to_the_end()
+    return run.recording()
+
+
+class _Run:
+    """A recording under way. Its clock is the sum of the steps' seconds, as a simulation's is."""
+
+    def __init__(self, engine: Engine, trace: Trace, clients: int | None, clock: Callable[[], float]) -> None:
+        self._engine, self._trace, self._clients, self._clock = engine, trace, clients, clock
+        self._setup = Setup.of(engine)
+        self._prompt_of = self._setup.prompt_of(trace)
+        self._latencies = Latencies(len(trace))
+        self._decisions: list[Decision] = []
+        self._seconds: list[float] = []
+        self._outputs: list[list[int]] = [[] for _ in range(len(trace))]
+        self._batches: list[Batch] = []
+        self._num_added = self._num_rejected = 0
+        self._num_idle = clients or 0
+        self._now_s = 0.0
+        # What the clock showed at `now_s`.
+        self._mark = 0.0
+
+    def to_the_end(self) -> None:
+        """Every step. Raises RecordingFailed."""
+        engine, num_idle_calls = self._engine, 0
+        before, engine.on_batch = engine.on_batch, self._batches.append
+        self._mark = self._clock()
+        try:
+            while self._num_added < len(self._trace) or engine.has_unfinished:
+                if not engine.has_unfinished:
+                    self._wait_for(self._next_arrival())
+                self._add_arrived()
+                num_idle_calls = 0 if self._step() else num_idle_calls + 1
+                if num_idle_calls == MOST_IDLE_CALLS and engine.has_unfinished:
+                    raise RecordingFailed(
+                        f"step {len(self._decisions) + 1}: {engine.scheduler.counts()}, and nothing ran twice."
+                    )
+        finally:
+            engine.on_batch = before
+
+    def _next_arrival(self) -> float:
+        if self._num_added == len(self._trace):
+            return np.inf
+        if self._clients is None:
+            return float(self._trace.arrival_s[self._num_added])
+        return self._now_s if self._num_idle else np.inf
+
+    def _wait_for(self, arrival: float) -> None:
+        idle = arrival - self._now_s
+        if 0 < idle < np.inf:
+            self._mark += idle
+            while (left := self._mark - self._clock()) > 0:
+                time.sleep(left)
+            self._now_s = arrival
+
+    def _add_arrived(self) -> None:
+        while (arrival := self._next_arrival()) <= self._now_s:
+            number, trace = self._num_added, self._trace
+            self._num_added += 1
+            self._latencies.arrived(number, arrival)
+            try:
+                self._engine.add_request(
+                    self._prompt_of(number).tolist(),
+                    SamplingParams(max_tokens=int(trace.output_tokens[number]), ignore_eos=True),
+                    id=str(number),
+                    priority=int(trace.priority[number]),
+                    salt=str(trace.tenant[number]) or None,
+                    tenant=str(trace.tenant[number]) or None,
+                )
+            except NeverFits:
+                self._num_rejected += 1
+                continue
+            self._num_idle -= 1
+
+    def _step(self) -> bool:
+        """One step of the engine; whether a batch ran."""
+        failed = self._engine.stats().failed_steps
+        self._batches.clear()
+        outputs = self._engine.step()
+        if self._engine.stats().failed_steps != failed:
+            raise RecordingFailed(f"step {len(self._decisions) + 1} of the engine failed")
+        if not self._batches:
+            return False
+        shown = self._clock()
+        seconds = shown - self._mark
+        self._mark = shown
+        self._now_s += seconds
+        self._seconds.append(seconds)
+        (batch,) = self._batches
+        ended = tuple(int(output.id) for output in outputs if output.finish_reason is not None)
+        for output in outputs:
+            self._outputs[int(output.id)] += output.token_ids
+        sampled = np.array([int(id) for id in batch.ids[batch.samples]], np.int64)
+        self._latencies.tokens(sampled, self._now_s)
+        self._latencies.finished(np.array(ended, np.int64), self._now_s)
+        self._num_idle += len(ended)
+        step = Step(len(self._decisions) + 1, self._now_s, seconds, batch, ended)
+        self._decisions.append(decision_of(step))
+        return True
+
+    def recording(self) -> Recording:
+        """What was recorded so far."""
+        latencies, stats = self._latencies, self._engine.scheduler.stats()
+        return Recording(
+            setup=self._setup,
+            clients=self._clients,
+            decisions=tuple(self._decisions),
+            seconds=tuple(self._seconds),
+            outputs=tuple(map(tuple, self._outputs)),
+            rejected=self._num_rejected,
+            preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
+            makespan_s=latencies.last_token_s,
+            ttft_s=latencies.ttft(),
+            itl_s=latencies.itl(),
+            longest_gap_s=latencies.longest_gap(),
+            e2e_s=latencies.e2e(),
+        )

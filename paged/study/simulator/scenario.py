@@ -1,0 +1,399 @@
+"""One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes."""
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import POLICIES, BlockManager, Policy, Scheduler
+from paged.errors import InvalidConfig, UnknownPolicy
+from paged.study.hardware import (
+    CostModel,
+    Faster,
+    Profile,
+    Roofline,
+    device_named,
+    is_path,
+    model_named,
+    suiting_budget,
+)
+from paged.study.hardware.link import link_of
+from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
+from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.result import SimulationResult
+from paged.study.simulator.settling import settling_s
+from paged.study.simulator.simulation import Simulation
+from paged.study.simulator.step_time import StepTime
+from paged.study.simulator.trace_facts import TraceFacts
+from paged.study.traces import Trace, is_synthetic, open_trace
+
+Budget = int | Literal["auto", "knee", "own"]
+USUAL_BUDGET = 2048
+"""Where no model is named, and so nothing to choose by."""
+MOST_DRAWN = 100_000
+"""Requests that are drawn where a trace is too short: more take minutes to simulate, and such a rate is far beyond one device."""
+MOST_AT_ONCE = 8192
+"""Tokens of a step for whose activations memory is kept."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests come, and when.
+
+    trace        a file, an excerpt's name, or `synthetic:…`
+    limit        only so many requests, the first ones
+    seed         of prompts' tokens, of who is kept, and of synthetic arrivals
+    rate         arrivals are so many times as fast (the time between them is stretched)
+    prompts, outputs
+                 lengths are so many times as long
+    keep         share of the requests that stay, drawn by the seed: arrivals of a file that differ from seed to seed
+    half         "first" or "second" half of the requests; None: all
+    context      requests longer than this are clipped, or rejected (`over_long`); None: none are
+    declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
+    clients      a closed loop of so many; None: the trace's arrivals
+    resampled    the requests are drawn from the file's by the seed, in blocks (`Trace.resampled`)
+    least_span_s where they come in less at this rate, more are drawn in the same way, at the same rate; None: as they are
+    """
+
+    trace: str
+    limit: int | None = None
+    seed: int = 0
+    rate: float = 1.0
+    prompts: float = 1.0
+    outputs: float = 1.0
+    half: Literal["first", "second"] | None = None
+    keep: float = 1.0
+    context: int | None = None
+    over_long: Literal["clip", "reject"] = "reject"
+    declared: int | None = None
+    clients: int | None = None
+    resampled: bool = False
+    least_span_s: float | None = None
+
+    def build(self) -> Trace:
+        """The trace. Raises TraceError, OSError or InvalidConfig."""
+        trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
+        if self.half is not None:
+            trace = trace.halves()[0 if self.half == "first" else 1]
+        rate, span = self.rate, float(trace.arrival_s[-1])
+        times = max(1.0, (self.least_span_s or 0.0) * rate / span) if span else 1.0
+        if times > 1:
+            count = len(trace)
+            wanted = min(math.ceil(count * times), max(count, MOST_DRAWN))
+            trace = trace.resampled(seed=self.seed, requests=wanted)
+            # What was drawn came a little faster or slower.
+            rate *= float(trace.arrival_s[-1]) / span * count / wanted
+        elif self.resampled:
+            trace = trace.resampled(seed=self.seed)
+        if self.keep != 1.0:
+            trace = trace.thinned(self.keep, seed=self.seed)
+        if (rate, self.prompts, self.outputs) != (1.0, 1.0, 1.0):
+            trace = trace.scaled(rate=rate, prompts=self.prompts, outputs=self.outputs)
+        if self.context is not None:
+            trace = trace.fitted(self.context, how=self.over_long)
+        if self.declared is not None:
+            if self.context is None:
+                raise InvalidConfig("declared maxima need a context, which they may not exceed; it is None")
+            trace = trace.declared(self.context, self.declared)
+        return trace
+
+    def seeded(self, number: int) -> "Load":
+        """The load with another seed, so many after its own: number 0 is itself.
+
+        What a synthetic trace draws differs then, and of a file who is kept; the whole of a file is drawn anew from itself.
+        """
+        is_file = self.keep == 1.0 and not is_synthetic(self.trace)
+        resampled = self.resampled or (number > 0 and is_file)
+        return msgspec.structs.replace(self, seed=self.seed + number, resampled=resampled)
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes, and how many blocks there are: a model on a device, or without one a formula; or steps that were timed.
+
+    model, device    names, or paths of JSON files (docs/hardware.md); both or neither
+    dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
+    tensor_parallel  devices over which the model is split
+    link_gbps, link_us
+                     what the link between them reaches: 10⁹ bytes/s one way, and µs a message; None: as `usual_link` has it
+    memory_share     of the device's memory that may be used
+    profile          a file that `paged profile` wrote, of steps or of kernels: what a step takes, instead of what ships
+    formula          the step's time where no model is named
+    published        steps are timed by published figures, also where somebody measured the device's kernels
+    faster           what if the device were so much faster: not of a profile or a formula
+    """
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str = "bf16"
+    kv_dtype: str | None = None
+    tensor_parallel: int = 1
+    link_gbps: float | None = None
+    link_us: float | None = None
+    memory_share: float = 0.9
+    profile: str | None = None
+    formula: StepTime = StepTime()
+    published: bool = False
+    faster: Faster = Faster()
+
+    @property
+    def can_be_faster(self) -> bool:
+        """Whether steps are timed by rates that could be others: neither steps that were timed nor a formula are."""
+        return self.model is not None and (self.profile is None or holds_kernels(self.profile))
+
+    def cost_model(self) -> CostModel:
+        """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
+        if self.faster != Faster() and not self.can_be_faster:
+            raise InvalidConfig(
+                f"a {'formula' if self.profile is None else 'profile'} has no rates that could be others; faster is {self.faster}"
+            )
+        roofline = self.roofline()
+        if self.profile is not None and holds_kernels(self.profile):
+            if roofline is None:
+                raise InvalidConfig(
+                    f"{self.profile} holds kernels of a device; a model and that device are needed beside it"
+                )
+            return step_from(layers_in(self.profile, roofline), roofline)
+        profile = self.timed()
+        if profile is not None:
+            if roofline is not None:
+                profile.must_be_of(roofline.model)
+            if self.tensor_parallel != 1:
+                raise InvalidConfig(
+                    f"a profile is of steps as they were timed; tensor_parallel is {self.tensor_parallel}"
+                )
+            return profile
+        if roofline is not None:
+            return _shipped_step(self) if self._ships else step_of(roofline, published=self.published)
+        self.formula.check()
+        return self.formula
+
+    @property
+    def _ships(self) -> bool:
+        """Whether model and device are names of the catalogue, and no files that may be others the next time."""
+        return not any(name is None or is_path(name) for name in (self.model, self.device))
+
+    def timed_by(self) -> str:
+        """What a step's seconds come from, in words. Raises what `cost_model` raises."""
+        step = self.cost_model()
+        if isinstance(step, MeasuredStep | Roofline):
+            return timed_by(step, published=self.published)
+        return f"the profile {self.profile}: {step.about}" if isinstance(step, Profile) else "a formula of four numbers"
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any figure should know: of dtypes, and what of a step's seconds stands on no measurement although the rest does."""
+        step, roofline = self.cost_model(), self.roofline()
+        said = () if roofline is None else roofline.notes
+        return said + (step.layers.notes if isinstance(step, MeasuredStep) else ())
+
+    def not_modelled(self) -> tuple[str, ...]:
+        """What of the model no figure counts, a sentence each."""
+        return () if self.model is None else model_named(self.model).not_modelled
+
+    def timed(self) -> Profile | None:
+        """The profile where one is named. Raises BadHardwareFile or OSError."""
+        return None if self.profile is None else Profile.load(self.profile)
+
+    def roofline(self) -> Roofline | None:
+        """The model on the device where they are named."""
+        if (self.model is None) != (self.device is None):
+            raise InvalidConfig(f"a model runs on a device; model is {self.model!r}, device is {self.device!r}")
+        if self.model is None or self.device is None:
+            if (self.link_gbps, self.link_us) != (None, None):
+                raise InvalidConfig("a link was named; a model and a device are needed beside it")
+            return None
+        device = device_named(self.device)
+        return Roofline(
+            model=model_named(self.model),
+            device=device,
+            link=link_of(device, self.link_gbps, self.link_us),
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            tensor_parallel=self.tensor_parallel,
+            faster=self.faster,
+        )
+
+
+@lru_cache(maxsize=64)
+def _shipped_step(device: Device) -> MeasuredStep | Roofline:
+    """Of names in the catalogue: a simulation asks several times, a plan many more, and tables are made for each new one."""
+    roofline = device.roofline()
+    assert roofline is not None, "a model and a device are named"
+    return step_of(roofline, published=device.published)
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulation.
+
+    blocks               device blocks; None: what the device has left beside the model
+    max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and of a policy
+                         that splits no prompts its own; "knee": at the roofline's knee; "own": the policy's own default, at the knee
+                         where it has none. A policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
+    """
+
+    load: Load
+    device: Device = Device()
+    policy: str | Policy = "paged"
+    blocks: int | None = None
+    block_size: int = 16
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    max_tokens_per_step: Budget = "auto"
+    max_sequences: int = 256
+    price_per_hour: float | None = None
+
+    def budget(self) -> int:
+        """Tokens a step. Raises UnknownPolicy, and InvalidConfig where there is no roofline to take it from."""
+        policy, asked = self.policy_rules(), self.max_tokens_per_step
+        if not policy.chunked and policy.default_budget is None:
+            return UNBOUNDED
+        is_own = asked == "own" or (asked == "auto" and not policy.chunked)
+        if is_own and policy.default_budget is not None:
+            return policy.default_budget
+        if not isinstance(asked, str):
+            return asked
+        if asked == "auto":
+            if self.device.model is None:
+                return USUAL_BUDGET
+            return suiting_budget(
+                self.device.cost_model(), max_sequences=self.max_sequences, block_size=self.block_size
+            )
+        roofline = self.device.roofline()
+        if roofline is None:
+            raise InvalidConfig(
+                f'the token budget "{asked}" of {policy.name} is at the knee, which needs a model and a device'
+            )
+        # A whole number of blocks: a chunk that ends inside one shares it with nobody.
+        return max(1, round(roofline.knee_tokens / self.block_size)) * self.block_size
+
+    def policy_rules(self) -> Policy:
+        """The policy itself, also where it is named. Raises UnknownPolicy."""
+        if isinstance(self.policy, Policy):
+            return self.policy
+        if self.policy not in POLICIES:
+            raise UnknownPolicy(self.policy, POLICIES)
+        return POLICIES[self.policy]
+
+    def num_blocks(self) -> int:
+        """Device blocks. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
+        if self.blocks is not None:
+            return self.blocks
+        roofline = self.device.roofline()
+        if roofline is None:
+            raise InvalidConfig("the number of blocks is needed, or a model and a device to take it from")
+        return roofline.num_blocks(
+            self.block_size,
+            self.device.memory_share,
+            max_tokens_per_step=min(self.budget(), MOST_AT_ONCE),
+            max_sequences=self.max_sequences,
+        )
+
+    def settles_in_s(self, trace: Trace) -> float:
+        """Seconds that the load's trace has to last (`settling_s`); 0 of a closed loop."""
+        if self.load.clients is not None:
+            return 0.0
+        slots = self.num_blocks() * self.block_size
+        return settling_s(trace, self.device.cost_model(), slots=slots, max_sequences=self.max_sequences)
+
+    def settled(self) -> "Scenario":
+        """The same with a trace that is drawn longer where it is too short at its rate, unless the load says how long it is to last."""
+        needed = 0.0 if self.load.least_span_s is not None else self.settles_in_s(self.load.build())
+        return (
+            msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, least_span_s=needed))
+            if needed
+            else self
+        )
+
+    def scheduler(self) -> Scheduler:
+        """A scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
+        costs = self.device.cost_model().costs(self.block_size)
+        if self.host_blocks and self.device.profile is not None and not costs.seconds_per_swapped_block:
+            raise InvalidConfig(
+                f"{self.device.profile} has no price for tokens that move to the host, so swapping would be free; host_blocks "
+                f"is {self.host_blocks:,}. Take it again with a host, or simulate without one"
+            )
+        manager = BlockManager(
+            self.num_blocks(), self.block_size, host_blocks=self.host_blocks, prefix_caching=self.prefix_caching
+        )
+        return Scheduler(
+            manager,
+            policy=self.policy,
+            max_tokens_per_step=self.budget(),
+            max_sequences=self.max_sequences,
+            max_model_len=self.load.context,
+            costs=costs,
+        )
+
+    def simulation(self, *, check: bool = False, trace: Trace | None = None) -> Simulation:
+        """Ready to run. `trace` stands in for the load's, as a part of it does. Raises what its parts raise."""
+        scheduler = self.scheduler()
+        return Simulation(
+            self.load.build() if trace is None else trace,
+            scheduler,
+            self.device.cost_model(),
+            check=check,
+            clients=self.load.clients,
+            price_per_hour=self.price_per_hour,
+        )
+
+
+def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
+    """Prompts that are longer than the token budget of a policy that splits none: each is computed alone, over several steps."""
+    if scenario.policy_rules().chunked:
+        return 0
+    return int((trace.prompt_tokens > scenario.budget()).sum())
+
+
+def facts_of(scenario: Scenario, trace: Trace) -> TraceFacts:
+    """What a reader should know of the scenario's trace."""
+    is_open = scenario.load.clients is None
+    return TraceFacts.of(trace, is_open=is_open, settles_in_s=scenario.settles_in_s(trace))
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A scenario and what became of it.
+
+    timeline  columns by name, float64 [entries] each (`Timeline.columns`)
+    ttft_s, longest_gap_s, e2e_s
+              float64 [requests], NaN for who has none
+    applied   what was done to the trace, a sentence each
+    load      what came: how many requests, how fast, how long
+    prompts_over_budget
+              of a policy that splits no prompt: how many are longer than its token budget
+    """
+
+    scenario: Scenario
+    result: SimulationResult
+    timeline: dict[str, NDArray[np.float64]]
+    ttft_s: NDArray[np.float64]
+    longest_gap_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    applied: tuple[str, ...]
+    load: TraceFacts
+    prompts_over_budget: int
+
+
+def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
+    """What a simulation that has run found."""
+    latencies = simulation.latencies
+    return Outcome(
+        scenario,
+        simulation.result(),
+        simulation.timeline.columns(),
+        latencies.ttft_of_each(),
+        latencies.longest_gap_of_each(),
+        latencies.e2e_of_each(),
+        tuple(map(str, simulation.trace.applied)),
+        facts_of(scenario, simulation.trace),
+        prompts_over_budget(scenario, simulation.trace),
+    )
+
+
+def run(scenario: Scenario, *, check: bool = False) -> Outcome:
+    """Simulate a scenario to its end. Raises what its parts raise, and SimulationStuck."""
+    simulation = scenario.simulation(check=check)
+    for _ in simulation.steps():
+        pass
+    return outcome_of(scenario, simulation)

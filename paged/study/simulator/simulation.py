@@ -1,0 +1,284 @@
+"""The loop of a simulation: arrivals in, a step, its tokens out, on a virtual clock."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Batch, Request, Scheduler
+from paged.errors import InvalidConfig, NeverFits, SimulationStuck
+from paged.study.hardware import CostModel, StepWork
+from paged.study.simulator.answers import STOP, Answers
+from paged.study.simulator.arrivals import Arrivals
+from paged.study.simulator.latencies import Latencies
+from paged.study.simulator.ledger import Ledger
+from paged.study.simulator.result import SimulationResult
+from paged.study.simulator.step_time import StepTime
+from paged.study.simulator.stretch import skip, steady_batch, steady_steps
+from paged.study.simulator.work import steady_work, work_of
+from paged.study.traces import Trace
+
+LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512
+"""Steps that are asked for at once: few, since most stretches are short and what was timed and not taken is lost, then twice as many each
+time that all were taken; more win nothing."""
+
+Answer = Callable[[Batch], NDArray[np.int32]]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a simulation: what ran, until when (virtual seconds), and which requests ended with it (their numbers).
+
+    `skipped` steps like it, with the same rows, have run since the step before; `now_s` and `seconds` count them.
+    """
+
+    number: int
+    now_s: float
+    seconds: float
+    batch: Batch
+    ended: tuple[int, ...]
+    skipped: int = 0
+
+
+class Simulation:
+    """A trace on its way through a scheduler that nobody else uses. Request i of the trace has the id str(i)."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        scheduler: Scheduler,
+        cost_model: CostModel | None = None,
+        *,
+        check: bool = False,
+        clients: int | None = None,
+        fast_forward: bool = True,
+        price_per_hour: float | None = None,
+        runs_ahead: bool = False,
+        prompt_of: Callable[[int], NDArray[np.int32]] | None = None,
+        answer: Answer | None = None,
+        shared: Arrivals | None = None,
+        latencies: Latencies | None = None,
+    ) -> None:
+        """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
+        are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
+        `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
+        request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
+        stand-in's. `shared` and `latencies`: those of all data-parallel ranks, of which this is one. Raises InvalidConfig for fewer than one client or a price that is none.
+        """
+        if clients is not None and clients < 1:
+            raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
+        if price_per_hour is not None and not 0 <= price_per_hour < np.inf:
+            raise InvalidConfig(f"price_per_hour is {price_per_hour}; it must be a finite number, 0 or more")
+        self.trace = trace
+        self.scheduler = scheduler
+        self.cost_model: CostModel = StepTime() if cost_model is None else cost_model
+        self.check = check
+        self.now_s = 0.0
+        self._ledger = Ledger(trace, scheduler, price_per_hour, latencies)
+        self.latencies, self.timeline = self._ledger.latencies, self._ledger.timeline
+        self._prompt_tokens = trace.prompt_tokens
+        self._any_ends_early = bool((trace.max_tokens > trace.output_tokens).any())
+        self._answers = Answers(trace)
+        self._prompt_of = prompt_of or trace.prompt
+        self._answer = answer
+        self._runs_ahead = runs_ahead
+        # When the latest step began.
+        self._began_s = 0.0
+        self._may_skip = fast_forward and not check and answer is None
+        self._ask_for = LEAST_AT_ONCE
+        self.arrivals = shared or Arrivals(trace, clients)
+        self.deliver: Callable[[float], None] = self._add_arrived
+        """Add who has come until a time; of data-parallel ranks to whichever is to serve them."""
+        self._num_empty = 0
+        # The requests of the rows that sampled last, so that steps with the same rows need not ask.
+        self._ids: NDArray[np.object_] | None = None
+        self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def steps(self) -> Iterator[Step]:
+        """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
+        while self.arrivals.are_left or self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished:
+                # Nobody is here: skip to when somebody comes.
+                self.now_s = max(self.now_s, self.arrivals.next_s())
+            self.deliver(self.seen_s)
+            step = self.advance()
+            if step is not None:
+                yield step
+
+    def advance(self) -> Step | None:
+        """Run the next step, and before it those in which nothing is to be decided; None where nobody can run. Raises SimulationStuck."""
+        before, skipped = self.num_skipped, 0.0
+        if self._may_skip:
+            skipped = self._fast_forward()
+            self.deliver(self.seen_s)
+        batch = self.scheduler.schedule(self.now_s)
+        if batch.is_empty:
+            self.nothing_ran(batch)
+            return None
+        work = self.work_of(batch)
+        step = self.finish(batch, work, float(self.cost_model.seconds(work)))
+        if not skipped:
+            return step
+        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+
+    def nothing_ran(self, batch: Batch) -> None:
+        """End an empty batch. Raises SimulationStuck for the second one in a row."""
+        # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
+        outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
+        self.arrivals.answered(len(outputs.others), self.now_s)
+        self._num_empty += 1
+        if self._num_empty == 2 and self.scheduler.has_unfinished:
+            raise SimulationStuck(self._why_stuck())
+
+    @property
+    def seen_s(self) -> float:
+        """Who has come until then is in the next step."""
+        return self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
+
+    def _add_arrived(self, seen_s: float) -> None:
+        while (arrival := self.arrivals.next_s()) <= seen_s:
+            self.add(self.arrivals.take(), arrival)
+
+    def add(self, number: int, arrival: float) -> None:
+        """A request of the trace has come."""
+        self.latencies.arrived(number, arrival)
+        try:
+            self.scheduler.add(self._request(number), now=arrival)
+        except NeverFits:
+            # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
+            return
+        self.arrivals.is_waited_for()
+
+    def _request(self, number: int) -> Request:
+        trace = self.trace
+        output, declared = int(trace.output_tokens[number]), int(trace.max_tokens[number])
+        is_stopped = declared > output
+        return Request(
+            id=str(number),
+            prompt=self._prompt_of(number),
+            max_tokens=declared if is_stopped else output,
+            expected_tokens=output,
+            stop_token_ids=(STOP,) if is_stopped else (),
+            priority=int(trace.priority[number]),
+            salt=str(trace.tenant[number]) or None,
+            tenant=str(trace.tenant[number]) or None,
+        )
+
+    def _fast_forward(self) -> float:
+        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
+        scheduler = self.scheduler
+        asked = self._ask_for
+        allowed = steady_steps(scheduler, asked)
+        if allowed < 2:
+            return 0.0
+        first = steady_batch(scheduler)
+        requests = self._numbers_of(first.ids)[: first.num_samples]
+        written = first.seq_lens[: first.num_samples] - self._prompt_tokens[requests]
+        if self._any_ends_early and len(requests):
+            # The step in which somebody stops is to be seen.
+            allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
+            if allowed < 2:
+                return 0.0
+        clock, seconds = np.empty(allowed + 1), np.empty(allowed)
+        work = steady_work(first, allowed, self.cost_model.tiling)
+        seconds[:] = self.cost_model.seconds(work)
+        # Sums in the order in which the steps come: the same clock to the last bit.
+        clock[0], clock[1:] = self.now_s, seconds
+        np.add.accumulate(clock, out=clock)
+        until_seen = int(np.searchsorted(clock[:-1], self.arrivals.next_s(), "left")) + self._runs_ahead
+        count = min(allowed, until_seen)
+        if count < 2:
+            return 0.0
+        self._ask_for = min(MOST_AT_ONCE, 2 * asked) if count == asked else LEAST_AT_ONCE
+        seconds, times = seconds[:count], clock[1 : count + 1]
+        memory = self._ledger.memory()
+        tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
+        drawn = skip(scheduler, tokens, now=float(clock[count - 1]))
+        context = float(np.asarray(work.context_tokens)[:count].sum())
+        self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids), context=context)
+        before, self.now_s, self._began_s = self.now_s, float(times[-1]), float(clock[count - 1])
+        return self.now_s - before
+
+    def work_of(self, batch: Batch) -> StepWork:
+        """What a batch asks of the device."""
+        return work_of(batch, self.scheduler.manager.block_size, self.cost_model.tiling)
+
+    def finish(self, batch: Batch, work: StepWork, seconds: float) -> Step:
+        """End a batch that took so long."""
+        self._num_empty = 0
+        scheduler = self.scheduler
+        memory = self._ledger.memory()
+        self._check(ends_step=False)
+        sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
+        sampled = self._numbers_of(sampling)
+        tokens = self._stand_in(batch, sampled) if self._answer is None else self._answer(batch)
+        self._began_s = self.now_s
+        self.now_s += seconds
+        outputs = scheduler.update(batch, tokens, now=self.now_s)
+        self._check(ends_step=True)
+        self._ledger.step(
+            memory,
+            sampled,
+            end_s=self.now_s,
+            seconds=seconds,
+            rows=len(batch.rows),
+            work=work,
+        )
+        ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
+        if ended:
+            self.latencies.finished(np.array(ended), self.now_s)
+            self._answers.forget(ended)
+        self.arrivals.answered(len(ended) + len(outputs.others), self.now_s)
+        return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
+
+    def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
+        self._answers.begin(map(int, batch.admitted))
+        lengths = batch.seq_lens if len(sampled) == len(batch.rows) else batch.seq_lens[batch.samples]
+        return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
+
+    @property
+    def num_steps(self) -> int:
+        """So far."""
+        return self._ledger.num_steps
+
+    @property
+    def num_skipped(self) -> int:
+        """Of them, taken at once with others."""
+        return self._ledger.num_skipped
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Written so far, by all requests."""
+        return self._ledger.output_tokens
+
+    def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
+        """The request of each id, int64 [n]."""
+        if ids is not self._ids:
+            self._ids, self._numbers = ids, np.array(ids.tolist(), np.int64) if len(ids) else np.empty(0, np.int64)
+        return self._numbers
+
+    def _check(self, *, ends_step: bool) -> None:
+        if self.check:
+            self._ledger.checked(self.scheduler.check(), ends_step=ends_step)
+
+    def _why_stuck(self) -> str:
+        waiting = self.scheduler.waiting_ids()
+        first = f" {self.scheduler.explain(waiting[0])}" if waiting else ""
+        return f"step {self.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
+
+    def result(self) -> SimulationResult:
+        """The figures so far; after the last step, those of the whole simulation."""
+        return self._ledger.result(self.arrivals.num_added)
+
+
+def simulate(
+    trace: Trace, scheduler: Scheduler, cost_model: CostModel | None = None, *, check: bool = False
+) -> SimulationResult:
+    """Simulate a whole trace. `check` recomputes every invariant twice a step: slow, and worth it.
+
+    Raises SimulationStuck, InvalidConfig for a cost model without time, and InvalidRequest where the trace asks for what the scheduler refuses.
+    """
+    run = Simulation(trace, scheduler, cost_model, check=check)
+    for _ in run.steps():
+        pass
+    return run.result()

@@ -1,0 +1,160 @@
+"""Steps that need no decision, taken at once: while the same rows compute a token each, and no request comes, goes or is short of memory.
+
+For a caller that knows beforehand what every row samples: a simulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.base.arguments import is_integer
+from paged.errors import InvalidRequest, WrongTokens
+from paged.scheduler.admission import Admission
+from paged.scheduler.arguments import UNLIMITED, latest_time
+from paged.scheduler.composition import Composition, DecodesFirst
+from paged.scheduler.core import Scheduler
+from paged.scheduler.rows import Rows
+from paged.scheduler.state import State
+from paged.scheduler.status import Status
+from paged.study.policies.interleaving import Apart
+from paged.study.policies.lockstep import Lockstep
+from paged.study.policies.whole_batches import WholeBatches
+
+_COMPOSITIONS = {Composition, DecodesFirst, Apart, Lockstep}
+
+
+class SteadyBatch(NamedTuple):
+    """What the first of several steps runs that decide nothing, a token a row.
+
+    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
+    sample; the others are in the middle of their prompts.
+    """
+
+    ids: NDArray[np.object_]
+    seq_lens: NDArray[np.int64]
+    num_samples: int
+
+
+def steady_steps(scheduler: Scheduler, limit: int) -> int:
+    """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
+    ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
+    limit that is no integer."""
+    if not is_integer(limit):
+        raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
+    state = scheduler._state
+    return _num_steady(state, _steady_rows(state), limit)
+
+
+def steady_batch(scheduler: Scheduler) -> SteadyBatch:
+    """What the first of those steps runs; nothing where there are none."""
+    state = scheduler._state
+    found = _steady_rows(state)
+    if found is None:
+        return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
+    rows, num_samples = found
+    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
+
+
+def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
+    """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
+
+    Leaves behind what so many calls of `schedule` and `update` would, down to the ids of the blocks, of which the last came at `now`.
+    Returns the blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than
+    `steady_steps` allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
+    """
+    state = scheduler._state
+    now = latest_time(now, state.now)
+    tokens = _validated(token_ids, state.limits.vocabulary_size)
+    num_rows, num_steps = tokens.shape
+    if not num_steps:
+        return np.empty(0, np.int64)
+    found = _steady_rows(state)
+    allowed = _num_steady(state, found, num_steps)
+    expected = 0 if found is None else found[1]
+    if found is None or num_rows != expected or num_steps > allowed:
+        raise WrongTokens(
+            f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
+        )
+    rows = found[0]
+    if state.columns.num_with_stops and state.columns.is_stop(rows[:expected, None], tokens).any():
+        raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
+    state.now = now
+    drawn = state.manager.skip_decodes(rows, tokens)
+    if state.steady is not None:
+        steady, computed, ends = state.steady
+        state.steady = (steady, computed + num_steps, ends + num_steps)
+    if isinstance(state.composition, Apart):
+        state.composition.skipped(num_steps)
+    stats = state.stats
+    stats.steps += num_steps
+    stats.computed_tokens += len(rows) * num_steps
+    stats.output_tokens += tokens.size
+    if scheduler._checks:
+        scheduler._raise_violations()
+    return drawn
+
+
+def _validated(token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
+    try:
+        tokens = np.asarray(token_ids)
+    except ValueError:
+        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
+    if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
+    end = min(vocabulary_size or 2**31, 2**31)
+    if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < end):
+        raise WrongTokens(f"skip: token ids have to be from 0 to {end - 1}; got {tokens.min()} to {tokens.max()}.")
+    return tokens.astype(np.int32)
+
+
+def _steady_rows(state: State) -> tuple[Rows, int] | None:
+    """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
+    the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
+    limits, manager = state.limits, state.manager
+    if type(state.composition) not in _COMPOSITIONS or type(state.admission) not in (Admission, WholeBatches):
+        # A strategy of the user's own may decide in any step.
+        return None
+    if not state.running.num or (state.steady is None and not isinstance(state.composition, Lockstep)):
+        return None
+    rows = state.running_rows.array(state.running)
+    if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
+        return None
+    if state.outstanding.batches or state.carried.groups or state.to_reject or state.books.bounded:
+        return None
+    if state.pending_outputs or state.silent:
+        return None
+    if (state.waiting.num or state.away.num) and not _steps_shut(state):
+        return None
+    if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
+        return None
+    if not manager.may_skip:
+        return None
+    if state.steady is None:
+        return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
+    return (rows, len(rows)) if state.steady[0] is rows else None
+
+
+def _steps_shut(state: State) -> int:
+    """How many of the coming steps surely let no request in, if the same rows decode in them."""
+    if state.admission_blocked:
+        return UNLIMITED
+    return state.composition.steps_shut(state) if isinstance(state.composition, Apart) else 0
+
+
+def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
+    """How many of the coming steps, at most `limit`, run what `_steady_rows` found and decide nothing; the step in which one of them ends,
+    or samples for the first time, is not among them."""
+    if found is None or limit < 1:
+        return 0
+    (rows, num_samples), manager = found, state.manager
+    if state.waiting.num or state.away.num:
+        limit = min(limit, _steps_shut(state))
+    if state.foresight is not None and state.waiting.num:
+        limit = min(limit, state.foresight.steps_left)
+    known = manager.num_tokens[rows]
+    left = state.columns.max_total[rows] - known
+    left[num_samples:] = (known - manager.num_computed[rows])[num_samples:]
+    return max(0, manager.most_decodes(rows, min(limit, int(left.min()) - 1)))

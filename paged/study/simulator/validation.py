@@ -1,0 +1,386 @@
+"""A recorded run held against its simulation: latencies, and how many ran and how full the memory was over time.
+
+    TTFT   taken in to first token        TPOT   first to last token ÷ tokens after the first
+    E2E    taken in to last token         makespan   first taken in to last token of all
+
+Percentiles are interpolated, as those who recorded runs report them. Errors are signed: above 0 the simulation is too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import BlockManager, Scheduler
+from paged.errors import InvalidConfig
+from paged.study.hardware import DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
+from paged.study.hardware.link import link_of
+from paged.study.hardware.measured import step_of, timed_by
+from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.simulator.data_parallel import DataParallel
+from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
+from paged.study.simulator.recorded_run import RecordedRun, Series
+from paged.study.simulator.simulation import Simulation
+from paged.study.traces import Trace
+
+Times = NDArray[np.float64]
+STATISTICS = ("mean", "p50", "p90", "p99")
+METRICS = ("makespan", "ttft", "tpot", "e2e")
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Seconds of one metric; a makespan has one, four times."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Times) -> Figures:
+        """Of at least one value."""
+        return cls(float(values.mean()), *(float(each) for each in np.percentile(values, (50, 90, 99))))
+
+
+class SeriesError(msgspec.Struct, frozen=True):
+    """Over the ticks that both have: running as a share of its mean (mean of absolute differences, and signed), and points of KV."""
+
+    running: float
+    running_mean: float
+    kv_points: float | None
+    kv_points_mean: float | None
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was held against what, and how far apart it is.
+
+    assumed   what the run does not say and was taken from elsewhere, a sentence each
+    errors    by metric and statistic, signed shares of the measured
+    series    measured and simulated at the run's ticks, where it has them
+    """
+
+    run: str
+    engine: str
+    cost_model: str
+    assumed: tuple[str, ...]
+    measured: dict[str, Figures]
+    simulated: dict[str, Figures]
+    errors: dict[str, dict[str, float]]
+    preemptions: int
+    series_error: SeriesError | None = None
+    series: dict[str, list[float]] = {}
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller says of a run beside what it says itself; None: as it says, or as the engine has it."""
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    engine: str | None = None
+    blocks: int | None = None
+    tensor_parallel: int | None = None
+    data_parallel: int | None = None
+    link_gbps: float | None = None
+    link_us: float | None = None
+    published: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's setup, complete."""
+
+    engine: EngineDescription
+    step: MeasuredStep | Roofline
+    cost_model: str
+    blocks: int
+    block_size: int
+    max_tokens_per_step: int
+    max_sequences: int
+    prefix_caching: bool
+    assumed: tuple[str, ...]
+    data_parallel: int = 1
+
+
+def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = None) -> Prepared:
+    """What a run says, what was asked, and what is assumed for the rest; `engine` instead of one that is known by a name. Raises InvalidConfig where nobody says model or device, and what
+    names raise."""
+    setup, assumed = run.setup, list[str]()
+    engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
+    refused = [field for field in setup.refused if not (asked.dtype and field.startswith("quantization "))]
+    if refused:
+        raise InvalidConfig(
+            f"the run has {'; '.join(refused)}, which changes what is simulated and is not modelled"
+            + ("; --dtype says in which dtype to count its weights" if refused[0].startswith("quantization ") else "")
+        )
+    if setup.runs_ahead is not None:
+        engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
+    model = asked.model or setup.model
+    device = asked.device or _device_of(setup.device_name, run.name, assumed)
+    if model is None or device is None:
+        what = "model" if model is None else "device"
+        raise InvalidConfig(f"the run does not say its {what}; --{what} does")
+    shape, placed = model_named(model), device_named(device)
+    # A checkpoint of 8 bits stays one, whatever dtype its activations have.
+    is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
+    dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
+    kv_dtype = asked.kv_dtype or _kv_dtype_of(setup.kv_dtype)
+    degree = asked.tensor_parallel or setup.tensor_parallel
+    ranks = asked.data_parallel or setup.data_parallel
+    budget = setup.max_tokens_per_step or engine.max_tokens_per_step
+    sequences = setup.max_sequences or engine.max_sequences
+    block_size = setup.block_size or engine.block_size
+    roofline = Roofline(
+        model=shape,
+        device=placed,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=degree,
+        data_parallel=ranks,
+        link=link_of(placed, asked.link_gbps, asked.link_us),
+        host_overhead_s=engine.launching.host_s,
+    )
+    assumed += [*roofline.notes, *(f"not modelled: {each}" for each in shape.not_modelled)]
+    step = step_of(roofline, launching=engine.launching, published=asked.published)
+    if isinstance(step, MeasuredStep):
+        assumed += step.layers.notes
+    assumed += [*_of_ranks(roofline), *setup.not_modelled]
+    counted = setup.num_blocks if asked.blocks is None else asked.blocks
+    if counted is None:
+        blocks = roofline.num_blocks(
+            block_size,
+            setup.memory_share or engine.memory_share,
+            max_tokens_per_step=budget,
+            max_sequences=sequences,
+        )
+        assumed.append(f"the run does not say how many blocks it had: {blocks:,} fit beside the weights")
+    else:
+        blocks = counted - engine.reserved_blocks
+    caching = engine.prefix_caching if setup.prefix_caching is None else setup.prefix_caching
+    return Prepared(
+        engine=engine,
+        step=step,
+        cost_model=timed_by(step, published=asked.published),
+        blocks=blocks,
+        block_size=block_size,
+        max_tokens_per_step=budget,
+        max_sequences=sequences,
+        prefix_caching=caching,
+        assumed=tuple(assumed),
+        data_parallel=ranks,
+    )
+
+
+def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | DataParallel:
+    """Of a trace under a run's setup, ready to run. Raises InvalidConfig."""
+    schedulers = [
+        Scheduler(
+            BlockManager(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching),
+            policy=setup.engine.own_policy(),
+            max_tokens_per_step=setup.max_tokens_per_step,
+            max_sequences=setup.max_sequences,
+            costs=setup.step.costs(setup.block_size),
+        )
+        for _ in range(setup.data_parallel)
+    ]
+    ahead = setup.engine.runs_ahead
+    if setup.data_parallel > 1:
+        return DataParallel(trace, schedulers, setup.step, runs_ahead=ahead, clients=clients)
+    return Simulation(trace, schedulers[0], setup.step, runs_ahead=ahead, clients=clients)
+
+
+def _of_ranks(roofline: Roofline) -> list[str]:
+    """What is assumed of data-parallel ranks, a sentence each."""
+    if roofline.data_parallel == 1:
+        return []
+    said = ["a request goes to the rank with the least to do when it comes, one that waits counted as four that run"]
+    if roofline.is_lockstep:
+        said.append(
+            "ranks share the experts and step together, each layer with an all-gather and a reduce-scatter over all ranks' tokens; that the "
+            "host agrees with the other ranks on a step's size takes no time here"
+        )
+    return said
+
+
+def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
+    """The run simulated from its arrivals and lengths alone. Raises what `prepared` raises."""
+    setup = prepared(run, asked or Asked(), engine)
+    trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
+    simulation = simulation_of(trace, setup, clients=run.clients)
+    for _ in simulation.steps():
+        pass
+    latencies = simulation.latencies
+    first, last = latencies.first_of_each(), latencies.last_of_each()
+    served = ~np.isnan(first)
+    if not served.any():
+        raise InvalidConfig(
+            f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.block_size}"
+        )
+    if run.clients is not None:
+        queued = first - latencies.ttft_of_each()
+    else:
+        # Who was recorded without it counts from the arrival.
+        queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
+    assumed = setup.assumed
+    if not served.all():
+        assumed += (
+            f"{int((~served).sum()):,} requests do not fit into {setup.blocks:,} blocks and are left out of both",
+        )
+    measured = _figures(run.queued[served], run.first[served], run.last[served], run.output_tokens[served])
+    simulated = _figures(queued[served], first[served], last[served], run.output_tokens[served])
+    errors = {
+        metric: {name: _off(getattr(simulated[metric], name), getattr(measured[metric], name)) for name in STATISTICS}
+        for metric in METRICS
+    }
+    error, series = None, dict[str, list[float]]()
+    if run.series is not None:
+        error, series = _series_error(run.series, simulation, setup.blocks)
+    return Validation(
+        run=run.name,
+        engine=setup.engine.name,
+        cost_model=setup.cost_model,
+        assumed=assumed,
+        measured=measured,
+        simulated=simulated,
+        errors=errors,
+        preemptions=sum(rank.scheduler.stats().preemptions_recompute for rank in ranks_of(simulation)),
+        series_error=error,
+        series=series,
+    )
+
+
+def _off(simulated: float, measured: float) -> float:
+    """Signed share of the measured; of nothing at all 0, or without bound."""
+    if measured == 0:
+        return 0.0 if simulated == 0 else np.inf
+    return simulated / measured - 1
+
+
+def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np.int64]) -> dict[str, Figures]:
+    makespan = np.array([last.max() - queued.min()])
+    has_more = output_tokens > 1
+    tpot = (last - first)[has_more] / (output_tokens[has_more] - 1) if has_more.any() else np.array([np.nan])
+    return {
+        "makespan": Figures.of(makespan),
+        "ttft": Figures.of(first - queued),
+        "tpot": Figures.of(tpot),
+        "e2e": Figures.of(last - queued),
+    }
+
+
+def ranks_of(simulation: Simulation | DataParallel) -> list[Simulation]:
+    """The simulations of its data-parallel ranks; one that has none is its own."""
+    return simulation.ranks if isinstance(simulation, DataParallel) else [simulation]
+
+
+def taken_in(arrival: Times, simulation: Simulation | DataParallel) -> Times:
+    """When the simulated engine would have taken requests in: at once where nothing runs, else when the step that runs has ended."""
+    found = arrival.copy()
+    rank_of = simulation.rank_of if isinstance(simulation, DataParallel) else np.zeros(len(arrival), np.int64)
+    for number, rank in enumerate(ranks_of(simulation)):
+        columns, own = rank.timeline.columns(), rank_of == number
+        ends = columns["end_s"]
+        if not len(ends):
+            continue
+        place = np.minimum(np.searchsorted(ends, arrival[own], "left"), len(ends) - 1)
+        does_run = ends[place] - columns["seconds"][place] <= arrival[own]
+        found[own] = np.where(does_run, np.maximum(ends[place], arrival[own]), arrival[own])
+    return found
+
+
+def _series_error(
+    series: Series, simulation: Simulation | DataParallel, blocks: int
+) -> tuple[SeriesError, dict[str, list[float]]]:
+    running, waiting, held = (np.zeros(len(series.t)) for _ in range(3))
+    ranks = ranks_of(simulation)
+    for rank in ranks:
+        columns = rank.timeline.columns()
+        ends = columns["end_s"]
+        if not len(ends):
+            continue
+        # What an engine logs it logs at a moment, that of its latest step.
+        place = np.minimum(np.searchsorted(ends, series.t, "left"), len(ends) - 1)
+        goes_on = series.t <= ends[-1]
+        running += np.where(goes_on, columns["rows"][place], 0.0)
+        waiting += np.where(goes_on, columns["waiting"][place], 0.0)
+        held += np.where(goes_on, columns["held"][place], 0.0)
+    usage = held / (blocks * ranks[0].scheduler.manager.block_size * len(ranks))
+    knows_kv = bool((series.kv_usage > 0).any())
+    level = float(series.running.mean()) or 1.0
+    error = SeriesError(
+        running=float(np.abs(running - series.running).mean()) / level,
+        running_mean=float((running - series.running).mean()) / level,
+        kv_points=100 * float(np.abs(usage - series.kv_usage).mean()) if knows_kv else None,
+        kv_points_mean=100 * float((usage - series.kv_usage).mean()) if knows_kv else None,
+    )
+    pairs = {
+        "running": (series.running, running),
+        "waiting": (series.waiting, waiting),
+        "kv_usage": (series.kv_usage, usage),
+    }
+    found = {"t": series.t.tolist()}
+    for name, (measured, simulated) in pairs.items():
+        if name != "kv_usage" or knows_kv:
+            found |= {f"{name}_measured": measured.tolist(), f"{name}_simulated": simulated.tolist()}
+    return error, found
+
+
+def _engine_of(version: str | None, assumed: list[str]) -> str:
+    """The described engine nearest to a version of vLLM, the last not above it."""
+    known = [name for name in engine_names() if name.startswith("vllm-")]
+    found = re.match(r"v?(\d+)\.(\d+)", version or "")
+    if found is None:
+        assumed.append(f"the run does not say its engine: {known[-1]}")
+        return known[-1]
+    numbers = tuple(map(int, found.groups()))
+    older = [name for name in known if _numbers(name) <= numbers]
+    nearest = max(older or known[:1], key=_numbers)
+    if _numbers(nearest) != numbers:
+        assumed.append(f"vLLM {version} is not described: {nearest}")
+    return nearest
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.removeprefix("vllm-").split(".")))
+
+
+def _device_of(device_name: str | None, run_name: str, assumed: list[str]) -> str | None:
+    """A known device whose name is in what a driver calls it, or in the run's name."""
+    for said, source in ((device_name, "its driver's name"), (run_name, "the run's name")):
+        found = [name for name in _by_length(device_names()) if name.replace("-", "") in _squeezed(said)]
+        if found:
+            if source == "the run's name":
+                assumed.append(f"the run does not say its device: {found[0]}, by the run's name")
+            return found[0]
+    return None
+
+
+def _by_length(names: list[str]) -> Iterator[str]:
+    return iter(sorted(names, key=len, reverse=True))
+
+
+def _squeezed(name: str | None) -> str:
+    return re.sub(r"[^a-z0-9]", "", (name or "").lower())
+
+
+def _kv_dtype_of(dtype: str | None) -> str | None:
+    """Of a run that names one. Raises InvalidConfig for one that is not known."""
+    if dtype is None or dtype == "auto":
+        return None
+    known = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+    if known.get(dtype, dtype) not in DTYPES:
+        raise InvalidConfig(f"the run keeps K and V in {dtype}, which is not modelled; --kv-dtype says what to count")
+    return known.get(dtype, dtype)
+
+
+def _dtype_of(dtype: str | None, assumed: list[str]) -> str:
+    dtype = (dtype or "None").removeprefix("torch.")
+    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
+    if dtype in known:
+        return known[dtype]
+    assumed.append(f"the run says dtype {dtype}: bf16")
+    return "bf16"

@@ -1,0 +1,62 @@
+"""What batches ask of a device: the amounts that a cost model turns into seconds."""
+
+import numpy as np
+
+from paged import Batch
+from paged.study.hardware import StepWork, Tiling
+from paged.study.simulator.stretch import SteadyBatch
+
+
+def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:
+    """One batch's work; with `tiling` its tiles, too."""
+    moves, context = batch.moves, batch.seq_lens
+    num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
+    attended = read = int(context.sum())
+    decoding = context
+    if computed != num_rows:
+        counts = batch.num_tokens
+        attended = int((counts * (2 * context - counts + 1)).sum()) // 2
+        decoding = context[(counts == 1) & batch.samples]
+    num_tiles = sampling = positions = 0
+    if tiling is not None:
+        longest = tiling.longest_contexts(batch.positions + 1)
+        num_tiles, positions = len(longest), int(tiling.whole_pieces(longest).sum())
+        sampling = len(np.unique((batch.query_start_loc[1:][batch.samples] - 1) // tiling.places))
+    return StepWork(
+        computed_tokens=computed,
+        sampled_rows=int(np.count_nonzero(batch.samples)),
+        context_tokens=read,
+        attended_pairs=attended,
+        moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
+        decode_rows=len(decoding),
+        decode_context=read if decoding is context else int(decoding.sum()),
+        longest_decode=int(decoding.max()) if len(decoding) else 0,
+        tiles=num_tiles,
+        sampling_tiles=sampling,
+        tile_context=positions,
+    )
+
+
+def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None) -> StepWork:
+    """So many steps with the same rows, a token each; `first` is what the first of them runs. What rises with the contexts comes in columns,
+    [steps], the rest as numbers."""
+    known, sampled = first.seq_lens, first.num_samples
+    rising = np.arange(num_steps)
+    context = int(known.sum()) + len(known) * rising.astype(np.float64)
+    num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)
+    if tiling is not None:
+        longest = tiling.longest_contexts(known)
+        num_tiles, sampling = float(len(longest)), float(-(-sampled // tiling.places))
+        positions = tiling.whole_pieces(longest[:, None] + rising).sum(axis=0).astype(np.float64)
+    return StepWork(
+        computed_tokens=float(len(known)),
+        sampled_rows=float(sampled),
+        context_tokens=context,
+        attended_pairs=context,
+        decode_rows=float(len(known)),
+        decode_context=context,
+        longest_decode=float(known.max()) + rising if len(known) else 0.0,
+        tiles=num_tiles,
+        sampling_tiles=sampling,
+        tile_context=positions,
+    )

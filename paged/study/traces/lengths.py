@@ -1,0 +1,116 @@
+"""How long the prompts and outputs of a made-up service are."""
+
+import math
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.errors import InvalidConfig
+from paged.study.traces.limits import MAX_TOKENS, between, positive
+
+MAX_SIGMA = 10.0
+"""Of two lengths, one is then half the time more than 10,000 times the other."""
+
+
+class LogNormal(msgspec.Struct, frozen=True):
+    """Lengths whose logarithms are normal with mean `mu` and standard deviation `sigma`; the median is exp(mu) tokens."""
+
+    mu: float
+    sigma: float
+
+    @classmethod
+    def of_mean(cls, mean: float, *, sigma: float) -> "LogNormal":
+        """By the mean in tokens: mean = exp(mu + sigma² / 2). Raises InvalidConfig."""
+        return cls(math.log(positive("mean", mean)) - between("sigma", sigma, 0, MAX_SIGMA) ** 2 / 2, sigma)
+
+    @classmethod
+    def of_quantile(cls, mean: float, *, share: float, tokens: float) -> "LogNormal":
+        """By the mean, and the length that a `share` of all requests stay under.
+
+        ln tokens = mu + z · sigma and ln mean = mu + sigma² / 2 have two solutions or none; the one with the smaller spread is taken.
+        Raises InvalidConfig where there is none.
+        """
+        positive("mean", mean)
+        positive("tokens", tokens)
+        if not 0 < share < 1:
+            raise InvalidConfig(f"share is {share:g}; it must be between 0 and 1")
+        z = NormalDist().inv_cdf(share)
+        ratio = math.log(tokens) - math.log(mean)
+        under_root = z * z - 2 * ratio
+        roots = [z - math.sqrt(under_root), z + math.sqrt(under_root)] if under_root >= 0 else []
+        sigmas = [root for root in roots if root >= 0]
+        if not sigmas:
+            problem = (
+                f"no log-normal distribution has a mean of {mean:g} and {share:.0%} of its values under {tokens:g}"
+            )
+            raise InvalidConfig(f"{problem}; at most {mean * math.exp(max(z, 0) ** 2 / 2):g} are possible")
+        return cls.of_mean(mean, sigma=min(sigmas))
+
+    @property
+    def mean(self) -> float:
+        """Tokens."""
+        return math.exp(self.mu + self.sigma**2 / 2)
+
+    def check(self, what: str) -> None:
+        """Raises InvalidConfig unless the distribution is one, of lengths that a request can have."""
+        if not math.isfinite(self.mu):
+            raise InvalidConfig(f"mu of {what} is {self.mu:g}; it must be finite")
+        between(f"sigma of {what}", self.sigma, 0, MAX_SIGMA)
+        exponent = self.mu + self.sigma**2 / 2
+        if exponent > math.log(MAX_TOKENS):
+            raise InvalidConfig(f"{what} have a mean of e^{exponent:g} tokens; at most {MAX_TOKENS:,} are possible")
+
+    def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+        """Lengths in whole tokens, from 1 to MAX_TOKENS; int64 [count]."""
+        lengths = np.rint(random.lognormal(self.mu, self.sigma, count))
+        return np.clip(lengths, 1, MAX_TOKENS).astype(np.int64)
+
+
+class Fixed(msgspec.Struct, frozen=True):
+    """The same number of tokens always."""
+
+    tokens: int
+
+    def check(self, what: str) -> None:
+        """Raises InvalidConfig unless a request can have so many tokens."""
+        if not 1 <= self.tokens <= MAX_TOKENS:
+            raise InvalidConfig(f"{what} have {self.tokens:,} tokens; from 1 to {MAX_TOKENS:,} are possible")
+
+    def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+        """int64 [count]; nothing is drawn."""
+        return np.full(count, self.tokens, np.int64)
+
+
+class LengthPreset(msgspec.Struct, frozen=True):
+    """Lengths under a name, and what of them somebody published and what we assume."""
+
+    name: str
+    prompt: LogNormal
+    output: LogNormal
+    source: str
+
+
+_AZURE_SPREAD = "sigmas are those of the logarithms of the Azure conversation hour's lengths, an assumption"
+
+PRESETS = {
+    "sharegpt": LengthPreset(
+        "sharegpt",
+        LogNormal.of_mean(161.31, sigma=0.99),
+        LogNormal.of_mean(337.99, sigma=0.86),
+        f"means: Kwon et al., SOSP '23, figure 11 (ShareGPT); {_AZURE_SPREAD}",
+    ),
+    "alpaca": LengthPreset(
+        "alpaca",
+        LogNormal.of_mean(19.31, sigma=0.99),
+        LogNormal.of_mean(58.45, sigma=0.86),
+        f"means: Kwon et al., SOSP '23, figure 11 (Alpaca); {_AZURE_SPREAD}",
+    ),
+    "reasoning": LengthPreset(
+        "reasoning",
+        LogNormal.of_mean(200.0, sigma=0.99),
+        LogNormal.of_mean(5000.0, sigma=0.86),
+        "nothing published: short questions and answers that think for some thousand tokens, an assumption; the same sigmas",
+    ),
+}

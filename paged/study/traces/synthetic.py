@@ -1,0 +1,170 @@
+"""Traces of a service that does not exist: arrivals and lengths from distributions, conversations whose turns come back."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.errors import InvalidConfig
+from paged.study.traces.arrivals import arrivals, check_process
+from paged.study.traces.content import MAX_REQUESTS, UNSHARED
+from paged.study.traces.lengths import PRESETS, Fixed, LogNormal
+from paged.study.traces.limits import MAX_TOKENS, at_least, between, generators
+from paged.study.traces.segments import Column, ranges, starts_of
+from paged.study.traces.trace import NOT_DECLARED, Trace
+
+Lengths = int | Fixed | LogNormal
+
+DEFAULT_RATE = 1.0
+
+MAX_TURNS = 10_000.0
+MAX_PAUSE_S = 1e9
+
+MAX_SEGMENTS = 2**28
+"""The prompt of a conversation's turn k has 2k + 1 segments. More than these do not fit the memory of most machines (2 GB a column)."""
+
+
+def synthetic(
+    process: str = "poisson",
+    *,
+    requests: int = 1000,
+    rate: float | None = None,
+    cv: float | None = None,
+    lengths: str | Trace = "sharegpt",
+    prompt: Lengths | None = None,
+    output: Lengths | None = None,
+    system_tokens: int = 0,
+    turns: float = 1.0,
+    think_s: float = 30.0,
+    token_s: float = 0.05,
+    seed: int = 0,
+    name: str = "synthetic",
+) -> Trace:
+    """A trace of `requests` requests, the same for the same arguments.
+
+    process        when they arrive: see PROCESSES; `cv` is gamma's
+    rate           expected requests a second, 1 where None; with turns, rate / turns conversations begin in a second
+    lengths        of prompts and outputs: the name of a preset, or a trace, whose pairs of lengths are drawn with replacement
+    prompt, output override `lengths`, each by itself: so many tokens, or a distribution
+    system_tokens  first tokens that all prompts share, before those of `prompt`
+    turns          mean number of turns of a conversation, which is geometric: after each answer it goes on with probability 1 − 1/turns
+    think_s        mean of the exponential time that passes between an answer and the next turn
+    token_s        seconds that an answer is assumed to take for each of its tokens: the next turn arrives so much later
+
+    The prompt of a later turn is all of the conversation so far and `prompt` new tokens. What was an output there has the segment id
+    that the earlier turn has in `output_ids`; so a prefix cache can hit all of it where the stand-in for the model says `output`, and the
+    prompt of the turn before where it does not. The last conversations are still under way when no new one begins, and the last one of all may
+    be cut short: there are as many requests as were asked for. Arrivals, lengths, turns and pauses have a generator each, so that another
+    rate leaves the lengths as they are.
+
+    Raises InvalidConfig, naming value and limit, before anything is drawn.
+    """
+    at_least("requests", requests, 1, MAX_REQUESTS)
+    check_process(process, rate, cv)
+    at_least("system_tokens", system_tokens, 0, MAX_TOKENS)
+    between("turns", turns, 1, MAX_TURNS)
+    between("think_s", think_s, 0, MAX_PAUSE_S)
+    between("token_s", token_s, 0, MAX_PAUSE_S)
+    prompts_of, outputs_of = _checked(prompt, "prompts"), _checked(output, "outputs")
+    given = _source_of(lengths)
+    at, lengths_at, turns_at, pauses = generators(seed, 4)
+
+    new_tokens, output_tokens = _drawn(given, requests, lengths_at)
+    prompt_random, output_random = lengths_at.spawn(2)
+    if prompts_of is not None:
+        new_tokens = prompts_of.draw(requests, prompt_random)
+    if outputs_of is not None:
+        output_tokens = outputs_of.draw(requests, output_random)
+
+    num_turns = _turns(requests, turns, turns_at)
+    num_segments = int((num_turns**2).sum())
+    if num_segments > MAX_SEGMENTS:
+        problem = f"{requests:,} requests in conversations of {turns:g} turns have {num_segments:,} segments"
+        raise InvalidConfig(f"{problem}; at most {MAX_SEGMENTS:,} are possible")
+    begins = arrivals(process, len(num_turns), (rate or DEFAULT_RATE) / turns, cv, at)
+    pause_s = pauses.exponential(think_s, requests) + token_s * output_tokens
+    return _assembled(
+        name, begins, num_turns, pause_s, new_tokens, output_tokens, system_tokens=system_tokens, seed=seed
+    )
+
+
+def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
+    if lengths is None:
+        return None
+    if isinstance(lengths, int | np.integer):
+        lengths = Fixed(at_least(what, lengths, 1, MAX_TOKENS))
+    lengths.check(what)
+    return lengths
+
+
+def _source_of(lengths: str | Trace) -> Trace | tuple[LogNormal, LogNormal]:
+    if isinstance(lengths, Trace):
+        return lengths
+    if lengths not in PRESETS:
+        raise InvalidConfig(f'lengths are "{lengths}"; known are {", ".join(PRESETS)}, and those of a trace')
+    return PRESETS[lengths].prompt, PRESETS[lengths].output
+
+
+def _drawn(
+    source: Trace | tuple[LogNormal, LogNormal], count: int, random: np.random.Generator
+) -> tuple[Column, Column]:
+    """Prompt and output lengths, int64 [count] each; those of a trace in pairs, because the two may depend on each other."""
+    if isinstance(source, Trace):
+        chosen = random.integers(0, len(source), count)
+        return source.prompt_tokens[chosen], source.output_tokens[chosen]
+    prompt, output = source
+    prompt_random, output_random = random.spawn(2)
+    return prompt.draw(count, prompt_random), output.draw(count, output_random)
+
+
+def _turns(requests: int, turns: float, random: np.random.Generator) -> Column:
+    """The number of turns of each conversation, int64 [conversations]; together as many as there are requests."""
+    ends = np.cumsum(random.geometric(1 / turns, requests))
+    num_conversations = int(np.searchsorted(ends, requests)) + 1
+    ends = np.minimum(ends[:num_conversations], requests)
+    return np.diff(ends, prepend=0)
+
+
+def _assembled(
+    name: str,
+    begins: NDArray[np.float64],
+    num_turns: Column,
+    pause_s: NDArray[np.float64],
+    new_tokens: Column,
+    output_tokens: Column,
+    *,
+    system_tokens: int,
+    seed: int,
+) -> Trace:
+    """Turns in the order of conversations, as a trace in the order of arrivals.
+
+    Turn t has two contents, 2t (what is new in its prompt) and 2t + 1 (its output). A conversation's turns follow each other, so the prompt
+    of turn t is the contents 2f to 2t, where f is the conversation's first turn: a range. What all prompts begin with is content 2n.
+    """
+    num_requests = len(new_tokens)
+    first_turns = np.repeat(starts_of(num_turns)[:-1], num_turns)
+    since_begin = np.cumsum(pause_s) - pause_s
+    arrival_s = np.repeat(begins, num_turns) + (since_begin - since_begin[first_turns])
+    order = np.argsort(arrival_s, kind="stable")
+
+    content_lengths = np.append(np.column_stack((new_tokens, output_tokens)).ravel(), system_tokens)
+    counts = 2 * (order - first_turns[order]) + 1
+    contents = ranges(2 * first_turns[order], counts)
+    starts = starts_of(counts)
+    if system_tokens:
+        contents = np.insert(contents, starts[:-1], 2 * num_requests)
+        starts += np.arange(num_requests + 1)
+    # Nobody comes back: nothing but the beginning is shared.
+    is_single = len(num_turns) == num_requests
+    is_shared = contents == 2 * num_requests if is_single else np.ones(len(contents), np.bool_)
+    return Trace(
+        name=name,
+        arrival_s=arrival_s[order] - arrival_s[order[0]],
+        output_tokens=output_tokens[order],
+        segment_starts=starts,
+        segment_ids=np.where(is_shared, contents, UNSHARED),
+        segment_lengths=content_lengths[contents],
+        max_tokens=np.full(num_requests, NOT_DECLARED, np.int64),
+        priority=np.zeros(num_requests, np.int64),
+        tenant=np.zeros(num_requests, np.str_),
+        output_ids=np.full(num_requests, UNSHARED, np.int64) if is_single else 2 * order + 1,
+        seed=seed,
+    )
