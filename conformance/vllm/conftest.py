@@ -25,7 +25,7 @@ os.environ.update(
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The embedded model: Llama, four layers, 1,024 tokens of context, trained on the Python manual."""
-    return ROOT / "paged" / "checkpoint"
+    return ROOT / "paged" / "model" / "checkpoint"
 
 
 @pytest.fixture(scope="session")

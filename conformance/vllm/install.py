@@ -87,7 +87,7 @@ def fetch_tests() -> None:
     )
     OPTConfig(architectures=["OPTForCausalLM"]).save_pretrained(TESTS / "facebook/opt-125m")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(__file__).parents[2] / "paged" / "checkpoint" / name, TESTS / "facebook/opt-125m")
+        shutil.copy(Path(__file__).parents[2] / "paged" / "model" / "checkpoint" / name, TESTS / "facebook/opt-125m")
 
 
 def name_it_vllm() -> None:

@@ -116,7 +116,7 @@ def test_a_benchmark_of_others_runs_as_it_is(page, server, program, tmp_path):
     if executable is None:
         pytest.skip(f"{OTHERS[program]} names no {program}")
     (line,) = commands(page, program)
-    folder = Path(sys.modules["paged"].__file__).parent / "checkpoint"
+    folder = Path(sys.modules["paged"].__file__).parent / "model" / "checkpoint"
     command = f"cd {tmp_path} && {line}".replace(f"{program} ", f"{executable} ", 1)
     said = ran(command, server, TOKENIZER=str(folder))
     if program == "vllm":

@@ -18,12 +18,33 @@ from paged.errors import InvalidConfig
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.hardware.device import DTYPES
-from paged.study.hardware.faster import Faster
 from paged.study.hardware.link import Link, usual_link
 from paged.study.hardware.placement import LOGIT_BYTES, Placement
 from paged.study.hardware.step_work import Amount, StepWork
 
 _REDUCTIONS_A_LAYER = 2
+
+
+class Faster(msgspec.Struct, frozen=True):
+    """A device that is faster than it is: by how much rates are multiplied, 1 or more each. Raises InvalidConfig for another factor.
+
+    By it a planner finds out which rate of a cost model binds.
+
+    arithmetic  operations/s
+    bandwidth   bytes/s between the device's memory and its arithmetic
+    host        what the host's share of a step is divided by; infinite: it has none
+    """
+
+    arithmetic: float = 1.0
+    bandwidth: float = 1.0
+    host: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            factor = getattr(self, name)
+            if not (factor >= 1 and (math.isfinite(factor) or name == "host")):
+                finite = "" if name == "host" else "finite and "
+                raise InvalidConfig(f"faster {name} is {factor}; it has to be {finite}at least 1")
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):

@@ -2,10 +2,9 @@
 
 from paged.study.traces.applied import Applied
 from paged.study.traces.arrivals import PROCESSES
-from paged.study.traces.excerpts import EXCERPTS, Excerpt, excerpt_path
 from paged.study.traces.formats import FORMATS, Format, read_trace
 from paged.study.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
-from paged.study.traces.opening import is_synthetic, open_trace
+from paged.study.traces.opening import EXCERPTS, Excerpt, excerpt_path, is_synthetic, open_trace
 from paged.study.traces.schema import save_trace
 from paged.study.traces.superposing import superposed
 from paged.study.traces.synthetic import synthetic

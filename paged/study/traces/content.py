@@ -8,6 +8,10 @@ segment without one is like no other. An output is one segment more.
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import InvalidConfig
+
+Ids = NDArray[np.int64]
+
 UNSHARED = -1
 """The id of a segment whose tokens no other segment has."""
 
@@ -18,17 +22,17 @@ MAX_REQUESTS = 2**28
 """So many requests have contents of their own, two shared ids each and two of nobody else, below 2**31."""
 
 
-def content_ids(segment_ids: NDArray[np.int64], request: int) -> NDArray[np.int64]:
+def content_ids(segment_ids: Ids, request: int) -> Ids:
     """What decides each segment's tokens: its own id, or the request's number where nobody shares it. int64 [segments], < 2**31."""
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
 
 
-def output_content_ids(output_ids: NDArray[np.int64], request: int) -> NDArray[np.int64]:
+def output_content_ids(output_ids: Ids, request: int) -> Ids:
     """The same for the request's outputs; one that nobody repeats is unlike its own prompt, too. int64 [n], < 2**31."""
     return content_ids(output_ids, MAX_REQUESTS + request)
 
 
-def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+def segment_tokens(contents: Ids, lengths: Ids, seed: int) -> NDArray[np.int32]:
     """The tokens of segments in a row, int32 [sum of lengths].
 
     A token is a function of its segment's content id, its place in the segment and `seed`, so a short segment is a prefix of a long
@@ -41,7 +45,7 @@ def segment_tokens(contents: NDArray[np.int64], lengths: NDArray[np.int64], seed
     return tokens
 
 
-def _bases(contents: NDArray[np.int64], seed: int) -> NDArray[np.uint32]:
+def _bases(contents: Ids, seed: int) -> NDArray[np.uint32]:
     return (contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
@@ -52,3 +56,32 @@ def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.
     mixed *= np.uint32(0x2C1B3C6D)
     mixed ^= mixed >> np.uint32(12)
     return (mixed >> np.uint32(1)).astype(np.int32)
+
+
+def contents_apart(segment_ids: Ids, output_ids: Ids, starts: Ids, originals: Ids) -> tuple[Ids, Ids]:
+    """New ids of segments [k] and outputs [n] of requests that a trace has several times, and whose contents are not to be found for that alone.
+
+    First copies share contents with first copies as before, second ones with second ones. Request i is a copy of request `originals[i]`,
+    its segments begin at `starts[i]`. Raises InvalidConfig for more contents than there are ids.
+    """
+    copy = _copy_numbers(originals)
+    copies = np.concatenate((np.repeat(copy, np.diff(starts)), copy))
+    ids = np.concatenate((segment_ids, output_ids))
+    is_shared = ids != UNSHARED
+    _, places = np.unique(ids[is_shared] * (copies.max() + 1) + copies[is_shared], return_inverse=True)
+    if len(places) and places.max() >= MAX_SHARED_IDS:
+        raise InvalidConfig(f"{places.max() + 1:,} shared contents; at most {MAX_SHARED_IDS:,} have ids")
+    new = np.full(len(ids), UNSHARED, np.int64)
+    new[is_shared] = places
+    return new[: len(segment_ids)], new[len(segment_ids) :]
+
+
+def _copy_numbers(originals: Ids) -> Ids:
+    """How many copies of the same original stand before each, int64 [n]."""
+    order = np.argsort(originals, kind="stable")
+    ranked = originals[order]
+    is_first = np.append(True, ranked[1:] != ranked[:-1])
+    places = np.arange(len(ranked))
+    numbers = np.empty(len(ranked), np.int64)
+    numbers[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return numbers

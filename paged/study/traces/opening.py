@@ -1,17 +1,60 @@
-"""Where a trace's name leads: to a file, to an excerpt that ships with the package, or to a generator."""
+"""Where a trace's name leads: to a file, to an excerpt of a published trace that ships with the package, or to a generator.
+
+`data/README.md` says of the excerpts the same, beside the files.
+"""
 
 import difflib
 import errno
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from paged.errors import InvalidConfig, InvalidSpec
-from paged.study.traces.excerpts import EXCERPTS, excerpt_path
 from paged.study.traces.formats import read_trace
 from paged.study.traces.lengths import PRESETS
 from paged.study.traces.spec import PREFIX, parsed_spec, unknown_lengths
 from paged.study.traces.synthetic import synthetic
 from paged.study.traces.trace import Trace
+
+
+class Excerpt(msgspec.Struct, frozen=True):
+    """Some requests of a published trace, in their order; `summary` says which. Nothing in them was changed.
+
+    note  what a reader of figures should know that the requests do not say: what was left out
+    """
+
+    name: str
+    file: str
+    summary: str
+    note: str
+    source: str
+    licence: str
+
+
+EXCERPTS = {
+    "azure": Excerpt(
+        name="azure",
+        file="azure_conversation.csv",
+        summary="the first 500 requests of a conversation service's hour, November 2023",
+        note="excerpt: the first 500 of 19,366 requests",
+        source="Microsoft, Azure Public Dataset (Splitwise, ISCA '24), github.com/Azure/AzurePublicDataset",
+        licence="CC-BY 4.0",
+    ),
+    "mooncake": Excerpt(
+        name="mooncake",
+        file="mooncake_conversation.jsonl",
+        summary="the first 300 requests with prompts of up to 4,096 tokens of a chat service's hour, with the prefixes they share",
+        note="excerpt: 300 of 12,031 requests, the first with prompts of up to 4,096 tokens, as a third of all have",
+        source="Moonshot AI, Mooncake (FAST '25), github.com/kvcache-ai/Mooncake",
+        licence="Apache-2.0",
+    ),
+}
+
+
+def excerpt_path(name: str) -> Path:
+    """Where an excerpt lies. Raises KeyError for a name that is not in EXCERPTS."""
+    return Path(__file__).parent / "data" / EXCERPTS[name].file
 
 
 def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:

@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from paged.errors import InvalidConfig
 from paged.study.traces.applied import Applied
 from paged.study.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
-from paged.study.traces.content import UNSHARED, content_ids, output_content_ids, segment_tokens
+from paged.study.traces.content import UNSHARED, content_ids, contents_apart, output_content_ids, segment_tokens
 from paged.study.traces.limits import at_least, between, generators, not_negative, positive
-from paged.study.traces.repeated import contents_apart
 from paged.study.traces.segments import cut, picked
 
 NOT_DECLARED = 0
