@@ -57,9 +57,13 @@ def test_the_test_kit_is_imported_without_the_heavy_ones(run_python: RunPython) 
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_importing_paged_alone_loads_nothing_of_the_memory_layer(run_python: RunPython) -> None:
-    loaded = loaded_after(run_python, "import paged; assert paged.__version__")
+@pytest.mark.parametrize("program", ["import paged; assert paged.__version__", "import paged.testing.pytest_plugin"])
+def test_paged_alone_and_its_pytest_plugin_load_nothing_of_the_memory_layer(
+    run_python: RunPython, program: str
+) -> None:
+    loaded = loaded_after(run_python, program)
     assert loaded.isdisjoint({"paged.block_manager", "paged.scheduler", "paged.attention", "numpy", "msgspec"})
+    assert loaded.isdisjoint(HEAVY)
 
 
 def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python: RunPython) -> None:

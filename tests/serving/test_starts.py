@@ -195,6 +195,11 @@ def test_a_first_start_and_a_death_are_told_as_they_are(tmp_path):
         assert server.process.wait(END_S) == 0
 
 
+def test_the_engine_knows_the_policies_that_the_front_offers():
+    with started("--policy", "static") as server:
+        assert asyncio.run(ask(server.port, PATH, BODY)).status == 200
+
+
 # What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
 ODD = """
 import os, sys, threading, time, warnings
