@@ -59,7 +59,7 @@ class OurPool:
 
         self.tables = Tables(BLOCK_SIZE, num_rows=ROWS_AT_ONCE)
         self.pool = Pool(num_blocks, "device")
-        self.index = PrefixIndex(self.tables, Flights(self.tables), self.pool, Pool(0, "host"))
+        self.index = PrefixIndex(self.tables, Flights(), self.pool, Pool(0, "host"))
         self.root = root_prefix(None)
         self.next_token = 0
 

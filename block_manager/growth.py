@@ -62,39 +62,27 @@ class Growth:
         if self._is_watched:
             self._note(row, rising(stop)[column:], blocks)
 
-    def draw(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
-        """Draw blocks so that each of these rows has `wanted` instead of `have`. Raises OutOfBlocks, changing nothing."""
-        if len(rows) == 1:
-            self.draw_for(rows.item(0), have.item(0), wanted.item(0))
-            return
-        counts = wanted - have
-        total = int(counts.sum())
+    def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
+        """Each of these rows, whose table ends before column `have`, gets its blocks up to column `wanted` (None: one block) by the next
+        `draw_promised`. Raises OutOfBlocks, changing nothing."""
+        total = len(rows)
+        if wanted is not None:
+            counts = wanted - have
+            total = int(counts.sum())
         self._device.require(self.num_promised + total)
-        # Before anything is promised: there may be no memory for the table.
-        self._tables.ensure_columns(int(wanted.max()))
-        self.promise(rows.repeat(counts), rising_from(have, counts), total)
-        self.draw_promised()
+        if wanted is not None:
+            # Before anything is promised: there may be no memory for the table.
+            self._tables.ensure_columns(int(wanted.max()))
+            rows, have = rows.repeat(counts), rising_from(have, counts)
+        self._promised.append((rows, have, total))
+        self.num_promised += total
 
-    def draw_for(self, row: int, have: int, wanted: int) -> None:
-        """`draw` for one row."""
+    def promise_one(self, row: int, have: int, wanted: int) -> None:
+        """`promise` for one row."""
         self._device.require(self.num_promised + wanted - have)
         self._tables.ensure_columns(wanted)
-        self.promise(row, have, wanted - have)
-        self.draw_promised()
-
-    def promise_one_each(self, rows: Rows, columns: NDArray[np.int64]) -> None:
-        """Each of these rows, whose tables end before `columns`, gets a block by the next `draw_promised`.
-
-        Raises OutOfBlocks, changing nothing.
-        """
-        self._device.require(self.num_promised + len(rows))
-        self.promise(rows, columns, len(rows))
-
-    def promise(self, rows: Rows | int, columns: NDArray[np.int64] | int, count: int) -> None:
-        """The row, whose table ends before column `columns`, gets so many blocks by the next `draw_promised`, or each of these places
-        one, rising in a row; they are there."""
-        self._promised.append((rows, columns, count))
-        self.num_promised += count
+        self._promised.append((row, have, wanted - have))
+        self.num_promised += wanted - have
 
     def evict_promised(self) -> None:
         """Evict what the next draw would, if anything, by drawing now: before content is looked up."""

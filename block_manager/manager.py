@@ -179,7 +179,7 @@ class BlockManager(Uncopyable):
             # A batch without rows would be one to confirm.
             return NO_MOVES
         for row in array.tolist():
-            if self._memory.flights.composed.share_of(row, int(tables.uid[row])) is not None:
+            if self._memory.is_placed(row):
                 raise RowInFlight(row)
         known = tables.num_tokens[array] - tables.num_launched[array]
         is_wrong = (
@@ -191,7 +191,10 @@ class BlockManager(Uncopyable):
                 f"row {array[i]}: {wanted[i]} tokens wanted in flight, {beyond[i]} of them unknown; it knows {max(known[i], 0)} that are "
                 "not launched."
             )
-        moves = self._with_content(self._memory.place(array, wanted))
+        launched = tables.num_launched[array]
+        moves = self._memory.place(array, launched, launched + wanted)
+        self._memory.draw_promised()
+        moves = self._with_content(moves)
         # Moves run in the order of the calls: the sources are read before anything else is written there.
         self._memory.growth.release_copied()
         return moves
@@ -205,7 +208,7 @@ class BlockManager(Uncopyable):
         self._must_be_unclaimed("confirm")
         flight = self._ending(0)
         known = self._memory.tables.num_tokens
-        for row, _, end in flight.shares(self._memory.tables):
+        for row, _, end in flight.shares():
             if min(end, int(self._memory.tables.num_launched[row])) > known[row]:
                 raise InvalidTokens(
                     f"row {row}: batch {flight.number} computes its tokens up to {end}, and {known[row]} are known; append the others first."

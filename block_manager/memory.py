@@ -32,7 +32,7 @@ class Composed(NamedTuple):
     """One batch as it was put out.
 
     number        counts batches
-    flight        what memory knows of it; None: there was nothing to put out, and what changed is told with the next one
+    flight        its shares; None: there was nothing to put out, and what changed is told with the next one
     moves         copies of content between the tiers that it brings along
     slots         int64: of each decode the slots of its next positions, packed
     last_tokens   int32 [n]: the last token that each decode knows
@@ -67,7 +67,7 @@ class Memory:
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
         self.device = Pool(self.num_blocks, "device")
         self.host = Pool(self.num_host_blocks, "host")
-        self.flights = Flights(self.tables)
+        self.flights = Flights()
         self.index = PrefixIndex(self.tables, self.flights, self.device, self.host) if prefix_caching else None
         self.host_caching = host_caching
         self.offload: Offload | None = None
@@ -140,7 +140,7 @@ class Memory:
         end = min(computed + most, num_tokens)
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
-            self.growth.promise(row, have, wanted - have)
+            self.growth.promise_one(row, have, wanted)
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
@@ -194,48 +194,38 @@ class Memory:
             tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
         return totals
 
-    def place(self, rows: Rows, counts: NDArray[np.int64]) -> Moves:
-        """`allocate` for rows and counts that the caller vouches for. Raises OutOfBlocks only, changing nothing."""
-        tables, growth = self.tables, self.growth
-        ends = tables.num_launched[rows] + counts
-        have = tables.num_blocks[rows]
-        short = (ends > have * self.block_size).nonzero()[0]
-        wanted = -(-ends[short] // self.block_size)
-        moves = NO_MOVES
-        if growth.any_shared_tail:
-            if len(short):
-                tables.ensure_columns(min(int(wanted.max()), self.num_blocks))
-            moves = growth.copy_shared_tails(rows, int((wanted - have[short]).sum()))
-        if len(short):
-            growth.draw(rows[short], have[short], wanted)
-        self._launch(rows, ends - counts, ends)
-        return moves
+    def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
+        """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, which are launched to `starts`, in flight; `one_each`: they are
+        one of each row.
 
-    def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
-        """`place` of one token for each of these rows, of which `starts` are launched, and `ends`, one more, both int64 [n].
-
-        Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`.
+        Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`. Returns the copies
+        of partial blocks that others hold. Raises OutOfBlocks, changing nothing.
         """
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
-        short = (starts >= have * self.block_size).nonzero()[0]
+        short = (ends > have * self.block_size).nonzero()[0]
+        wanted = None if one_each else -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
-            moves = growth.copy_shared_tails(rows, len(short))
+            num_grown = len(short) if wanted is None else int((wanted - have[short]).sum())
+            moves = growth.copy_shared_tails(rows, num_grown)
         if len(short):
-            growth.promise_one_each(rows[short], have[short])
+            growth.promise(rows[short], have[short], wanted)
         self._launch(rows, starts, ends)
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
-        """`place` for one row."""
+        """`place` for one row, and its blocks at once."""
         tables = self.tables
-        if self.growth.any_shared_tail:
-            return self.place(np.array([row]), np.array([count]))
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
+        if self.growth.any_shared_tail:
+            moves = self.place(np.array([row]), np.array([start]), np.array([start + count]))
+            self.growth.draw_promised()
+            return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self.growth.draw_for(row, have, wanted)
+            self.growth.promise_one(row, have, wanted)
+            self.growth.draw_promised()
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
@@ -251,7 +241,7 @@ class Memory:
         """`_launch` of one row."""
         index = self.index
         self.tables.num_launched[row] = end
-        self.flights.composed.place(row, start, end)
+        self.flights.composed.place_one(row, start, end)
         if index is not None and not index.is_lazy[row]:
             self._begin_pending(index, row, end)
 
@@ -280,8 +270,9 @@ class Memory:
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
         the blocks that they `have`, those promised to them among them, `needs` more are promised to each."""
-        if total := int(needs.sum()):
-            self.growth.promise(rows.repeat(needs), rising_from(have, needs), total)
+        short = needs.nonzero()[0]
+        if len(short):
+            self.growth.promise(rows[short], have[short], have[short] + needs[short])
         self.tables.num_launched[rows] = ends
         self.flights.composed.lengthen(rows, ends)
 
@@ -330,7 +321,7 @@ class Memory:
         """Put the batch, of logical time `now`, out: draw what was promised, and say all that an engine needs of memory. What is placed
         from now on is another batch.
 
-        `decodes` are the rows that `place_decodes` placed, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None:
+        `decodes` are the rows that `place` placed first, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None:
         one each); `has_more`: the batch is one though no row may be in it. The caller has seen that nothing ends by `now` (`retentions.next_end`).
         """
         self.growth.draw_promised()
@@ -355,22 +346,9 @@ class Memory:
             changes,
         )
 
-    def end_step(
-        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """`settle`, and `extend` of what the batch sampled, in one."""
-        self.settle(flight)
-        return self.extend(rows, tokens, ends)
-
     def is_placed(self, row: int) -> bool:
         """Whether the row is in the batch that is being composed."""
-        composed = self.flights.composed
-        return bool(composed.parts) and composed.share_of(row, int(self.tables.uid[row])) is not None
-
-    def has_share(self, flight: Flight, row: int) -> bool:
-        """Whether the batch computes tokens of the row that it still holds."""
-        share = flight.share_of(row, int(self.tables.uid[row]))
-        return share is not None and not share.is_empty
+        return self.flights.composed.has(row)
 
     def fork_of(self, row: int) -> int:
         """`fork` of a row that the caller vouches for."""
@@ -446,27 +424,20 @@ class Memory:
         """The batch, the oldest that is out, ran: what it computed is confirmed, full blocks are nodes, duplicates go back."""
         tables, index = self.tables, self.index
         self.flights.end(flight)
-        if flight.is_whole:
-            for rows, _, ends in flight.parts:
-                # Rejected drafts are not launched any more.
-                tables.num_computed[rows] = np.minimum(ends, tables.num_launched[rows]) if flight.has_drafts else ends
+        rows, _, ends = flight.columns()
+        if flight.has_drafts or flight.held is not None or flight.is_fork is not None:
+            # Rejected drafts are not launched any more, and what has no value is not computed.
+            ends = np.minimum(ends, np.minimum(tables.num_launched[rows], tables.num_tokens[rows]))
+            np.maximum.at(tables.num_computed, rows, ends)
         else:
-            for row, _, end in flight.shares(tables):
-                tables.num_computed[row] = max(
-                    tables.num_computed.item(row), min(end, tables.num_launched.item(row), tables.num_tokens.item(row))
-                )
+            tables.num_computed[rows] = ends
         if index is None:
             return
         index.confirm(flight.number)
         if index.num_attentive:
-            for rows, _, _ in flight.parts:
-                if isinstance(rows, int):
-                    if rows not in flight.gone and not index.is_lazy[rows]:
-                        self._publish(rows)
-                else:
-                    for place in index.attentive(rows).tolist():
-                        if (row := rows.item(place)) not in flight.gone:
-                            self._publish(row)
+            for place in index.attentive(flight.rows).tolist():
+                if flight.holds(place):
+                    self._publish(flight.rows.item(place))
         if self.sharing is not None:
             self.sharing.forget_sharers(flight.number)
 
@@ -481,10 +452,10 @@ class Memory:
         A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
         that had been counted.
         """
-        tables, index, sharing = self.tables, self.index, self.sharing
+        index, sharing = self.index, self.sharing
         if sharing is not None:
             sharing.cut_sharers(flight)
-        shares = list(flight.shares(tables))[::-1]
+        shares = flight.shares()[::-1]
         for share in shares:
             self._fall_back(share)
         for share in shares:
@@ -525,7 +496,7 @@ class Memory:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
         first, stop = (0, 0) if self.index is None else self.index.release_path(row)
-        if self.flights.may_have(row):
+        if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.drop(row)
@@ -546,7 +517,8 @@ class Memory:
         have = self.tables.num_blocks[rows]
         short = (num_blocks > have).nonzero()[0]
         if len(short):
-            self.growth.draw(rows[short], have[short], num_blocks[short])
+            self.growth.promise(rows[short], have[short], num_blocks[short])
+            self.growth.draw_promised()
         self.tables.reserved[rows] = np.maximum(self.tables.reserved[rows], num_blocks)
         self._any_reserved = True
 
@@ -636,7 +608,7 @@ class Memory:
         device = self.device
         evicted, first = device.num_evicted, int(batches[0])
         self.begin_batch(first)
-        self.growth.promise_one_each(rows, columns)
+        self.growth.promise(rows, columns)
         self.growth.draw_promised()
         if count := device.num_evicted - evicted:
             later = int(batches[-count:].sum()) - count * first

@@ -423,7 +423,7 @@ class PrefixIndex:
         lost: dict[Run, int] = {}
         for run in self.pending.get(flight.number, ()):
             lost[run] = run.first_of(flight.number)
-        for row, start, _ in flight.shares(self._tables):
+        for row, start, _ in flight.shares():
             path = self.paths[row]
             if path.open is not None:
                 lost[path.open] = max(start // self._block_size - path.published, 0)

@@ -183,7 +183,7 @@ class Sharing:
         lost = self.index.nodes_lost(flight)
         if not lost:
             return
-        starts = {share.row: share.start for share in flight.shares(self._tables)}
+        starts = {share.row: share.start for share in flight.shares()}
         for sharer in [sharer for sharers in self._sharers.values() for sharer in sharers]:
             row = sharer.row
             if self._tables.uid[row] != sharer.uid:

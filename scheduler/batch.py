@@ -33,7 +33,8 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
 
     owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth. With
-    covers_running these are all rows that run, in their order. is_empty is the batch's; flight is what memory knows of it. ends do not count drafts.
+    covers_running these are all rows that run, in their order. flight is memory's book of the batch, None for an empty one. ends do not count
+    drafts.
 
     gone: by place, shares that their rows do not hold any more. computed_before: by place, tokens of rows that lost blocks while the batch
     was out, that had been computed before it: what of its share lies below is waste. Only `Outstanding` changes either.
@@ -45,7 +46,6 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     samples: NDArray[np.bool_]
     num_samples: int
     covers_running: bool
-    is_empty: bool
     flight: Flight | None
     # Drafts behind the last token of each row, int64 [n], and their tokens, packed; None: there are none.
     draft_counts: NDArray[np.int64] | None
@@ -58,14 +58,6 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
-    def places_left(self, request: RequestState, sequence: int) -> list[int]:
-        """The places of shares, not void, that the sequence kept when it gave its row back."""
-        return [
-            place
-            for place, left in self.gone.items()
-            if left.request is request and left.sequence == sequence and not left.is_void
-        ]
-
     def has_drafts(self, place: int) -> bool:
         """Whether the row at this place has any."""
         return self.draft_counts is not None and bool(self.draft_counts[place] > 0)
@@ -77,6 +69,11 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
         samples = self.samples.copy()
         samples[list(self.gone)] = False
         return samples.nonzero()[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run, to move or to deliver."""
+        return self.flight is None
 
     @property
     def all_sample(self) -> bool:

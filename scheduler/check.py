@@ -84,7 +84,7 @@ def _in_flight(state: State) -> list[str]:
     found: list[str] = []
     manager, limits = state.manager, state.limits
     in_batches = {
-        row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(state, batch, row)
+        row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(batch, row)
     }
     live = manager.tables.live_rows
     in_flight = set(live[manager.num_launched[live] != manager.num_computed[live]].tolist())
@@ -107,7 +107,7 @@ def _in_flight(state: State) -> list[str]:
     return found
 
 
-def _computes(state: State, batch: Batch, row: int) -> bool:
+def _computes(batch: Batch, row: int) -> bool:
     # A share whose sample is void may still compute tokens that the row knows: blocks were taken from it, and it runs again.
     ticket = batch.ticket
-    return ticket.place_of(row) >= 0 or (ticket.flight is not None and state.manager.has_share(ticket.flight, row))
+    return ticket.place_of(row) >= 0 or (ticket.flight is not None and ticket.flight.share_of(row) is not None)

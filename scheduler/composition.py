@@ -164,7 +164,7 @@ def place_chunk(
 def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
     """Their blocks are promised."""
     count = len(rows)
-    moves = state.manager.place_decodes(rows, starts, ends)
+    moves = state.manager.place(rows, starts, ends, one_each=True)
     step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
     step.budget -= count
     step.seats -= count

@@ -138,7 +138,10 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     if counts is None:
         if ticket.gone:
             tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
-        totals = ends if ticket.flight is None else state.manager.end_step(ticket.flight, rows, tokens, ends)
+        totals = ends
+        if ticket.flight is not None:
+            state.manager.settle(ticket.flight)
+            totals = state.manager.extend(rows, tokens, ends)
         codes, done = finish_codes(state.columns, rows, tokens, totals)
         kept = ones(len(rows))
     else:
@@ -365,10 +368,10 @@ def _release(state: State, request: RequestState, sequence: int, num_output: int
     request.num_live -= 1
     if request.rows[sequence] >= 0:
         state.release_row(request, sequence)
-    else:
-        request.tokens[sequence] = None
+        return
+    request.tokens[sequence] = None
     if state.outstanding.batches:
-        state.outstanding.void(request, sequence)
+        state.outstanding.leave(request, sequence, has_ended=True)
 
 
 def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:

@@ -104,17 +104,23 @@ class Outstanding:
             return None
         return ticket
 
-    def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
-        """Where the tokens come from that the sequence will know when all batches have ended, in order."""
+    def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
+        """(batch, place) of each share of the sequence that is not void: in the row that it has, or in one that it gave back."""
         row = request.rows[sequence]
-        found: list[Source] = []
+        found: list[tuple[Batch, int]] = []
         for batch in self.batches:
             ticket = batch.ticket
-            found += [(batch.number, place) for place in ticket.places_left(request, sequence) if ticket.samples[place]]
-            place = ticket.place_of(row)
-            if place >= 0 and ticket.samples[place]:
-                found.append((batch.number, place))
+            for place, left in ticket.gone.items():
+                if left.request is request and left.sequence == sequence and not left.is_void:
+                    found.append((batch, place))
+            if row >= 0 and (place := ticket.place_of(row)) >= 0:
+                found.append((batch, place))
         return found
+
+    def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
+        """Where the tokens come from that the sequence will know when all batches have ended, in order."""
+        shares = self.shares_of(request, sequence)
+        return [(batch.number, place) for batch, place in shares if batch.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
         """Upper bound of the row's known tokens once all batches have ended; those that are launched where it goes on from an unknown place."""
@@ -154,12 +160,7 @@ class Outstanding:
 
     def computes(self, request: RequestState) -> bool:
         """Whether a batch computes for the request, or samples for it."""
-        rows = request.live_rows
-        return any(batch.ticket.place_of(row) >= 0 for batch in self.batches for row in rows) or any(
-            left.request is request and not left.is_void
-            for batch in self.batches
-            for left in batch.ticket.gone.values()
-        )
+        return bool(self.batches) and any(self.shares_of(request, i) for i in range(len(request.rows)))
 
     def is_idle(self, request: RequestState) -> bool:
         """Whether nothing can become of a request with rows until the caller appends tokens."""
@@ -177,28 +178,15 @@ class Outstanding:
         )
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
-        """The sequence gives its row back: its shares are its own from now on, or void where it has ended."""
-        row = request.rows[sequence]
-        for batch in self.batches:
-            if (place := batch.ticket.place_of(row)) >= 0:
-                batch.ticket.gone[place] = Left(request, sequence, has_ended)
-
-    def void(self, request: RequestState, sequence: int) -> None:
-        """Void all shares of a sequence that has ended without a row."""
-        for batch in self.batches:
-            for place in batch.ticket.places_left(request, sequence):
-                batch.ticket.gone[place] = Left(request, sequence, True)
+        """The sequence has no row from now on: its shares are its own, or void where it has ended."""
+        for batch, place in self.shares_of(request, sequence):
+            batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
     def void_beyond(self, request: RequestState, sequence: int, num_known: int) -> None:
         """Void shares of the sequence that end beyond its first `num_known` tokens: they rest on a token that did not come."""
-        row = request.rows[sequence]
-        for batch in self.batches:
-            ticket = batch.ticket
-            places = ticket.places_left(request, sequence)
-            places.append(ticket.place_of(row) if row >= 0 else -1)
-            for place in places:
-                if place >= 0 and ticket.ends[place] > num_known:
-                    ticket.gone[place] = Left(request, sequence, True)
+        for batch, place in self.shares_of(request, sequence):
+            if batch.ticket.ends[place] > num_known:
+                batch.ticket.gone[place] = Left(request, sequence, True)
 
     def note_computed(self, row: int, num_tokens: int) -> None:
         """The row, of which so many tokens had been computed before the batches, is about to lose blocks."""
@@ -223,14 +211,7 @@ class Outstanding:
 
     def _is_undecided(self, request: RequestState, sequence: int) -> bool:
         """Whether a batch has drafts of the sequence: how many are right decides where it goes on."""
-        row = request.rows[sequence]
-        return any(
-            ticket.has_drafts(place)
-            for ticket in (batch.ticket for batch in self.batches)
-            if ticket.draft_counts is not None
-            for place in (ticket.place_of(row), *ticket.places_left(request, sequence))
-            if place >= 0
-        )
+        return any(batch.ticket.has_drafts(place) for batch, place in self.shares_of(request, sequence))
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))

@@ -121,7 +121,6 @@ class Packer:
                 samples,
                 num_samples,
                 covers_running,
-                composed.flight is None,
                 composed.flight,
                 None if step.draft_counts is None else num_drafts,
                 step.draft_tokens,

@@ -234,7 +234,7 @@ def evict_as_another_run(manager):
 
 
 def promise_and_do_not_draw(manager):
-    manager._memory.growth.promise(OWNER, 3, 1)
+    manager._memory.growth.promise_one(OWNER, 3, 4)
 
 
 def evict_a_parent_before_its_child(manager):

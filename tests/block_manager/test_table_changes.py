@@ -129,7 +129,7 @@ def test_single_blocks_beyond_the_first_room_are_told():
     for row in rows:
         manager.append(row, [3])
     computed = manager.num_computed[list(rows)]
-    manager._memory.place_decodes(np.array(rows), computed, computed + 1)
+    manager._memory.place(np.array(rows), computed, computed + 1, one_each=True)
     manager._memory.draw_promised()
     mirror.follow()
     assert mirror.differing_rows() == []
