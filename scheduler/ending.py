@@ -150,7 +150,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     state.stats.output_tokens += len(tokens)
     # A token to go for each of these rows: what leaves or joins from now on makes another array, and so is told from this one by identity.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
-    usage = {}
+    usage: dict[int, RequestUsage] = {}
     if len(done):
         goes_on = np.empty(len(rows), np.bool_)
         goes_on.fill(True)
@@ -160,7 +160,12 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
             state.steady = (staying, ends[goes_on], totals[goes_on])
         else:
             state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-        usage = _end_rows(state, rows, codes, done)
+        for place in done.tolist():
+            row = rows.item(place)
+            owner, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+            took = _finish(state, owner, sequence, codes.item(place), has_left_rows=True)
+            if took is not None:
+                usage[place] = took
     elif may_be_steady:
         state.steady = (rows, ends, totals)
     others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
@@ -297,7 +302,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         request.tokens[sequence] = np.concatenate([known, new])
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.queues.unpark(request)
-    usage = _end_sequence(state, request, sequence, code) if code else None
+    usage = _finish(state, request, sequence, code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         _void_unknown(state, request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
@@ -329,32 +334,30 @@ def take_pending(state: State) -> list[Output]:
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """End the request now, in flight or not. Returns the last output of each live sequence, the last one with the usage."""
-    state.admission_blocked = False
-    state.queues.leave(request)
-    state.outstanding.hold_loading(request)
     live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
-    for sequence in live:
-        _release(state, request, sequence, _num_written(state, request, sequence))
     usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
 
 def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
-    """A sequence with an output to come ends now, in flight or not. Returns its last output, with the usage if no other sequence has one
-    to come."""
-    return Output(request.id, sequence, [], FINISH_REASONS[code], _end_sequence(state, request, sequence, code))
+    """End a live sequence now, in flight or not. Returns its last output, with the usage if no other sequence goes on."""
+    return Output(request.id, sequence, [], FINISH_REASONS[code], _finish(state, request, sequence, code))
 
 
-def _end_sequence(state: State, request: RequestState, sequence: int, code: int) -> RequestUsage | None:
-    """End a live sequence, and with the last one its request. Returns what the request took if it has ended."""
-    row, num_output = request.rows[sequence], _num_written(state, request, sequence)
-    _note_finished(state, request, row, num_output)
+def _finish(
+    state: State, request: RequestState, sequence: int, code: int, *, has_left_rows: bool = False
+) -> RequestUsage | None:
+    """End a live sequence, and with the last one its request. Returns what the request took if it has ended.
+
+    `has_left_rows`: its row is no running one any more.
+    """
     if request.num_live == 1:
-        return end_request(state, request, code, _FINISHED[code][1])[-1].usage
+        return _end(state, request, _FINISHED[code], has_finished=True, has_left_rows=has_left_rows)
     state.admission_blocked = False
-    if row >= 0 and request.status is Status.RUNNING:
+    row = request.rows[sequence]
+    if row >= 0 and not has_left_rows and request.status is Status.RUNNING:
         state.running_rows.leave([row])
-    _release(state, request, sequence, num_output)
+    _release(state, request, sequence, has_finished=True)
     if request in state.to_reject:
         longest = state.books.max_total_of(len(request.rows))
         if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
@@ -362,26 +365,46 @@ def _end_sequence(state: State, request: RequestState, sequence: int, code: int)
     return None
 
 
-def _release(state: State, request: RequestState, sequence: int, num_output: int) -> None:
-    """Release what a live sequence of so many outputs holds: it has ended."""
-    request.num_output += num_output
-    request.num_live -= 1
-    if request.rows[sequence] >= 0:
-        state.release_row(request, sequence)
-        return
-    request.tokens[sequence] = None
-    if state.outstanding.batches:
-        state.outstanding.leave(request, sequence, has_ended=True)
-
-
-def _end(state: State, request: RequestState, ending: tuple[Status, str]) -> RequestUsage:
-    """The request, of which nothing is left and which stands nowhere, has ended. Returns what it took."""
+def _end(
+    state: State,
+    request: RequestState,
+    ending: tuple[Status, str],
+    *,
+    has_finished: bool = False,
+    has_left_rows: bool = False,
+) -> RequestUsage:
+    """End the request and release what it holds. Returns what it took."""
+    state.admission_blocked = False
+    state.queues.leave(request, has_left_rows=has_left_rows)
+    state.outstanding.hold_loading(request)
+    for sequence in range(len(request.rows)):
+        if state.delivers(request, sequence):
+            _release(state, request, sequence, has_finished=has_finished)
     if request.is_bounded:
         state.books.lift_bound(request)
     if state.to_reject and request in state.to_reject:
         state.to_reject.remove(request)
     state.end(request, ending)
     return state.usage_of(request)
+
+
+def _release(state: State, request: RequestState, sequence: int, *, has_finished: bool) -> None:
+    """Release what a live sequence holds. If it `has_finished`, its length is learnt from, and its content kept as its request wishes."""
+    num_output, row = _num_written(state, request, sequence), request.rows[sequence]
+    if has_finished:
+        state.lengths.note(num_output)
+        if state.foresight is not None:
+            state.foresight.finished(pause=request.longest_pause)
+        if row >= 0:
+            state.retain_content(request, row)
+    request.num_output += num_output
+    request.num_live -= 1
+    if row >= 0:
+        state.release_row(request, sequence)
+        return
+    request.tokens[sequence] = None
+    if state.outstanding.batches:
+        state.outstanding.leave(request, sequence, has_ended=True)
 
 
 def _num_known(state: State, request: RequestState, sequence: int) -> int:
@@ -396,16 +419,6 @@ def _num_written(state: State, request: RequestState, sequence: int) -> int:
     """Output tokens of a live sequence; 0 for one that has ended."""
     known = _num_known(state, request, sequence)
     return known - request.prompt_len - request.appended[sequence] if known else 0
-
-
-def _note_finished(state: State, request: RequestState, row: int, num_output: int) -> None:
-    """A sequence has finished after so many outputs: its length is learnt from, and its content, if it holds a row, kept as its request
-    wishes."""
-    state.lengths.note(num_output)
-    if state.foresight is not None:
-        state.foresight.finished(pause=request.longest_pause)
-    if row >= 0:
-        state.retain_content(request, row)
 
 
 def _account(state: State, batch: Batch) -> None:
@@ -446,23 +459,3 @@ def _ask_again(state: State, request: RequestState) -> None:
     request.num_asked = 0
     request.wants_load = True
     state.queues.wait(request)
-
-
-def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[np.int64]) -> dict[int, RequestUsage]:
-    """End the sequences at places `done`, which are no running rows any more. Returns, by place, what each request that ended
-    with them took."""
-    usage: dict[int, RequestUsage] = {}
-    state.admission_blocked = False
-    columns, num_tokens = state.columns, state.manager.num_tokens
-    # Few end in one step: an entry at a time costs less than an array of them.
-    for i in done.tolist():
-        row = rows.item(i)
-        request: RequestState = columns.owner[row]
-        sequence = columns.sequence.item(row)
-        num_output = num_tokens.item(row) - request.prompt_len - request.appended[sequence]
-        _note_finished(state, request, row, num_output)
-        _release(state, request, sequence, num_output)
-        if request.num_live == 0:
-            state.queues.leave(request, has_left_rows=True)
-            usage[i] = _end(state, request, _FINISHED[codes.item(i)])
-    return usage
