@@ -34,19 +34,14 @@ class Growth:
     def __init__(self, tables: Tables, device: Pool) -> None:
         self._tables = tables
         self._device = device
-        # What has changed, in buffers that only grow; the first `_num_changes` entries of each.
-        self._changes = TableChanges(np.empty(256, np.int64), np.empty(256, np.int64), np.empty(256, np.int32))
-        self._num_changes = 0
-        # Instead of these, where one draw is all that has changed.
-        self._drawn: TableChanges | None = None
+        # What has changed, in parts; None before the first call of take_changes, from which on changes are noted.
+        self._changed: list[TableChanges] | None = None
         # Whether any row may share its partial block: only after a fork, so that a step need not look.
         self.any_shared_tail = False
         # Blocks that tables are to get in one draw: each (rows, their columns, how many of both), columns of one row rising, or (row,
         # first column, how many blocks). In all `num_promised`.
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Changes are noted from the first call of take_changes on.
-        self._is_watched = False
         # Sources of this batch's copies that no row holds: not to be drawn again before the batch's moves are made.
         self._copied: list[Blocks] = []
 
@@ -59,8 +54,7 @@ class Growth:
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
-        if self._is_watched:
-            self._note(row, rising(stop)[column:], blocks)
+        self.note(row, column, stop)
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
         """Each of these rows, whose table ends before column `have`, gets its blocks up to column `wanted` (None: one block) by the next
@@ -91,67 +85,45 @@ class Growth:
 
     def draw_promised(self) -> None:
         """One draw, with it one eviction, and one write into the tables for all that was promised."""
-        tables, promised, total = self._tables, self._promised, self.num_promised
+        tables, total = self._tables, self.num_promised
         if not total:
             return
-        entry_rows, entry_columns, _ = promised[0]
-        if len(promised) == 1 and isinstance(entry_rows, int):
-            # As a prompt comes alone: a slice is written faster than places.
-            tables.ensure_columns(entry_columns + total)
-            blocks = self._device.draw(total)
-            self._promised, self.num_promised = [], 0
-            self.write(entry_rows, entry_columns, blocks)
-            return
-        if len(promised) > 1:
-            entry_rows, entry_columns = self._entries(promised, total)
+        rows, columns, _ = self._promised[0]
+        if len(self._promised) > 1 or isinstance(rows, int):
+            rows, columns = self._promised_places()
         blocks = self._device.draw(total)
         try:
-            self._put(entry_rows, entry_columns, blocks)
+            try:
+                tables.blocks[0, rows, columns] = blocks
+            except IndexError:
+                # Dearer to ask each time than to be told once: numpy looks at every index before it writes.
+                tables.ensure_columns(int(columns.max()) + 1)
+                tables.blocks[0, rows, columns] = blocks
         except MemoryError:
             self._device.release(blocks[::-1].copy())
             raise
         self._promised, self.num_promised = [], 0
-        if self._is_watched:
-            if self._num_changes or self._drawn is not None:
-                self._note(entry_rows, entry_columns, blocks)
-            else:
-                self._drawn = TableChanges(entry_rows, entry_columns, blocks.astype(np.int32))
-        stop = 0
-        for rows, columns, count in promised:
-            first, stop = stop, stop + count
-            if isinstance(rows, int):
-                tables.num_blocks[rows] = end = columns + count
-                tables.slot_base[rows] = (blocks.item(stop - 1) - end + 1) * tables.block_size
-            else:
-                # Of a row that gets several the last one stays.
-                tables.num_blocks[rows] = columns + 1
-                tables.slot_base[rows] = (blocks[first:stop] - columns) * tables.block_size
+        # Of a row that gets several the last one stays.
+        tables.num_blocks[rows] = columns + 1
+        tables.slot_base[rows] = (blocks - columns) * tables.block_size
+        if self._changed is not None:
+            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
-    def _entries(self, promised: list[tuple[Any, Any, int]], total: int) -> tuple[Rows, NDArray[np.int64]]:
-        """The rows and columns of `total` blocks that were promised, int64 [total] each."""
-        rows, columns = np.empty(total, np.int64), np.empty(total, np.int64)
+    def _promised_places(self) -> tuple[Rows, NDArray[np.int64]]:
+        """The rows and columns of all blocks that were promised, int64 [num_promised] each."""
+        rows, columns = np.empty(self.num_promised, np.int64), np.empty(self.num_promised, np.int64)
         stop = 0
-        for row, column, count in promised:
+        for row, column, count in self._promised:
             first, stop = stop, stop + count
             rows[first:stop] = row
             columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
         return rows, columns
 
-    def _put(self, rows: Rows, columns: NDArray[np.int64], blocks: Blocks) -> None:
-        tables = self._tables
-        try:
-            tables.blocks[0, rows, columns] = blocks
-        except IndexError:
-            # Dearer to ask each time than to be told once: numpy looks at every index before it writes.
-            tables.ensure_columns(int(columns.max()) + 1)
-            tables.blocks[0, rows, columns] = blocks
-
-    def note(self, row: int, first: int) -> None:
-        """The row's table has grown from column `first` on."""
-        tables = self._tables
-        stop = int(tables.num_blocks[row])
-        if self._is_watched:
-            self._note(row, rising(stop)[first:], tables.blocks[0, row, first:stop])
+    def note(self, row: int, first: int, stop: int) -> None:
+        """The row's table has other blocks at columns `first` to `stop` - 1."""
+        if self._changed is not None:
+            blocks = self._tables.blocks[0, row, first:stop].copy()
+            self._changed.append(TableChanges(np.full(stop - first, row), rising(stop)[first:], blocks))
 
     def give_back(self, row: int, keep: int) -> None:
         """The row's blocks from column `keep` on go back to the pool, tail first."""
@@ -216,51 +188,19 @@ class Growth:
 
     def take_changes(self) -> TableChanges:
         """Every entry of a block table that changed since the last call, in order, read-only; nothing is noted before the first one."""
-        changes = self._taken()
+        parts, self._changed = self._changed or [NO_CHANGES], []
+        changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts, strict=True)))
         for column in changes:
             # A batch that does not run gives them back as they are.
             column.flags.writeable = False
         return changes
 
-    def _taken(self) -> TableChanges:
-        count, self._num_changes, self._is_watched = self._num_changes, 0, True
-        if self._drawn is not None:
-            drawn, self._drawn = self._drawn, None
-            return drawn
-        if not count:
-            return NO_CHANGES
-        rows, columns, blocks = self._changes
-        return TableChanges(rows[:count].copy(), columns[:count].copy(), blocks[:count].copy())
-
     @property
-    def changed_rows(self) -> Rows:
-        """Rows of tables that changed since the last `take_changes`, each as often as it did."""
-        if self._drawn is not None:
-            return self._drawn.rows
-        return self._changes.rows[: self._num_changes]
+    def changed_rows(self) -> set[int]:
+        """Rows of tables that changed since the last `take_changes`."""
+        return {row for part in self._changed or () for row in part.rows.tolist()}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
-        if not len(rows):
-            return
-        later = self.take_changes()
-        self._note(rows, columns, blocks)
-        if len(later.rows):
-            self._note(*later)
-
-    def _note(self, rows: Rows | int, columns: NDArray[np.int64], blocks: NDArray[Any]) -> None:
-        if self._drawn is not None:
-            drawn, self._drawn = self._drawn, None
-            self._note(*drawn)
-        start = self._num_changes
-        stop = start + len(blocks)
-        changes = self._changes
-        if stop > len(changes.rows):
-            more = 2 * stop
-            self._changes = changes = TableChanges(
-                np.resize(changes.rows, more), np.resize(changes.columns, more), np.resize(changes.blocks, more)
-            )
-        changes.rows[start:stop] = rows
-        changes.columns[start:stop] = columns
-        changes.blocks[start:stop] = blocks
-        self._num_changes = stop
+        if len(rows):
+            self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]

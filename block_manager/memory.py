@@ -622,7 +622,7 @@ class Memory:
         before = self.tables.num_blocks[rows]
         moves = self.tiers.swap_in(rows)
         for row, start in zip(rows.tolist(), before.tolist(), strict=True):
-            self.growth.note(row, start)
+            self.growth.note(row, start, int(self.tables.num_blocks[row]))
             self._note_shared_tail(row)
         return moves
 

@@ -68,7 +68,7 @@ class Outstanding:
         """A step is about to be made: call it before any table grows."""
         self._awaited = None
         if self._resumes_known:
-            self._retold = set(self._manager.growth.changed_rows.tolist()) if self.batches else set()
+            self._retold = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
         """The batch, the latest, is out from now on."""
