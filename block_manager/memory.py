@@ -339,7 +339,7 @@ class Memory:
             number,
             flight,
             moves,
-            self._last_slots(decodes, positions) if counts is None else self._slots(decodes, positions, counts),
+            self._slots(decodes, positions, counts),
             tables.last_token[decodes],
             tables.read_only_blocks,
             tables.tokens,
@@ -392,32 +392,25 @@ class Memory:
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
 
-    def _last_slots(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n]: the slot of `positions[i]`, the last one that is in flight for `rows[i]`."""
-        tables = self.tables
-        if not self._any_reserved:
-            return tables.slot_base[rows] + positions
-        return self._looked_up(rows, positions)
-
-    def _looked_up(self, rows: Rows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n]: the slot of `positions[i]` of `rows[i]`, in whichever block of its table."""
-        columns = positions // self.block_size
-        blocks = self.tables.blocks[0, rows, columns]
-        slots: NDArray[np.int64] = (blocks - columns) * np.int64(self.block_size) + positions
-        return slots
-
-    def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [counts.sum()]: the slots of `counts[i]` positions of `rows[i]`, which rise, packed."""
-        tables = self.tables
-        slots: NDArray[np.int64] = tables.slot_base[rows].repeat(counts)
+    def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """int64 [n]: the slots of `counts[i]` rising positions of `rows[i]`, packed (None: of one of each)."""
+        tables, size = self.tables, self.block_size
+        slots: NDArray[np.int64] = tables.slot_base[rows]
+        first = positions
+        if counts is not None:
+            slots = slots.repeat(counts)
+            first = positions[counts.cumsum() - counts]
         slots += positions
+        if counts is None and not self._any_reserved:
+            return slots
         # That holds in a row's last block, where most of them are.
-        first = counts.cumsum() - counts
-        others = (positions[first] < (tables.num_blocks[rows] - 1) * self.block_size).nonzero()[0]
-        if len(others):
-            counts = counts[others]
-            places = rising_from(first[others], counts)
-            slots[places] = self._looked_up(rows[others].repeat(counts), positions[places])
+        is_other = first < (tables.num_blocks[rows] - 1) * size
+        if is_other.any():
+            if counts is not None:
+                rows, is_other = rows.repeat(counts), is_other.repeat(counts)
+            at = positions[is_other]
+            columns = at // size
+            slots[is_other] = (tables.blocks[0, rows[is_other], columns] - columns) * np.int64(size) + at
         return slots
 
     def settle(self, flight: Flight) -> None:
