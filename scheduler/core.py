@@ -280,6 +280,7 @@ class Scheduler(Uncopyable):
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
         outstanding.begin_step()
+        state.books.begin_step()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.

@@ -18,7 +18,6 @@ from paged.base.arguments import is_integer, token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
-from .admission import owed, watermark
 from .state import State, Step
 from .status import Status
 
@@ -87,7 +86,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # What admitted requests still need, and the watermark, come before drafts.
-    available = max(0, manager.num_unpromised - owed(state, step) - watermark(state))
+    available = max(0, state.books.num_free())
     if int(needs.sum()) > available:
         wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
         needs = np.maximum(wanted - room + size - 1, 0) // size

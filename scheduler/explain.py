@@ -11,7 +11,6 @@ import numpy as np
 from paged.base.words import counted
 from paged.errors import UnknownRequest
 
-from .admission import watermark
 from .request import RequestState
 from .state import State
 from .status import Status
@@ -117,7 +116,7 @@ def _waiting(state: State, request: RequestState) -> _Found:
     if known is not None:
         is_promised = state.reservation.is_counted or state.books.is_due(request)
         needed -= state.manager.content.held_prefix(known, request.root, confirmed=is_promised)
-    kept = watermark(state)
+    kept = state.books.watermark()
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = list(takewhile(lambda other: other is not request, state.waiting))
     was = (
@@ -160,7 +159,7 @@ def _lost(request: RequestState) -> int:
 def _away(state: State, request: RequestState) -> _Found:
     manager = state.manager
     needed, free = state.books.to_return(request), free_blocks(state)
-    kept = watermark(state)
+    kept = state.books.watermark()
     on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.tiers.num_on_host(row) for row in request.live_rows)
     reason = (

@@ -129,6 +129,11 @@ class Queues:
         self.parked: dict[str, RequestState] = {}
         self.running_rows = RunningRows()
 
+    @property
+    def num_in(self) -> int:
+        """Rows that run, and requests that are away; at most, while the array of rows has to be made anew."""
+        return self.running_rows.count() + self.away.num
+
     def run(self, request: RequestState) -> None:
         """Let a request run that has rows and stands nowhere."""
         running, running_rows, rows = self.running, self.running_rows, request.live_rows

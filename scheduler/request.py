@@ -279,6 +279,11 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         return self.request.id
 
     @property
+    def first_tokens(self) -> NDArray[np.int32]:
+        """What the first live sequence of a waiting request knows."""
+        return next(tokens for tokens in self.tokens if tokens is not None)
+
+    @property
     def live_rows(self) -> list[int]:
         """Rows that its sequences hold."""
         rows = self.rows
