@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
+from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 from paged.errors import (
@@ -167,10 +168,10 @@ class Scheduler(Uncopyable):
         self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
         prices, size = self._state.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
-        self._packer = Packer()
         self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
+        self._packer = Packer(self._owner)
         memory.growth.take_changes()
         self._num_added = 0
         self._submitted = 0
@@ -292,11 +293,7 @@ class Scheduler(Uncopyable):
             place_drafts(state, step, proposed)
         if carried:
             self._take_carried(step)
-        batch = self._packer.pack(state, step, self._owner)
-        for request in step.asked:
-            request.load_batch = batch.number
-        if not batch.ticket.is_empty:
-            outstanding.put_out(batch)
+        batch = self._put_out(step)
         if self._checks:
             self._raise_violations()
         return batch
@@ -650,6 +647,28 @@ class Scheduler(Uncopyable):
         state.requests[new.id] = new
         state.end(new, (Status.REJECTED, str(error)))
         raise error
+
+    def _put_out(self, step: Step) -> Batch:
+        """The batch of a step that is decided, which is out from now on unless there is nothing in it."""
+        state, decodes, positions, counts = self._state, step.decodes, step.decode_starts, None
+        if step.draft_counts is not None:
+            counts = step.draft_counts + 1
+            positions = rising_from(positions, counts)
+        has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
+        composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
+        if len(composed.moves):
+            step.moves.append(composed.moves)
+        chunks = [chunk[0] for chunk in step.chunks]
+        rows = np.concatenate([decodes, chunks]) if chunks else decodes
+        covers_running = state.running_rows.keep(decodes, chunks, rows)
+        if not covers_running:
+            state.columns.advance_unevenly()
+        batch = self._packer.pack(state, step, composed, positions, rows, covers_running=covers_running)
+        for request in step.asked:
+            request.load_batch = batch.number
+        if not batch.ticket.is_empty:
+            state.outstanding.put_out(batch)
+        return batch
 
     def _take_carried(self, step: Step) -> None:
         """Moves that a cancelled batch left run with this one, before anything else of it."""
