@@ -9,8 +9,7 @@ from .batch import Batch, Output, Outputs, RequestUsage
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .explain import Explanation
-from .listing import RequestView
+from .explain import Explanation, RequestView
 from .orders import Order
 from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +40,7 @@ from .arguments import UNLIMITED, count_of, finite_time, latest_time
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, explain, reason
-from .listing import RequestView, listed, view_of
+from .explain import Explanation, RequestView, explain, listed, reason, view_of
 from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
@@ -64,6 +64,11 @@ _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
 # With which the caller may end a sequence.
 _REASONS = {"stop": STOP, "length": LENGTH}
+
+
+def _checked_count(name: str, value: Any) -> int:
+    """Raises InvalidConfig, which begins with `name`, for what is no integer of at least 1."""
+    return count_of(checked_integer(name, value, 1))
 
 
 def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
@@ -131,21 +136,15 @@ class Scheduler(Uncopyable):
         max_outstanding: int = 4,
         resumes_known: bool = False,
     ) -> None:
-        sizes = {
-            "max_tokens_per_step": max_tokens_per_step,
-            "max_sequences": max_sequences,
-            "max_model_len": max_model_len,
-            "max_waiting": max_waiting,
-            "max_chunk": max_chunk,
-            "vocabulary_size": vocabulary_size,
-            "max_outstanding": max_outstanding,
-        }
-        optional = {"max_model_len", "max_waiting", "max_chunk", "vocabulary_size"}
-        for name, value in sizes.items():
-            if value is None and name in optional:
-                continue
-            if not is_integer(value) or value < 1:
-                raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
+        limits = Limits(
+            max_tokens_per_step=_checked_count("max_tokens_per_step", max_tokens_per_step),
+            max_sequences=_checked_count("max_sequences", max_sequences),
+            max_model_len=None if max_model_len is None else _checked_count("max_model_len", max_model_len),
+            max_waiting=None if max_waiting is None else _checked_count("max_waiting", max_waiting),
+            max_chunk=UNLIMITED if max_chunk is None else _checked_count("max_chunk", max_chunk),
+            vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
+            max_outstanding=_checked_count("max_outstanding", max_outstanding),
+        )
         if not isinstance(manager, BlockManager):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
@@ -154,15 +153,6 @@ class Scheduler(Uncopyable):
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
-        limits = Limits(
-            count_of(max_tokens_per_step),
-            count_of(max_sequences),
-            None if max_model_len is None else count_of(max_model_len),
-            None if max_waiting is None else count_of(max_waiting),
-            UNLIMITED if max_chunk is None else count_of(max_chunk),
-            None if vocabulary_size is None else count_of(vocabulary_size),
-            count_of(max_outstanding),
-        )
         strategies = strategies_of(chosen, manager.num_blocks, weights)
         self._manager = manager
         self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
@@ -411,12 +401,11 @@ class Scheduler(Uncopyable):
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        have = int(state.manager.num_tokens[row]) if known is None else len(known)
+        row, known, have = request.rows[sequence], request.tokens[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
         # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
         array = array[: max(0, longest - have)]
-        total = have + len(array)
+        num_more = len(array)
         # First of all: there may be no memory to keep them in.
         if known is None:
             state.manager.append_row(row, array)
@@ -425,24 +414,20 @@ class Scheduler(Uncopyable):
         state.steady = None
         state.columns.advance_unevenly()
         state.admission_blocked = False
-        if len(array):
-            # What was reserved for it was the worst case of what it knew.
-            state.books.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
-        if len(array):
+        if num_more:
+            # What was reserved for it was the worst case of what it knew.
+            state.books.lift_bound(request)
             state.queues.unpark(request)
-        request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
-        longest_now = min(request.max_total[sequence] + len(array), longest)
+        request.appended = replaced(request.appended, sequence, request.appended[sequence] + num_more)
+        longest_now = min(request.max_total[sequence] + num_more, longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
-            state.columns.prolong(row, longest_now)
-            state.columns.min_total[row] += len(array)
-            state.columns.prompt_total[row] += len(array)
-            if state.columns.expected_total[row]:
-                state.columns.expected_total[row] += len(array)
-            state.reservation.take_more(state.books, request, sequence)
-        if total >= longest and request not in state.to_reject:
+            state.columns.prolong(row, num_more, longest_now)
+            if state.reservation.is_counted:
+                state.reservation.take(state.books, request, sequence)
+        if have + num_more >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
     @alone
@@ -556,14 +541,14 @@ class Scheduler(Uncopyable):
 
     def running_rows(self) -> NDArray[np.int64]:
         """The rows of running requests, in order, int64 [n]: those that may take drafts; a copy."""
-        return self._state.running_rows.array(self._state.running).copy()
+        return self._state.books.running_rows().copy()
 
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves none."""
         if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
-        found: str | None = self._state.columns.id[row]
-        return found
+        owner: RequestState | None = self._state.columns.owner[row]
+        return None if owner is None else owner.id
 
     def rows_of(self, request_id: str) -> list[int]:
         """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
@@ -571,21 +556,18 @@ class Scheduler(Uncopyable):
 
     def row_of(self, request_id: str, sequence: int = 0) -> int:
         """The row of a sequence; -1 while it has none. Raises UnknownRequest, or InvalidRequest (no such sequence)."""
-        request = self._living(request_id)
-        if not is_integer(sequence) or not 0 <= sequence < len(request.rows):
-            raise InvalidRequest(f'request "{request_id}" has {len(request.rows)} sequences; there is no {sequence!r}.')
-        return request.rows[sequence]
+        rows = self._living(request_id).rows
+        if not is_integer(sequence) or not 0 <= sequence < len(rows):
+            raise InvalidRequest(f'request "{request_id}" has {len(rows)} sequences; there is no {sequence!r}.')
+        return rows[sequence]
 
     def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
         """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest, or InvalidRequest where
         it has ended."""
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        if known is not None:
-            return known.copy()
-        manager = self._state.manager
-        return manager.tokens[row, : manager.num_tokens[row]].copy()
+        known, manager, row = request.tokens[sequence], self._state.manager, request.rows[sequence]
+        return (manager.tokens[row, : manager.num_tokens[row]] if known is None else known).copy()
 
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""
@@ -593,7 +575,7 @@ class Scheduler(Uncopyable):
         figures = state.manager.content.hit_figures()
         state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
         state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
-        return SchedulerStats(**{name: getattr(state.stats, name) for name in SchedulerStats.__struct_fields__})
+        return msgspec.structs.replace(state.stats)
 
     def check(self) -> list[str]:
         """Every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
@@ -621,32 +603,31 @@ class Scheduler(Uncopyable):
         self._state.outstanding.must_be(batch, place, verb)
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
-        state, request_id = self._state, new.id
-        manager, model = state.manager, state.limits.max_model_len
+        """Raise NeverFits, and count the request as rejected, if the model or an empty pool has no room for its prompt and one output."""
+        state, books, error = self._state, self._state.books, None
+        model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
+        needed = books.blocks_for(num_tokens + 1) * new.num_live
+        needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
         if model is not None and num_tokens + 1 > model:
             message = (
-                f'request "{request_id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
+                f'request "{new.id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
-            self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        if (no_place := state.reservation.refusal(state.books, new)) is not None:
-            self._reject(new, no_place)
-        shared = state.reservation.blocks_shared(state.books, new.num_live, num_tokens)
-        needed = state.books.blocks_for(num_tokens + 1) * new.num_live - shared
-        if needed > manager.num_blocks:
-            fits = manager.num_blocks * manager.block_size - 1
+            error = NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
+        elif (no_place := state.reservation.refusal(books, new)) is not None:
+            error = no_place
+        elif needed > num_blocks:
+            fits = num_blocks * state.manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
             message = (
-                f'request "{request_id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
-                f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
+                f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
+                f"{num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
-            self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
-
-    def _reject(self, new: RequestState, error: NeverFits) -> None:
-        state = self._state
-        state.requests[new.id] = new
-        state.end(new, (Status.REJECTED, str(error)))
-        raise error
+            error = NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
+        if error is not None:
+            state.requests[new.id] = new
+            state.end(new, (Status.REJECTED, str(error)))
+            raise error
 
     def _put_out(self, step: Step) -> Batch:
         """The batch of a step that is decided, which is out from now on unless there is nothing in it."""

@@ -36,8 +36,16 @@ _GOES_WITH = (
 )
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+def _is_share(value: Any, *, or_none: bool = False) -> bool:
+    return (or_none and value is None) or (is_number(value) and 0 <= value <= 1)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_share, value)) and value[0] <= value[1]
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,46 +116,43 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for field, known in _STRATEGIES.items():
             strategy = getattr(self, field)
             if not isinstance(strategy, str) or strategy not in known:
-                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}.")
+                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
         for (field, strategy), (other, needed) in _GOES_WITH:
             if getattr(self, field) == strategy and getattr(self, other) not in needed:
                 raise self._wrong(
                     f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
                 )
-        if not isinstance(self.chunked, bool):
-            raise self._wrong(f"chunked has to be True or False; got {self.chunked!r}.")
-        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
-            raise self._wrong(f"watermark has to be a share of the pool; got {self.watermark!r}.")
-        if not 0 <= self.watermark < 1:
-            raise self._wrong(f"watermark has to be in [0, 1); got {self.watermark}.")
-        least, most = self._range_checked()
-        if not _is_share(self.quantile) or not least <= self.quantile <= most:
-            raise self._wrong(f"quantile has to be in quantile_range [{least}, {most}]; got {self.quantile!r}.")
-        if self.waste_target is not None and not (_is_share(self.waste_target) and self.waste_target > 0):
-            raise self._wrong(f"waste_target has to be in (0, 1], or None; got {self.waste_target!r}.")
-        if self.stall_target is not None and not (_is_share(self.stall_target) and 0 < self.stall_target < 1):
-            raise self._wrong(f"stall_target has to be in (0, 1), or None; got {self.stall_target!r}.")
-        for field in ("known_outputs", "max_passes", "stall_limit"):
-            value = getattr(self, field)
-            if type(value) is not int or value < 0:
-                raise self._wrong(f"{field} has to be at least 0; got {value!r}.")
-        if self.strategies is not None and not callable(self.strategies):
-            raise self._wrong(f"strategies has to be a function, or None; got {self.strategies!r}.")
+        least, most = spread = self.quantile_range if _is_range(self.quantile_range) else (0.0, 1.0)
+        for field, is_right, wanted in (
+            ("chunked", isinstance(self.chunked, bool), "True or False"),
+            ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
+            ("quantile_range", spread is self.quantile_range, "two shares from 0 to 1, rising"),
+            ("quantile", _is_share(self.quantile) and least <= self.quantile <= most, f"in quantile_range {spread}"),
+            (
+                "waste_target",
+                _is_share(self.waste_target, or_none=True) and self.waste_target != 0,
+                "in (0, 1], or None",
+            ),
+            (
+                "stall_target",
+                _is_share(self.stall_target, or_none=True) and self.stall_target not in (0, 1),
+                "in (0, 1), or None",
+            ),
+            ("known_outputs", _is_count(self.known_outputs, 0), "at least 0"),
+            ("max_passes", _is_count(self.max_passes, 0), "at least 0"),
+            ("stall_limit", _is_count(self.stall_limit, 0), "at least 0"),
+            ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
+            (
+                "max_preemptions",
+                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
+                "at least 1, or None",
+            ),
+            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
+        ):
+            if not is_right:
+                raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
         if self.layout == "region" and self.strategies is None:
             raise self._wrong("layout region needs strategies that hand out regions, such as those of paged.study.")
-        for field in ("max_preemptions", "default_budget"):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or value < 1):
-                raise self._wrong(f"{field} has to be at least 1; got {value!r}.")
-
-    def _range_checked(self) -> tuple[float, float]:
-        try:
-            least, most = self.quantile_range
-        except (TypeError, ValueError):
-            raise self._wrong(f"quantile_range has to be two shares; got {self.quantile_range!r}.") from None
-        if not (_is_share(least) and _is_share(most) and least <= most):
-            raise self._wrong(f"quantile_range has to be two shares from 0 to 1, rising; got {self.quantile_range!r}.")
-        return least, most
 
     def _wrong(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"policy {self.name}: {what}")

@@ -62,9 +62,6 @@ class Reservation:
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
         """A sequence that has just got its row keeps what it needs; there is room."""
 
-    def take_more(self, books: Books, request: RequestState, sequence: int) -> None:
-        """The caller appended tokens to a sequence with a row."""
-
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
         """Blocks that a sequence with a row holds from its first step on, whatever it computes."""
         return 0
@@ -72,10 +69,6 @@ class Reservation:
     def kept(self, books: Books, rows: Rows) -> Counts:
         """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, at least."""
         return books.manager.num_tokens[rows]
-
-    def blocks_counted(self, books: Books) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
-        return 0
 
     def give_back(self, row: int) -> None:
         """The row is about to be closed."""
@@ -124,17 +117,11 @@ class Counted(Drawn):
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
         books.columns.reserved[request.rows[sequence]] = self.total_of(books, request, sequence)
 
-    take_more = take
-
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
         return 0
 
     def kept(self, books: Books, rows: Rows) -> Counts:
         return np.maximum(books.manager.num_tokens[rows], books.columns.reserved[rows])
-
-    def blocks_counted(self, books: Books) -> int:
-        rows = books.running_rows()
-        return int(books.lacking(rows, books.columns.reserved[rows]).sum())
 
 
 def most(books: Books, request: RequestState, sequence: int) -> int:
@@ -306,8 +293,7 @@ class Books:
 
     def debt_of(self, request: RequestState) -> int:
         """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
-        rows = np.array(request.live_rows, np.int64)
-        return int(self.lacking(rows, self.reservation.kept(self, rows)).sum())
+        return self._owed_to(np.array(request.live_rows, np.int64))
 
     def debt_at_worst(self, request: RequestState) -> int:
         """Blocks that the request's rows may still draw until all are as long as they can be."""
@@ -315,24 +301,25 @@ class Books:
         return int(self.lacking(rows, self.columns.max_total[rows]).sum())
 
     def owed(self) -> int:
-        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
-        where those are reserved."""
-        rows = self.running_rows()
-        owed = int(self.lacking(rows, self.reservation.kept(self, rows)).sum())
-        owed += sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
-        return owed + self._owed_beyond_kept()
+        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and what is reserved."""
+        loading = sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
+        return self._owed_to(self.running_rows()) + loading + self._owed_beyond()
+
+    def reserved(self) -> int:
+        """Blocks kept by count for those who run, beyond those that they hold."""
+        counted = self._owed_to(self.running_rows()) if self.reservation.is_counted else 0
+        return counted + self._owed_beyond()
 
     def owed_to_bounded(self) -> int:
         """Blocks that requests with a reserved worst case still may draw."""
         return sum(self.debt_at_worst(request) for request in self.bounded)
 
-    def _owed_beyond_kept(self) -> int:
-        """Of these, blocks past those that are kept anyway."""
-        return sum(max(0, self.debt_at_worst(request) - self.debt_of(request)) for request in self.bounded)
+    def _owed_to(self, rows: Rows) -> int:
+        return int(self.lacking(rows, self.reservation.kept(self, rows)).sum())
 
-    def reserved(self) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
-        return self.reservation.blocks_counted(self) + self._owed_beyond_kept()
+    def _owed_beyond(self) -> int:
+        """Blocks for worst cases past those that are kept anyway."""
+        return sum(max(0, self.debt_at_worst(request) - self.debt_of(request)) for request in self.bounded)
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""

@@ -87,10 +87,14 @@ class RowColumns:
                 self.stops = self._all_stops[:, : len(stops)]
             self.stops[row, : len(stops)] = stops
 
-    def prolong(self, row: int, max_total: int) -> None:
-        """The sequence in the row has its full length at so many tokens from now on."""
+    def prolong(self, row: int, num_appended: int, max_total: int) -> None:
+        """The caller appended so many tokens to the row, and it has its full length at `max_total` from now on."""
         self.sum_max_total += max_total - self.max_total.item(row)
         self.max_total[row] = max_total
+        self.min_total[row] += num_appended
+        self.prompt_total[row] += num_appended
+        if self.expected_total[row]:
+            self.expected_total[row] += num_appended
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
