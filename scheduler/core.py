@@ -60,8 +60,6 @@ from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-
-
 # With which the caller may end a sequence.
 _REASONS = {"stop": STOP, "length": LENGTH}
 

@@ -55,7 +55,7 @@ class Outlook(msgspec.Struct, frozen=True):
 def outlook(state: State) -> Outlook:
     """The outlook of now."""
     manager, columns, size = state.manager, state.columns, state.manager.block_size
-    running = state.running_rows.array(state.running)
+    running = state.books.running_rows()
     suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
     rows = np.concatenate([running, suspended])
     reserves, shares = state.reservation.reserves, manager.prefix_caching

@@ -22,7 +22,7 @@ Key = tuple[int, float, int]
 
 _ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
 _NEXT = {
-    Status.WAITING: {Status.RUNNING, Status.LOADING, *_ENDED},
+    Status.WAITING: {Status.WAITING, Status.RUNNING, Status.LOADING, *_ENDED},
     Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
     Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
     Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
@@ -152,20 +152,17 @@ class Queues:
 
     def wait(self, request: RequestState) -> None:
         """Let a request wait that stands nowhere and has no rows."""
-        if request.status is not Status.WAITING:
-            _turn(request, Status.WAITING)
+        _turn(request, Status.WAITING)
         self.waiting.add(request)
 
     def park(self, request: RequestState) -> None:
         """Let a request that stands nowhere and has no rows wait for tokens from the caller."""
-        if request.status is not Status.WAITING:
-            _turn(request, Status.WAITING)
+        _turn(request, Status.WAITING)
         self.parked[request.id] = request
 
     def unpark(self, request: RequestState) -> None:
         """The request, if it is parked, has tokens to compute: it waits as the others do."""
-        if request.id in self.parked:
-            del self.parked[request.id]
+        if self.parked.pop(request.id, None) is not None:
             self.waiting.add(request)
 
     def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
@@ -174,12 +171,10 @@ class Queues:
             self.running.remove(request)
             if not has_left_rows:
                 self.running_rows.leave(request.live_rows)
-        elif request.id in self.parked:
-            del self.parked[request.id]
-        elif request.status is Status.WAITING:
-            self.waiting.remove(request)
-        else:
+        elif request.status is not Status.WAITING:
             self.away.remove(request)
+        elif self.parked.pop(request.id, None) is None:
+            self.waiting.remove(request)
 
     def end(self, request: RequestState, status: Status) -> None:
         """The request, which stands nowhere, has ended."""

@@ -34,12 +34,13 @@ class Strategies(NamedTuple):
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """The strategies of a policy, for a pool of so many blocks and tenants of these weights. Raises InvalidConfig."""
+    orders = {"fcfs": Order(), "priority": ByPriority(), "fair": Fair(tenant_weights)}
     usual = Strategies(
         _reservation(policy),
         Admission(policy),
         DecodesFirst() if policy.composition == "decodes_first" else Composition(),
         _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
-        _order(policy, tenant_weights),
+        orders[policy.order],
     )
     if policy.strategies is None:
         return usual
@@ -48,15 +49,6 @@ def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, 
     if not isinstance(found, Strategies) or not all(map(isinstance, found, kinds)):
         raise InvalidConfig(f"policy {policy.name}: strategies has to return Strategies; got {found!r}.")
     return found
-
-
-def _order(policy: Policy, tenant_weights: Mapping[str, float]) -> Order:
-    match policy.order:
-        case "fair":
-            return Fair(tenant_weights)
-        case "priority":
-            return ByPriority()
-    return Order()
 
 
 def _reservation(policy: Policy) -> Reservation:
