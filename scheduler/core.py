@@ -87,11 +87,6 @@ def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-def _must_be_a_batch(batch: object) -> None:
-    if not isinstance(batch, Batch):
-        raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
-
-
 def _checked_id(request_id: object) -> str:
     if not isinstance(request_id, str):
         raise UnknownRequest(repr(request_id))
@@ -297,16 +292,12 @@ class Scheduler(Uncopyable):
         BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
         """
         state = self._state
-        _must_be_a_batch(batch)
         now = latest_time(now, state.now)
-        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
-            tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
-            state.now = now
-            return ending.update(state, batch, tokens, ragged)
-        self._must_be(batch, 0, "updated")
+        is_out = self._is_out(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
         state.now = now
-        state.outstanding.end(batch)
+        if is_out:
+            state.outstanding.end(batch)
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
             self._raise_violations()
@@ -319,12 +310,10 @@ class Scheduler(Uncopyable):
         Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
         not ended), changing nothing.
         """
-        _must_be_a_batch(batch)
-        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
+        if not self._is_out(batch, -1, "cancelled"):
             return
         if not isinstance(moved, (bool, np.bool_)):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
-        self._must_be(batch, -1, "cancelled")
         self._state.carried.check_cancel(batch, bool(moved))
         self._state.outstanding.end(batch)
         ending.cancel(self._state, batch, bool(moved))
@@ -339,13 +328,8 @@ class Scheduler(Uncopyable):
         last batch with a share of it has ended. Of a loading request the blocks go back when the batch that listed the loads has ended:
         stop the loader first. Raises UnknownRequest.
         """
-        state = self._state
-        request = state.requests.get(_checked_id(request_id))
-        if request is None:
-            if request_id in state.ended:
-                return None
-            raise UnknownRequest(request_id)
-        return ending.end_request(state, request, ABORT, "was aborted.")[-1]
+        request = self._known(request_id)
+        return None if request is None else ending.end_request(self._state, request, ABORT, "was aborted.")[-1]
 
     @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
@@ -355,10 +339,7 @@ class Scheduler(Uncopyable):
         In flight it keeps its blocks until its batch ends, as with `abort`: the batch's tokens for it are ignored. Raises UnknownRequest,
         or InvalidRequest (no such sequence, or another reason).
         """
-        state = self._state
-        request = state.requests.get(_checked_id(request_id))
-        if request is None and request_id not in state.ended:
-            raise UnknownRequest(request_id)
+        state, request = self._state, self._known(request_id)
         code = _REASONS.get(reason) if isinstance(reason, str) else None
         if code is None:
             raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
@@ -486,12 +467,8 @@ class Scheduler(Uncopyable):
 
     def status(self, request_id: str) -> str:
         """The request's state. Raises UnknownRequest."""
-        request = self._state.requests.get(_checked_id(request_id))
-        if request is not None:
-            return request.status.value
-        if request_id not in self._state.ended:
-            raise UnknownRequest(request_id)
-        return self._state.ended[request_id][0].value
+        request = self._known(request_id)
+        return (self._state.ended[request_id][0] if request is None else request.status).value
 
     @property
     def num_away(self) -> int:
@@ -583,8 +560,15 @@ class Scheduler(Uncopyable):
             found.append(f"9: {self._submitted} requests were submitted; {counts} add up to {sum(counts.values())}.")
         return found
 
-    def _living(self, request_id: str) -> RequestState:
+    def _known(self, request_id: str) -> RequestState | None:
+        """The request; None where it has ended. Raises UnknownRequest."""
         request = self._state.requests.get(_checked_id(request_id))
+        if request is None and request_id not in self._state.ended:
+            raise UnknownRequest(request_id)
+        return request
+
+    def _living(self, request_id: str) -> RequestState:
+        request = self._known(request_id)
         if request is None:
             raise UnknownRequest(request_id)
         return request
@@ -595,10 +579,16 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
-    def _must_be(self, batch: Batch, place: int, verb: str) -> None:
+    def _is_out(self, batch: object, place: int, verb: str) -> bool:
+        """Whether the batch is the outstanding one at `place`; an empty one, which needs no end, is not. Raises InvalidRequest, ForeignBatch,
+        BatchEnded or BatchOutOfOrder."""
+        if not isinstance(batch, Batch):
+            raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        self._state.outstanding.must_be(batch, place, verb)
+        if not batch.ticket.is_empty:
+            self._state.outstanding.must_be(batch, place, verb)
+        return not batch.ticket.is_empty
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if the model or an empty pool has no room for its prompt and one output."""

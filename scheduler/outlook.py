@@ -86,7 +86,7 @@ def outlook(state: State) -> Outlook:
     # What a batch that is out samples has come.
     left[: len(rows)] = np.maximum(1, left[: len(rows)] + np.minimum(0, behind - 1))
     on_device = manager.num_table_blocks[rows] * size
-    kept = np.maximum(state.reservation.kept(state.books, rows), on_device) if reserves else known[: len(rows)]
+    kept = np.maximum(state.books.kept(rows), on_device) if reserves else known[: len(rows)]
     return Outlook(
         num_sequences=np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)),
         held=np.concatenate([kept, held if reserves else todo[len(rows) :]]).astype(np.int64),

@@ -66,10 +66,6 @@ class Reservation:
         """Blocks that a sequence with a row holds from its first step on, whatever it computes."""
         return 0
 
-    def kept(self, books: Books, rows: Rows) -> Counts:
-        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, at least."""
-        return books.manager.num_tokens[rows]
-
     def give_back(self, row: int) -> None:
         """The row is about to be closed."""
 
@@ -83,12 +79,12 @@ class Reservation:
 
 
 class Drawn(Reservation):
-    """Blocks for `total_of` tokens are drawn when a sequence enters."""
+    """Blocks for `total_of` tokens are drawn when a sequence enters, or `is_counted`."""
 
     reserves = True
 
-    def __init__(self, total_of: Totals) -> None:
-        self._total_of = total_of
+    def __init__(self, total_of: Totals, *, is_counted: bool = False) -> None:
+        self._total_of, self.is_counted = total_of, is_counted
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
@@ -102,26 +98,14 @@ class Drawn(Reservation):
         return 0
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        drawn = self.blocks_drawn(books, request, sequence)
-        books.manager.reserve_rows(np.array([request.rows[sequence]]), np.array([drawn]))
+        row, drawn = request.rows[sequence], self.blocks_drawn(books, request, sequence)
+        if self.is_counted:
+            books.columns.reserved[row] = self.total_of(books, request, sequence)
+        else:
+            books.manager.reserve_rows(np.array([row]), np.array([drawn]))
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        return books.blocks_for(self.total_of(books, request, sequence))
-
-
-class Counted(Drawn):
-    """Blocks for `total_of` tokens are kept by count, and drawn when tokens need them."""
-
-    is_counted = True
-
-    def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        books.columns.reserved[request.rows[sequence]] = self.total_of(books, request, sequence)
-
-    def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        return 0
-
-    def kept(self, books: Books, rows: Rows) -> Counts:
-        return np.maximum(books.manager.num_tokens[rows], books.columns.reserved[rows])
+        return 0 if self.is_counted else books.blocks_for(self.total_of(books, request, sequence))
 
 
 def most(books: Books, request: RequestState, sequence: int) -> int:
@@ -196,20 +180,24 @@ class Books:
         short: Counts = -(-ends // self.manager.block_size) - self.manager.num_table_blocks[rows]
         return np.maximum(short, 0)
 
+    def kept(self, rows: Rows) -> Counts:
+        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, or reserved by count."""
+        known = self.manager.num_tokens[rows]
+        return np.maximum(known, self.columns.reserved[rows]) if self.reservation.is_counted else known
+
     def is_due(self, request: RequestState) -> bool:
         """Whether it was preempted so often that it re-enters only with its worst case reserved."""
         return self._max_preemptions is not None and request.preemptions >= self._max_preemptions
 
     def to_enter(self, request: RequestState) -> int:
         """Blocks that a waiting request needs in all, shared ones included: its prompt, or what it reserves."""
-        reservation, reserves_all = self.reservation, self.is_due(request)
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
-        blocks = 0
-        for sequence in live:
-            total = reservation.total_of(self, request, sequence)
-            blocks += self.blocks_for(max(total, request.max_total[sequence]) if reserves_all else total)
+        totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
+        if self.is_due(request):
+            return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
         # What the first sequence computes the others share.
-        return blocks if reserves_all else blocks - reservation.blocks_shared(self, len(live), request.prompt_len)
+        shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
+        return sum(map(self.blocks_for, totals)) - shared
 
     def to_share(self, request: RequestState) -> int:
         """Blocks of the prefix of a waiting request that some row holds: they take nothing from what is available."""
@@ -222,7 +210,7 @@ class Books:
     def to_return(self, request: RequestState) -> int:
         """Blocks that a paused or swapped request takes from what is available before it may run again."""
         rows = np.array(request.live_rows, np.int64)
-        targets = self.columns.max_total[rows] if self.is_due(request) else self.reservation.kept(self, rows)
+        targets = self.columns.max_total[rows] if self.is_due(request) else self.kept(rows)
         return self._to_hold(request, targets.tolist())
 
     def to_go_on(self, request: RequestState) -> int:
@@ -315,7 +303,7 @@ class Books:
         return sum(self.debt_at_worst(request) for request in self.bounded)
 
     def _owed_to(self, rows: Rows) -> int:
-        return int(self.lacking(rows, self.reservation.kept(self, rows)).sum())
+        return int(self.lacking(rows, self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
         """Blocks for worst cases past those that are kept anyway."""

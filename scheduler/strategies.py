@@ -15,7 +15,7 @@ from .composition import Composition, DecodesFirst
 from .orders import ByPriority, Fair, Order
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims, by_cost
-from .reservations import Counted, Drawn, Reservation, expected, most
+from .reservations import Drawn, Reservation, expected, most
 
 _TOTALS = {"max": most, "expected": expected}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
@@ -54,5 +54,4 @@ def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, 
 def _reservation(policy: Policy) -> Reservation:
     if policy.reservation == "prompt":
         return Reservation()
-    total_of = _TOTALS[policy.reservation]
-    return Counted(total_of) if policy.layout == "counted" else Drawn(total_of)
+    return Drawn(_TOTALS[policy.reservation], is_counted=policy.layout == "counted")
