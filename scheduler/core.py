@@ -110,7 +110,7 @@ class Scheduler(Uncopyable):
                          blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
                          that gave its blocks back comes in again when the batches that sample for it have ended
 
-    Raises InvalidConfig or UnknownPolicy.
+    `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class Scheduler(Uncopyable):
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
         strategies = strategies_of(chosen, manager.num_blocks, weights)
-        self._manager = manager
-        self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
-        prices, size = self._state.costs, manager.block_size
+        self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
+        self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
+        prices, size = self.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
@@ -159,26 +159,6 @@ class Scheduler(Uncopyable):
         self._num_added = 0
         self._submitted = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
-
-    @property
-    def manager(self) -> BlockManager:
-        """The memory layer."""
-        return self._manager
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force."""
-        return self._state.policy
-
-    @property
-    def limits(self) -> Limits:
-        """The counts that the scheduler was made with."""
-        return self._state.limits
-
-    @property
-    def costs(self) -> Costs:
-        """What swapping, loading and recomputing are taken to cost."""
-        return self._state.costs
 
     @property
     def has_unfinished(self) -> bool:
@@ -469,11 +449,6 @@ class Scheduler(Uncopyable):
         """The request's state. Raises UnknownRequest."""
         request = self._known(request_id)
         return (self._state.ended[request_id][0] if request is None else request.status).value
-
-    @property
-    def num_away(self) -> int:
-        """Requests that are loading, paused or swapped."""
-        return self._state.away.num
 
     def counts(self) -> dict[str, int]:
         """Requests by state; submitted is the sum of the others."""
