@@ -94,8 +94,7 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
 
 def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
     """Whether the request may enter in parts with its prompt's blocks, and has no leader to follow."""
-    takes_parts = state.admission.chunked and not state.reservation.reserves and not state.books.bounded
-    return request.is_plain and takes_parts and not step.leaders
+    return request.is_plain and state.enters_in_parts and not step.leaders and not state.books.bounded
 
 
 def _may_enter(state: State, step: Step, request: RequestState) -> bool:
@@ -139,14 +138,14 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     step.admitted.append(request.id)
     if _is_ordinary(state, step, request):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
-        prompt = request.first_tokens
-        row, found, count = manager.admit(prompt, request.root, min(step.budget, state.limits.max_chunk))
+        known = request.first_tokens
+        row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
         state.seat(request, 0, row, found)
-        stats.prompt_tokens += len(prompt)
+        stats.prompt_tokens += len(known)
         stats.admitted += 1
         request.is_plain = request.is_new = False
         state.start_running(request)
-        is_whole = found + count == len(prompt)
+        is_whole = found + count == len(known)
         step.place((row, found, count, is_whole), leads=not is_whole)
         if not is_whole:
             manager.draw_promised()

@@ -74,13 +74,12 @@ def compose_running(state: State, step: Step) -> None:
     """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
     manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
     decodes, state.steady = state.steady, None
+    todo: Counts | None = None
     if outstanding.batches:
         decodes = _steady_ahead(state, rows)
     is_ahead = outstanding.batches and decodes is not None
-    if decodes is not None and decodes[0] is rows:
-        # Nothing need be gathered: a decode step of 1,024 rows in `paged bench scheduler`.
-        todo = ones(len(rows))
-    else:
+    if decodes is None or decodes[0] is not rows:
+        # Else nothing need be gathered: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.num_launched[rows]
         todo = outstanding.totals_of(rows) - launched
         decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
@@ -97,7 +96,7 @@ def compose_running(state: State, step: Step) -> None:
                 # Each has the blocks for all that it knows.
                 state.books.owe_nothing()
             return
-    _compose_in_parts(state, step, rows, todo)
+    _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
 
 
 def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:

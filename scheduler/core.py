@@ -603,11 +603,11 @@ class Scheduler(Uncopyable):
         if len(composed.moves):
             step.moves.append(composed.moves)
         chunks = [chunk[0] for chunk in step.chunks]
-        rows = np.concatenate([decodes, chunks]) if chunks else decodes
+        rows = np.concatenate([decodes, np.array(chunks)]) if chunks else decodes
         covers_running = state.running_rows.keep(decodes, chunks, rows)
         if not covers_running:
             state.columns.advance_unevenly()
-        batch = self._packer.pack(state, step, composed, positions, rows, covers_running=covers_running)
+        batch = self._packer.pack(state, step, composed, positions=positions, rows=rows, covers_running=covers_running)
         for request in step.asked:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:

@@ -48,15 +48,16 @@ class Packer:
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(
-        self, state: State, step: Step, composed: Composed, positions: Counts, rows: Rows, *, covers_running: bool
+        self, state: State, step: Step, composed: Composed, *, positions: Counts, rows: Rows, covers_running: bool
     ) -> Batch:
         """The batch of a step that is committed to memory as `composed`. `positions` are those of its decodes and their drafts, `rows` its
         decodes and chunks, which are all rows that run if it `covers_running`."""
         packed = _decodes(state, step, composed, positions)
+        partial = []
         if step.chunks:
             packed = _with_chunks(state, step, composed, packed)
+            partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
         counts, ends, samples, num_samples = packed.counts, packed.ends, _ALL_TRUE.first(len(rows)), len(rows)
-        partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
         if partial or state.silent:
             samples = ~np.isin(rows, list(state.silent)) if state.silent else np.ones(len(rows), np.bool_)
             samples[partial] = False
@@ -74,7 +75,7 @@ class Packer:
             self._name(state, rows)
         counts.flags.writeable = False
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
-        is_empty, flight, changes = composed.flight is None, composed.flight, composed.changes
+        changes = composed.changes
         return Batch(
             number=composed.number,
             rows=rows.copy(),
@@ -97,8 +98,18 @@ class Packer:
             moves=moves,
             loads=loads,
             ticket=Ticket(
-                *(self._owner, rows, ends, samples, num_samples, covers_running, is_empty, flight, drafts),
-                *(step.draft_tokens, {}, {}),
+                self._owner,
+                rows,
+                ends,
+                samples,
+                num_samples,
+                covers_running,
+                composed.flight is None,
+                composed.flight,
+                drafts,
+                step.draft_tokens,
+                {},
+                {},
             ),
             has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
@@ -133,23 +144,23 @@ def _decodes(state: State, step: Step, composed: Composed, positions: Counts) ->
         tokens, batches, places = _awaited(state, step, tokens)
     if step.draft_counts is not None and drafts is not None:
         counts = step.draft_counts + 1
-        is_last = np.zeros(len(positions), np.bool_)
-        is_last[counts.cumsum() - counts] = True
-        last = tokens
-        tokens = np.empty(len(positions), np.int32)
-        tokens[is_last], tokens[~is_last] = last, drafts
-        batches, places = _spread(batches, is_last), _spread(places, is_last)
+        total, begins, last = len(positions), counts.cumsum() - counts, tokens
+        is_draft = np.ones(total, np.bool_)
+        tokens = np.empty(total, np.int32)
+        is_draft[begins], tokens[begins] = False, last
+        tokens[is_draft.nonzero()[0]] = drafts
+        batches, places = _spread(batches, begins, total), _spread(places, begins, total)
     elif not step.chunks:
         positions = positions.copy()
     return _Packed(counts, step.decode_ends, tokens, batches, places, positions, composed.slots)
 
 
-def _spread(sources: Counts, is_last: NDArray[np.bool_]) -> Counts:
-    """Where each row's last token comes from, and nowhere for its drafts."""
+def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
+    """Where each row's last token comes from, where the row begins, and nowhere for its drafts."""
     if _NOWHERE.holds(sources):
-        return _NOWHERE.first(len(is_last))
-    spread = np.full(len(is_last), -1, np.int64)
-    spread[is_last] = sources
+        return _NOWHERE.first(total)
+    spread = np.full(total, -1, np.int64)
+    spread[begins] = sources
     return spread
 
 
@@ -170,23 +181,28 @@ def _with_chunks(state: State, step: Step, composed: Composed, decodes: _Packed)
     """The same, and behind the decodes the chunks of prompts."""
     tables, size = composed.block_tables, state.manager.block_size
     spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
+    ends = [end for _, _, end in spans]
     columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
     # All slots of all blocks that they touch. Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
     bases = np.concatenate(columns).astype(np.int64)
     bases *= size
     touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
-    numbers, at = rising(max([end for _, _, end in spans])), 0
+    numbers, at = rising(max(ends)), 0
     slots, positions = [decodes.slots], [decodes.positions]
-    for blocks, (_, first, end) in zip(columns, spans, strict=True):
+    token_ids, batches, places = [decodes.token_ids], [decodes.batches], [decodes.places]
+    for blocks, (row, first, end) in zip(columns, spans, strict=True):
         begin = at + first % size
         slots.append(touched[begin : begin + end - first])
         positions.append(numbers[first:end])
         at += len(blocks) * size
-    parts = [_chunk_tokens(state, composed.tokens, span) for span in spans]
-    token_ids, batches, places = zip((decodes.token_ids, decodes.batches, decodes.places), *parts, strict=True)
+        ids, source_batches, source_places = _chunk_tokens(state, composed.tokens, (row, first, end))
+        token_ids.append(ids)
+        batches.append(source_batches)
+        places.append(source_places)
+    counts = np.array([chunk[2] for chunk in step.chunks])
     return _Packed(
-        np.concatenate([decodes.counts, [chunk[2] for chunk in step.chunks]]),
-        np.concatenate([decodes.ends, [end for _, _, end in spans]]),
+        np.concatenate([decodes.counts, counts]),
+        np.concatenate([decodes.ends, np.array(ends)]),
         np.concatenate(token_ids),
         np.concatenate(batches),
         np.concatenate(places),

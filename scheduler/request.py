@@ -281,7 +281,8 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     @property
     def first_tokens(self) -> NDArray[np.int32]:
         """What the first live sequence of a waiting request knows."""
-        return next(tokens for tokens in self.tokens if tokens is not None)
+        first = self.tokens[0]
+        return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
 
     @property
     def live_rows(self) -> list[int]:

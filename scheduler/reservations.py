@@ -258,8 +258,9 @@ class Books:
         """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
         if not self.queues.running.num:
             return 0
-        share = min(1.0, math.sqrt(ROWS / self.queues.num_in)) if self._looks_ahead else 1.0
-        return int(self.watermark_blocks * share)
+        if not self._looks_ahead:
+            return self.watermark_blocks
+        return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
 
     def has_room(self, request: RequestState) -> bool:
         """Whether there is memory for a waiting request now."""

@@ -111,6 +111,8 @@ class State:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
+        # An ordinary request needs no more than its prompt's blocks, and not all of them at once.
+        self.enters_in_parts = self.admission.chunked and not self.reservation.reserves
         self.limits = limits
         self.costs = costs
         self.requests: dict[str, RequestState] = {}

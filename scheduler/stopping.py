@@ -42,6 +42,9 @@ def kept_counts(
     `given` are all tokens, the place of each row's first one and how many it has; `known` is how long it was before.
     """
     tokens, first, counts = given
+    if not columns.num_with_stops and not np.count_nonzero(known + counts >= columns.max_total[rows]):
+        # None can end: steps with drafts are mostly so.
+        return counts, np.zeros(len(rows), np.int8)
     owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
     nth = places - first[owners] + 1
     each, done = finish_codes(columns, rows[owners], tokens[places], known[owners] + nth)
