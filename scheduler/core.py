@@ -106,9 +106,9 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; of those not named, and of None: 1
     max_outstanding      batches that are out at a time
-    resumes_known        for engines that take the tokens of a row from the scheduler when it was not in the batch before, or has other
-                         blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
-                         that gave its blocks back comes in again when the batches that sample for it have ended
+    resumes_known        for engines that take a row's tokens from the scheduler when the row was not in the batch before, or has other
+                         blocks: such a row computes no token that is not known yet, and a request that gave its blocks back returns when
+                         the batches that sample for it have ended
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -157,7 +157,6 @@ class Scheduler(Uncopyable):
         self._packer = Packer(self._owner)
         memory.growth.take_changes()
         self._num_added = 0
-        self._submitted = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
 
     @property
@@ -168,10 +167,7 @@ class Scheduler(Uncopyable):
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrived at `now` (seconds, any origin).
-
-        Requests of one priority, and of one tenant where tenants are served fairly, are served in the order of their arrival, which may lie
-        before the scheduler's time and does not change it.
+        """Take a request that arrived at `now` (seconds, any origin), which may lie before the scheduler's time and does not change it.
 
         Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
@@ -182,14 +178,9 @@ class Scheduler(Uncopyable):
         arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
         request = with_own_integers(request)
-        num_sequences = request.num_sequences
-        root = namespace_root(request)
-        undelivered = state.pending_outputs
-        if (
-            request.id in state.requests
-            or state.outstanding.is_busy(request.id)
-            or (undelivered and any(output.id == request.id for output in undelivered))
-        ):
+        num_sequences, root = request.num_sequences, namespace_root(request)
+        is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
+        if request.id in state.requests or is_undelivered or state.outstanding.is_busy(request.id):
             raise DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
             raise InvalidRequest(
@@ -201,7 +192,6 @@ class Scheduler(Uncopyable):
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
         self._num_added += 1
-        self._submitted += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
@@ -211,19 +201,16 @@ class Scheduler(Uncopyable):
 
     @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
-        """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
+        """Decide one step and put it out, before or after the update of the one before. An empty batch needs no end.
 
-        Batches run in the order in which they were scheduled. A row that samples in one that is out may compute that token in this one:
-        the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
-        take what budget and memory are left after all else.
+        Batches run in the order in which they were scheduled. A row may compute a token that a batch that is out samples: `source_batches`
+        names it. `drafts` are guesses of what comes after the newest token of rows that decode; they get what budget and memory are left.
 
-        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule` and `update` an earlier `now`, or
-        none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number,
-        changing nothing.
+        `now` (seconds, any origin) becomes the scheduler's time, which never goes back: an earlier `now`, or none, counts as the latest one.
+        Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number, changing nothing.
         """
         state = self._state
-        manager, limits = state.manager, state.limits
-        outstanding = state.outstanding
+        manager, limits, outstanding = state.manager, state.limits, state.outstanding
         if len(outstanding.batches) >= limits.max_outstanding:
             raise TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
         now = latest_time(now, state.now)
@@ -263,13 +250,13 @@ class Scheduler(Uncopyable):
 
     @alone
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
-        """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
-        [n], 0 for a row that does not sample; None: one for each row that does); of a row with drafts the ones that were right and the
-        token after them. Returns what became of each sequence.
+        """The batch ran. Returns what became of each sequence.
 
-        A row that samples and gets 0 stays, with nothing to compute until `append`; what later batches compute of a token that does not
-        come, or that came after the end of its sequence, is void. `now` is as in `schedule`. Raises ForeignBatch, BatchEnded,
-        BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
+        `token_ids` are the sampled ids, packed in the order of its rows; of a row with drafts the right ones and the token after them.
+        `counts` says how many of each row, int [n] (None: one for each row that samples). A row that samples and gets 0 waits for `append`;
+        what later batches compute of a token that does not come is void. `now` is as in `schedule`.
+
+        Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
         """
         state = self._state
         now = latest_time(now, state.now)
@@ -302,22 +289,19 @@ class Scheduler(Uncopyable):
 
     @alone
     def abort(self, request_id: str) -> Output | None:
-        """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
+        """End a request in whatever state it is. Returns its last output (one for all sequences), None if it has ended already.
 
-        Its blocks go back at once, in flight or not: batches run in order. Nothing of it is delivered again, and its id is free when the
-        last batch with a share of it has ended. Of a loading request the blocks go back when the batch that listed the loads has ended:
-        stop the loader first. Raises UnknownRequest.
+        Its blocks are released at once, in flight or not; those of a loading request when the batch that listed the loads has ended: stop the
+        loader first. Its id is free when the last batch with a share of it has ended. Raises UnknownRequest.
         """
         request = self._known(request_id)
         return None if request is None else ending.end_request(self._state, request, ABORT, "was aborted.")[-1]
 
     @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
-        """End one sequence in whatever state it is, because the engine says so: "stop" (a string was found, say) or "length". Returns its
-        last output, with the usage if no other sequence of the request goes on; None if the sequence has ended already.
-
-        In flight it keeps its blocks until its batch ends, as with `abort`: the batch's tokens for it are ignored. Raises UnknownRequest,
-        or InvalidRequest (no such sequence, or another reason).
+        """End one sequence in whatever state it is, for the reason "stop" (a string was found, say) or "length". What a batch that is out
+        samples for it is ignored. Returns its last output, with the usage if no other sequence of the request goes on; None if it has ended
+        already. Raises UnknownRequest, or InvalidRequest (no such sequence, or another reason).
         """
         state, request = self._state, self._known(request_id)
         code = _REASONS.get(reason) if isinstance(reason, str) else None
@@ -331,23 +315,20 @@ class Scheduler(Uncopyable):
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
-        """One more sequence of a request that runs: it knows all that `sequence` does, shares its blocks, and goes on by itself. Returns its
-        number, by which outputs, `append`, `finish` and drafts name it; a fork that is gone leaves its number to the next one.
+        """Start one more sequence of a request that runs, which knows all that `sequence` does and shares its blocks. Returns its number; a fork
+        that is gone leaves its number to the next one.
 
-        Its partial block is copied: the next batch has the copy among its moves, so that no other moves run with it. Outputs so far count
-        for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its
-        request is private, the policy reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
+        Its partial block is copied by the next batch, with which no other moves run. Outputs so far count for both in the request's usage.
+        Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its request is private, the policy reserves worst
+        cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
         """
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
-        """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
-
-        What brings it over what can ever fit ends it with "rejected" in the next step. Raises UnknownRequest,
-        RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens.
-        """
+        """Add known tokens to a live sequence: the next turn of a conversation, a tool's answer. What brings it over what can ever fit ends
+        it with "rejected" in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens."""
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
@@ -391,11 +372,9 @@ class Scheduler(Uncopyable):
 
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
-        """So many of the tokens listed in Batch.loads have arrived, first ones first; the rest will be computed.
-
-        Raises UnknownRequest, InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while
-        it shares a block that another request's batch is still computing.
-        """
+        """The first `num_tokens` of the tokens listed in Batch.loads have arrived; the rest will be computed. Raises UnknownRequest,
+        InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while it shares a block that another
+        request's batch is still computing."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_asked:
@@ -431,8 +410,7 @@ class Scheduler(Uncopyable):
         return reason(self._state, _checked_id(request_id))
 
     def requests(self, limit: int) -> list[RequestView]:
-        """Up to `limit` requests that are alive, with their figures: those that run first, then those that were suspended, then those that wait,
-        each in order. Raises InvalidConfig."""
+        """The figures of up to `limit` requests that are alive: running, then suspended, then waiting ones. Raises InvalidConfig."""
         return listed(self._state, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
@@ -455,7 +433,7 @@ class Scheduler(Uncopyable):
         state, stats = self._state, self._state.stats
         away = [request.status for request in state.away]
         return {
-            "submitted": self._submitted,
+            "submitted": self._num_added,
             "waiting": state.waiting.num + len(state.parked),
             "loading": away.count(Status.LOADING),
             "running": state.running.num,
@@ -468,7 +446,7 @@ class Scheduler(Uncopyable):
 
     @property
     def num_reserved(self) -> int:
-        """Blocks that are kept by count for those who run, beyond those that they hold: no other request gets them."""
+        """Blocks kept by count for those who run, beyond those that they hold."""
         return self._state.books.reserved()
 
     @property
@@ -512,8 +490,7 @@ class Scheduler(Uncopyable):
         return rows[sequence]
 
     def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
-        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest, or InvalidRequest where
-        it has ended."""
+        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest or InvalidRequest."""
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
         known, manager, row = request.tokens[sequence], self._state.manager, request.rows[sequence]
@@ -532,7 +509,7 @@ class Scheduler(Uncopyable):
         found = violations_of(self._state)
         counts = self.counts()
         if counts.pop("submitted") != sum(counts.values()):
-            found.append(f"9: {self._submitted} requests were submitted; {counts} add up to {sum(counts.values())}.")
+            found.append(f"9: {self._num_added} requests were submitted; {counts} add up to {sum(counts.values())}.")
         return found
 
     def _known(self, request_id: str) -> RequestState | None:
