@@ -28,11 +28,11 @@ PATIENCE = 64
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
 GAIN = 0.1
-"""How far one goes above the quantile for each time that the waste is the target over it, and below it where there is none. No sum over
-time: what an admission costs shows thousands of tokens later, and a sum would swing."""
+"""How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum over time: an
+admission costs something thousands of tokens later, and a sum would swing."""
 RISE = 0.02
-"""By how much the quantile itself rises when a request ends that stood still for too long. Those are few and far between, so it is a sum, and a
-slow one: it falls with all others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
+"""By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all others by so little that it
+rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
 MIDDLE = 0.25
 """With ROWS rows the quantile is what was said; with n rows it is √(ROWS ÷ n) times as far from this."""
 
@@ -64,8 +64,7 @@ class Foresight:
         self._computed = self._wasted = 0.0
 
     def finished(self, *, pause: int) -> None:
-        """A sequence has ended by itself, and stood still for so many steps at the longest because blocks were taken from it: the next ones
-        are let in more or less boldly."""
+        """A sequence has ended that stood still for `pause` steps at the longest: set how boldly the next ones are let in."""
         policy, stats = self._policy, self._stats
         if policy.waste_target is None and policy.stall_target is None:
             return
@@ -93,8 +92,8 @@ class Foresight:
         return min(most, max(least, quantile))
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
-        """Whether to see who fits: something changed since it was found that none does, or that was some steps ago; always where
-        no row is placed. With many rows one that ended is little room, and is waited for company."""
+        """Whether to see who fits: always where no row is placed; else if something changed since it was found that none does, a little later
+        with many rows, or if that was STRIDE steps ago."""
         # Who asked between two steps asked of another moment.
         self._moment = None
         steps, num_running = self._stats.steps, self._books.queues.running_rows.count()
@@ -103,7 +102,7 @@ class Foresight:
         return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        """It was looked."""
+        """It was found that none fits; the next look is STRIDE steps away."""
         self._next_look = self._stats.steps + STRIDE
 
     @property
@@ -112,8 +111,8 @@ class Foresight:
         return max(0, self._next_look - self._stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as one of the very first, a
-        request that has room is let in."""
+        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. True for one that comes in alone, or as
+        one of the very first."""
         manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
         is_early = self._lengths.num_noted + num_in < min(ROWS, self._policy.known_outputs)
         if not num_in or (is_early and not self._knows):
@@ -133,7 +132,7 @@ class Foresight:
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
-        """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
+        """Tokens for which there are slots; what rows share counts for each of them."""
         manager = self._books.manager
         tables = int(manager.num_table_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
@@ -165,7 +164,7 @@ class Foresight:
 
     def _those_in(self) -> tuple[Counts, Counts]:
         """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n + 1] each, with a place at the
-        end for one who comes. Asked for several candidates in a row, of which none came in, it is the same."""
+        end for one who comes. Found once for several candidates of which none comes in."""
         books, columns, manager = self._books, self._books.columns, self._books.manager
         queues = books.queues
         moment = manager.batch, queues.running.num, queues.away.num, len(books.bounded), self.quantile

@@ -40,7 +40,7 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place."""
+        """Put a request in its place. Returns whether that is known to be the last one."""
 
     def head(self) -> RequestState:
         """The first one; there is one."""
@@ -56,7 +56,7 @@ class Queue(Protocol):
 
 
 class OrderedQueue:
-    """Requests sorted by their `order`, which is unique. In order of arrival, adding and taking the head are O(1)."""
+    """A `Queue` sorted by `RequestState.order`, which is unique. In order of arrival, adding and taking the head are O(1)."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
@@ -74,7 +74,6 @@ class OrderedQueue:
         return iter(self._states[self._head :])
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place; returns whether that is the last one."""
         states, orders, order = self._states, self._orders, state.order
         self.num += 1
         if self.num == 1 or orders[-1] < order:
@@ -91,15 +90,12 @@ class OrderedQueue:
         return bisect_left(self._orders, state.order, lo=self._head) - self._head
 
     def head(self) -> RequestState:
-        """The first one; there is one."""
         return self._states[self._head]
 
     def behind(self, count: int) -> list[RequestState]:
-        """Up to `count` that come after the first."""
         return self._states[self._head + 1 : self._head + 1 + count]
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out; it is there."""
         states, head = self._states, self._head
         self.num -= 1
         if states[head] is state:
@@ -112,9 +108,7 @@ class OrderedQueue:
         assert states[place] is state, "a request stands where its order says"
         del states[place], self._orders[place]
 
-    def let_in(self, state: RequestState) -> None:
-        """Take a request out that is admitted; it is there, and keeps its order."""
-        self.remove(state)
+    let_in = remove
 
 
 class Queues:
