@@ -154,7 +154,7 @@ class Scheduler(Uncopyable):
         self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
-        self._packer = Packer(self._owner)
+        self._packer = Packer(self._owner, memory, self._state.columns, self._state.outstanding)
         memory.growth.take_changes()
         self._num_added = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
@@ -584,7 +584,15 @@ class Scheduler(Uncopyable):
         covers_running = state.running_rows.keep(decodes, chunks, rows)
         if not covers_running:
             state.columns.advance_unevenly()
-        batch = self._packer.pack(state, step, composed, positions=positions, rows=rows, covers_running=covers_running)
+        batch = self._packer.pack(
+            step,
+            composed,
+            positions,
+            rows,
+            silent=state.silent,
+            covers_running=covers_running,
+            has_outputs=bool(state.pending_outputs),
+        )
         for request in step.asked:
             request.load_batch = batch.number
         if not batch.ticket.is_empty:

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import GrowingView, rising
-from paged.block_manager import Composed, Moves
+from paged.block_manager import Composed, Memory, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .batch import NO_LOADS, Batch, Ticket
 from .composition import ones
-from .rows import Rows
-from .state import State, Step
+from .outstanding import Outstanding
+from .rows import RowColumns, Rows
+from .state import Step
 
 Counts = NDArray[np.int64]
 Tokens = NDArray[np.int32]
@@ -40,26 +41,36 @@ class _Packed(NamedTuple):
 class Packer:
     """Builds batches; keeps the names of the rows that the last one had, because in a steady stretch they stay the same."""
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: object, manager: Memory, columns: RowColumns, outstanding: Outstanding) -> None:
         """`owner`: whose the batches are."""
-        self._owner = owner
+        self._owner, self._manager, self._columns, self._outstanding = owner, manager, columns, outstanding
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
 
     def pack(
-        self, state: State, step: Step, composed: Composed, *, positions: Counts, rows: Rows, covers_running: bool
+        self,
+        step: Step,
+        composed: Composed,
+        positions: Counts,
+        rows: Rows,
+        *,
+        silent: set[int],
+        covers_running: bool,
+        has_outputs: bool,
     ) -> Batch:
-        """The batch of a step that is committed to memory as `composed`. `positions` are those of its decodes and their drafts, `rows` its
-        decodes and chunks, which are all rows that run if it `covers_running`."""
-        packed = _decodes(state, step, composed, positions)
+        """The batch of a step that is committed to memory as `composed`.
+
+        `positions` are those of its decodes and their drafts, `rows` its decodes and chunks, of which `silent` ones sample nothing.
+        """
+        packed = self._decodes(step, composed, positions)
         partial = []
         if step.chunks:
-            packed = _with_chunks(state, step, composed, packed)
+            packed = self._with_chunks(step, composed, packed)
             partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
         counts, ends, samples, num_samples = packed.counts, packed.ends, _ALL_TRUE.first(len(rows)), len(rows)
-        if partial or state.silent:
-            samples = ~np.isin(rows, list(state.silent)) if state.silent else np.ones(len(rows), np.bool_)
+        if partial or silent:
+            samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)
             samples[partial] = False
             samples.flags.writeable = False
             num_samples = int(np.count_nonzero(samples))
@@ -72,7 +83,7 @@ class Packer:
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.flags.writeable = False
         if rows is not self._rows:
-            self._name(state, rows)
+            self._name(rows)
         counts.flags.writeable = False
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         changes = composed.changes
@@ -111,21 +122,98 @@ class Packer:
                 {},
                 {},
             ),
-            has_outputs=bool(state.pending_outputs),
+            has_outputs=has_outputs,
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
 
-    def _name(self, state: State, rows: Rows) -> None:
+    def _name(self, rows: Rows) -> None:
         """Remember which request, and which sequence of it, each of these rows serves."""
         self._rows = rows
-        self._ids = state.columns.id[rows]
+        self._ids = self._columns.id[rows]
         self._ids.setflags(write=False)
-        if state.columns.num_later:
-            self._sequences = state.columns.sequence[rows]
+        if self._columns.num_later:
+            self._sequences = self._columns.sequence[rows]
             self._sequences.setflags(write=False)
         else:
             self._sequences = _ALL_ZERO.first(len(rows))
+
+    def _decodes(self, step: Step, composed: Composed, positions: Counts) -> _Packed:
+        """The rows that decode: of each its last token, and its drafts behind it."""
+        count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
+        counts, batches, places = ones(count), _NOWHERE.first(count), _NOWHERE.first(count)
+        if self._outstanding.batches and count:
+            tokens, batches, places = self._awaited(step, tokens)
+        if step.draft_counts is not None and drafts is not None:
+            counts = step.draft_counts + 1
+            total, begins, last = len(positions), counts.cumsum() - counts, tokens
+            is_draft = np.ones(total, np.bool_)
+            tokens = np.empty(total, np.int32)
+            is_draft[begins], tokens[begins] = False, last
+            tokens[is_draft.nonzero()[0]] = drafts
+            batches, places = _spread(batches, begins, total), _spread(places, begins, total)
+        elif not step.chunks:
+            positions = positions.copy()
+        return _Packed(counts, step.decode_ends, tokens, batches, places, positions, composed.slots)
+
+    def _awaited(self, step: Step, tokens: Tokens) -> tuple[Tokens, Counts, Counts]:
+        """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
+        count = len(tokens)
+        if step.decodes_after >= 0:
+            return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
+        awaited = self._outstanding.awaited()
+        assert awaited is not None, "a batch is out"
+        is_known = step.decode_starts < self._manager.num_tokens[step.decodes]
+        batches = np.where(is_known, -1, awaited.batch[step.decodes])
+        places = np.where(is_known, -1, awaited.place[step.decodes])
+        return np.where(is_known, tokens, np.int32(-1)), batches, places
+
+    def _with_chunks(self, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
+        """The same, and behind the decodes the chunks of prompts."""
+        tables, size = composed.block_tables, self._manager.block_size
+        spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
+        ends = [end for _, _, end in spans]
+        columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
+        # All slots of all blocks that they touch. Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
+        bases = np.concatenate(columns).astype(np.int64)
+        bases *= size
+        touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
+        numbers, at = rising(max(ends)), 0
+        slots, positions = [decodes.slots], [decodes.positions]
+        token_ids, batches, places = [decodes.token_ids], [decodes.batches], [decodes.places]
+        for blocks, (row, first, end) in zip(columns, spans, strict=True):
+            begin = at + first % size
+            slots.append(touched[begin : begin + end - first])
+            positions.append(numbers[first:end])
+            at += len(blocks) * size
+            ids, source_batches, source_places = self._chunk_tokens(composed.tokens, (row, first, end))
+            token_ids.append(ids)
+            batches.append(source_batches)
+            places.append(source_places)
+        counts = np.array([chunk[2] for chunk in step.chunks])
+        return _Packed(
+            np.concatenate([decodes.counts, counts]),
+            np.concatenate([decodes.ends, np.array(ends)]),
+            np.concatenate(token_ids),
+            np.concatenate(batches),
+            np.concatenate(places),
+            np.concatenate(positions),
+            np.concatenate(slots),
+        )
+
+    def _chunk_tokens(self, tokens: Tokens, span: tuple[int, int, int]) -> tuple[Tokens, Counts, Counts]:
+        """The tokens of a chunk (row, first, end), -1 where batches that are out sample them, and the batch and place that each comes from."""
+        row, first, end = span
+        nowhere = _NOWHERE.first(end - first)
+        known = self._manager.num_tokens.item(row) if self._outstanding.batches else end
+        if known >= end:
+            return tokens[row, first:end], nowhere, nowhere
+        sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))
+        unknown = max(first, known)
+        ids, batches, places = np.full(end - first, -1, np.int32), nowhere.copy(), nowhere.copy()
+        ids[: unknown - first] = tokens[row, first:unknown]
+        batches[unknown - first :], places[unknown - first :] = np.array(sources[unknown - known : end - known]).T
+        return ids, batches, places
 
 
 def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
@@ -136,25 +224,6 @@ def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
     return loads, moves
 
 
-def _decodes(state: State, step: Step, composed: Composed, positions: Counts) -> _Packed:
-    """The rows that decode: of each its last token, and its drafts behind it."""
-    count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
-    counts, batches, places = ones(count), _NOWHERE.first(count), _NOWHERE.first(count)
-    if state.outstanding.batches and count:
-        tokens, batches, places = _awaited(state, step, tokens)
-    if step.draft_counts is not None and drafts is not None:
-        counts = step.draft_counts + 1
-        total, begins, last = len(positions), counts.cumsum() - counts, tokens
-        is_draft = np.ones(total, np.bool_)
-        tokens = np.empty(total, np.int32)
-        is_draft[begins], tokens[begins] = False, last
-        tokens[is_draft.nonzero()[0]] = drafts
-        batches, places = _spread(batches, begins, total), _spread(places, begins, total)
-    elif not step.chunks:
-        positions = positions.copy()
-    return _Packed(counts, step.decode_ends, tokens, batches, places, positions, composed.slots)
-
-
 def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
     """Where each row's last token comes from, where the row begins, and nowhere for its drafts."""
     if _NOWHERE.holds(sources):
@@ -162,65 +231,3 @@ def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
     spread = np.full(total, -1, np.int64)
     spread[begins] = sources
     return spread
-
-
-def _awaited(state: State, step: Step, tokens: Tokens) -> tuple[Tokens, Counts, Counts]:
-    """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
-    count = len(tokens)
-    if step.decodes_after >= 0:
-        return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
-    awaited = state.outstanding.awaited()
-    assert awaited is not None, "a batch is out"
-    is_known = step.decode_starts < state.manager.num_tokens[step.decodes]
-    batches = np.where(is_known, -1, awaited.batch[step.decodes])
-    places = np.where(is_known, -1, awaited.place[step.decodes])
-    return np.where(is_known, tokens, np.int32(-1)), batches, places
-
-
-def _with_chunks(state: State, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
-    """The same, and behind the decodes the chunks of prompts."""
-    tables, size = composed.block_tables, state.manager.block_size
-    spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
-    ends = [end for _, _, end in spans]
-    columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
-    # All slots of all blocks that they touch. Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
-    bases = np.concatenate(columns).astype(np.int64)
-    bases *= size
-    touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
-    numbers, at = rising(max(ends)), 0
-    slots, positions = [decodes.slots], [decodes.positions]
-    token_ids, batches, places = [decodes.token_ids], [decodes.batches], [decodes.places]
-    for blocks, (row, first, end) in zip(columns, spans, strict=True):
-        begin = at + first % size
-        slots.append(touched[begin : begin + end - first])
-        positions.append(numbers[first:end])
-        at += len(blocks) * size
-        ids, source_batches, source_places = _chunk_tokens(state, composed.tokens, (row, first, end))
-        token_ids.append(ids)
-        batches.append(source_batches)
-        places.append(source_places)
-    counts = np.array([chunk[2] for chunk in step.chunks])
-    return _Packed(
-        np.concatenate([decodes.counts, counts]),
-        np.concatenate([decodes.ends, np.array(ends)]),
-        np.concatenate(token_ids),
-        np.concatenate(batches),
-        np.concatenate(places),
-        np.concatenate(positions),
-        np.concatenate(slots),
-    )
-
-
-def _chunk_tokens(state: State, tokens: Tokens, span: tuple[int, int, int]) -> tuple[Tokens, Counts, Counts]:
-    """The tokens of a chunk (row, first, end), -1 where batches that are out sample them, and the batch and place that each comes from."""
-    row, first, end = span
-    nowhere = _NOWHERE.first(end - first)
-    known = state.manager.num_tokens.item(row) if state.outstanding.batches else end
-    if known >= end:
-        return tokens[row, first:end], nowhere, nowhere
-    sources = state.outstanding.sources_of(state.columns.owner[row], state.columns.sequence.item(row))
-    unknown = max(first, known)
-    ids, batches, places = np.full(end - first, -1, np.int32), nowhere.copy(), nowhere.copy()
-    ids[: unknown - first] = tokens[row, first:unknown]
-    batches[unknown - first :], places[unknown - first :] = np.array(sources[unknown - known : end - known]).T
-    return ids, batches, places

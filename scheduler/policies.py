@@ -6,7 +6,7 @@ Where each comes from stands in docs/policies.md, and the class of each word in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,16 +14,6 @@ from paged.errors import InvalidConfig, UnknownPolicy
 
 from .arguments import is_number
 
-_STRATEGIES = {
-    "order": ("priority", "fcfs", "fair"),
-    "reservation": ("prompt", "max", "expected"),
-    "foresight": ("none", "predicted", "expected"),
-    "layout": ("blocks", "counted", "region"),
-    "composition": ("decodes_first", "in_order"),
-    "victim": ("latest", "fewest_blocks"),
-    "take": ("tail", "whole"),
-    "preemption": ("recompute", "swap", "cheapest"),
-}
 # What a strategy makes no sense without.
 _GOES_WITH = (
     (("layout", "counted"), ("reservation", ("max", "expected"))),
@@ -53,38 +43,35 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name             how it is called
     summary          one sentence for people
-    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, and then first
-                     those of the tenant (Request.tenant) that was given least for its weight
-    reservation      what a request asks for before it enters, for each sequence: "prompt": the blocks of its prompt; "max": of prompt
-                     and max_tokens; "expected": of prompt and Request.expected_tokens. Without these, or once they are reached, max_tokens
-                     stands in
-    foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
-                     "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
-                     others were where it says nothing
-    known_outputs    outputs that have to have ended before their lengths alone count: it begins with so many assumed ones, evenly spread over the
-                     logarithms of all lengths, and with the most careful quantile
-    quantile         share of outputs that "predicted" takes to end within its guess, where it begins and with 16 rows: 0 is bold, 1 careful.
-                     With more rows errors cancel, and it is nearer to 0.25; with fewer farther from it
-    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful, less
-                     bold. None: that says nothing
-    stall_target     share of ended sequences whose request may have stood still for more than `stall_limit` steps at a time, because blocks were
+    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, then the tenant
+                     (Request.tenant) that was given least for its weight
+    reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and max_tokens;
+                     "expected": of prompt and Request.expected_tokens, or max_tokens where these are unknown or reached
+    foresight        whether admission asks for room at the fullest moment to come: "none": today's use decides; "predicted": outputs
+                     become as long as others were; "expected": as long as Request.expected_tokens says, else as others were
+    known_outputs    outputs that have to have ended before their lengths alone count; it begins with so many assumed ones, evenly spread
+                     over the logarithms of all lengths, and with the most careful quantile
+    quantile         share of outputs that are taken to end within the guess, with 16 rows: 0 is bold, 1 careful. With more rows it is
+                     nearer to 0.25, with fewer farther from it
+    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful,
+                     less bold. None: that says nothing
+    stall_target     share of ended sequences whose request may have stood still for more than `stall_limit` steps, because blocks were
                      taken from it; each makes the quantile careful, each other one a little bolder. None: that says nothing
     quantile_range   between which it moves
     max_passes       how often a waiting request that does not fit is passed by one of the next four
-    layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
-                     need it; "region": as in systems without block tables, in one piece; it needs `strategies` (see paged.study)
+    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count and drawn when tokens need
+                     it; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool that admission and return leave available, never asked for while nothing runs; with foresight and n
-                     rows, more than 16, √(16 ÷ n) of that
+    watermark        share of the pool that admission and return leave available while anything runs; with foresight and n rows, more
+                     than 16, √(16 ÷ n) of that
     victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
-    default_budget   tokens a step that the named system uses unless told otherwise; None: it has no such limit. Only told: the
-                     scheduler's is max_tokens_per_step
-    strategies       called once for each scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool;
-                     returns the Strategies to use instead, such as `usual._replace(order=Mine())`. None: the usual ones
+    default_budget   tokens a step of the named system, for information: the scheduler's is max_tokens_per_step. None: no such limit
+    strategies       called once a scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool; returns
+                     the Strategies to use, such as `usual._replace(order=Mine())`. None: the usual ones
     """
 
     name: str
@@ -157,6 +144,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def _wrong(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"policy {self.name}: {what}")
 
+
+_STRATEGIES = {name: get_args(hint) for name, hint in get_type_hints(Policy).items() if get_origin(hint) is Literal}
+"""The words of each field that names a strategy."""
 
 # fmt: off
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (

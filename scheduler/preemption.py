@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from paged.block_manager import Memory
 
+from .policies import Costs
 from .request import RequestState, replaced
 from .state import State, Step
 from .status import Status
 
 Blocks = NDArray[np.int64]
-Swaps = Callable[[State, list[int], int, int], bool]
-"""Whether rows from which all but so many blocks are taken go to so many blocks of the host, where there is room; else they are dropped."""
+Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
+"""Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
 
 
 class Victims:
@@ -47,26 +48,24 @@ class FewestBlocks(Victims):
         return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
-def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
+def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
     """Whether their bytes over the link cost less than computing them again."""
-    size, costs = state.manager.block_size, state.costs
-    launched = [state.manager.num_launched.item(row) for row in rows]
-    return costs.swap(num_wanted) < sum(costs.recompute(min(keep * size, total), total) for total in launched)
+    return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
 def victims(
-    state: State, may_give: Callable[[State, RequestState], bool] = lambda _, request: not request.is_bounded
+    state: State, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
 ) -> Iterator[RequestState]:
     """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
     policy's strategy. None that is placed in this batch. Each may be preempted when it comes."""
     for victim in reversed(list(state.away)):
-        if victim.status is Status.PAUSED and may_give(state, victim):
+        if victim.status is Status.PAUSED and may_give(victim):
             yield victim
     is_placed = state.manager.is_placed
     running = [v for v in reversed(list(state.running)) if not any(is_placed(row) for row in v.live_rows)]
     leading = state.victims.ranked(state, [v for v in running if v.follows is None])
     for victim in (*(v for v in running if v.follows is not None), *leading):
-        if may_give(state, victim):
+        if may_give(victim):
             yield victim
 
 
@@ -127,7 +126,9 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
-    return wanted <= manager.host.num_available and state.victims.swaps(state, rows, keep, wanted)
+    launched = [manager.num_launched.item(row) for row in rows]
+    lost = [(min(keep * manager.block_size, total), total) for total in launched]
+    return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
 
 def drop_rows(state: State, victim: RequestState) -> None:

@@ -6,6 +6,7 @@ Is asked only when nothing is in flight.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .admission import admit, bring_back
 from .composition import place_chunk
@@ -56,7 +57,7 @@ def _has_todo(state: State, request: RequestState) -> bool:
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
     """Take what the request needs from victims. Returns whether its next token fits at least; nothing is taken for one that cannot."""
     books = state.books
-    givers = [other for other in victims(state, _may_give) if other is not request]
+    givers = [other for other in victims(state, partial(_may_give, state)) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
     kept = {block for other in keepers for row in other.live_rows for block in state.manager.table(row).tolist()}
     if books.to_go_on(request) > state.manager.num_blocks - len(kept):
@@ -79,7 +80,7 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[Re
     """
     books = state.books
     may_move, step.may_move = step.may_move, False
-    for victim in victims(state, _may_give):
+    for victim in victims(state, partial(_may_give, state)):
         missing = needed(request) - books.allowance(request)
         if missing <= 0 and state.reservation.has_place(books, request):
             break
