@@ -64,54 +64,46 @@ class Packer:
         `positions` are those of its decodes and their drafts, `rows` its decodes and chunks, of which `silent` ones sample nothing.
         """
         packed = self._decodes(step, composed, positions)
-        partial = []
         if step.chunks:
             packed = self._with_chunks(step, composed, packed)
-            partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
-        counts, ends, samples, num_samples = packed.counts, packed.ends, _ALL_TRUE.first(len(rows)), len(rows)
-        if partial or silent:
-            samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)
-            samples[partial] = False
-            samples.flags.writeable = False
-            num_samples = int(np.count_nonzero(samples))
+        samples, num_samples = _samples(step, rows, silent)
         start_loc, num_drafts, drafts = rising(len(rows) + 1), _ALL_ZERO.first(len(rows)), None
         if step.chunks or step.draft_counts is not None:
             start_loc = np.zeros(len(rows) + 1, np.int64)
-            np.cumsum(counts, out=start_loc[1:])
+            np.cumsum(packed.counts, out=start_loc[1:])
         if step.draft_counts is not None:
             num_drafts = drafts = np.zeros(len(rows), np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.flags.writeable = False
         if rows is not self._rows:
             self._name(rows)
-        counts.flags.writeable = False
+        packed.counts.flags.writeable = False
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
-        changes = composed.changes
         return Batch(
             number=composed.number,
             rows=rows.copy(),
-            num_tokens=counts,
+            num_tokens=packed.counts,
             query_start_loc=start_loc,
             token_ids=packed.token_ids,
             source_batches=packed.batches,
             source_places=packed.places,
             positions=packed.positions,
             slot_mapping=packed.slots,
-            seq_lens=ends.copy() if drafts is None else ends + drafts,
+            seq_lens=packed.ends.copy() if drafts is None else packed.ends + drafts,
             samples=samples,
             num_drafts=num_drafts,
             ids=self._ids,
             sequences=self._sequences,
             block_tables=composed.block_tables,
-            table_rows=changes.rows,
-            table_columns=changes.columns,
-            table_blocks=changes.blocks,
+            table_rows=composed.changes.rows,
+            table_columns=composed.changes.columns,
+            table_blocks=composed.changes.blocks,
             moves=moves,
             loads=loads,
             ticket=Ticket(
                 self._owner,
                 rows,
-                ends,
+                packed.ends,
                 samples,
                 num_samples,
                 covers_running,
@@ -222,6 +214,17 @@ def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
     for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
         carried.flags.writeable = False
     return loads, moves
+
+
+def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_], int]:
+    """Whether each row samples, read-only, and how many do: not in the middle of a prompt, and none that is silent."""
+    partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
+    if not partial and not silent:
+        return _ALL_TRUE.first(len(rows)), len(rows)
+    samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)
+    samples[partial] = False
+    samples.flags.writeable = False
+    return samples, int(np.count_nonzero(samples))
 
 
 def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
