@@ -72,7 +72,7 @@ class DecodesFirst(Composition):
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
-    manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
+    manager, outstanding, rows = state.manager, state.outstanding, state.running_rows.array(state.running)
     decodes, state.steady = state.steady, None
     todo: Counts | None = None
     if outstanding.batches:

@@ -218,7 +218,9 @@ def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
 
 def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_], int]:
     """Whether each row samples, read-only, and how many do: not in the middle of a prompt, and none that is silent."""
-    partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
+    partial = []
+    if step.chunks:
+        partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
     if not partial and not silent:
         return _ALL_TRUE.first(len(rows)), len(rows)
     samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)

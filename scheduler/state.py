@@ -161,11 +161,12 @@ class State:
 
     def seat(self, state: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
         """The row, which has been opened for a sequence of a waiting request with so many tokens from the cache, is that sequence's."""
-        if state.is_new:
-            state.hit_tokens += hit_tokens
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
+        if state.is_new:
+            state.hit_tokens += hit_tokens
+            return
         if state.is_quiet[sequence]:
             self.silent.add(row)
         if state.high_water[sequence] > hit_tokens:
