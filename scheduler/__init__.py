@@ -9,9 +9,7 @@ from .batch import Batch, Output, Outputs, RequestUsage
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .explain import Explanation
-from .listing import RequestView
-from .orders import Order
+from .explain import Explanation, RequestView
 from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy
 from .preemption import Victims
@@ -19,7 +17,7 @@ from .request import Request, Retention
 from .reservations import Reservation
 from .state import Limits
 from .status import FINISH_REASONS, Status
-from .strategies import Strategies
+from .strategies import Order, Strategies
 
 __all__ = [
     "FINISH_REASONS",

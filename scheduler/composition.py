@@ -14,6 +14,7 @@ from paged.base.growing import GrowingView
 from paged.block_manager.moves import NO_MOVES
 from paged.errors import OutOfBlocks
 
+from .arguments import UNLIMITED
 from .preemption import preempt, victims
 from .request import RequestState
 from .rows import Rows
@@ -71,59 +72,55 @@ class DecodesFirst(Composition):
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
-    manager = state.manager
-    rows = state.running_rows.array(state.running)
-    steady, state.steady = state.steady, None
-    if state.outstanding.batches:
-        steady = _steady_ahead(state, step, rows)
-    if (
-        steady is not None
-        and steady[0] is rows
-        and len(rows) <= step.budget
-        and len(rows) <= step.seats
-        and not state.books.bounded
-    ):
+    manager, outstanding, rows = state.manager, state.outstanding, state.running_rows.array(state.running)
+    decodes, state.steady = state.steady, None
+    todo: Counts | None = None
+    if outstanding.batches:
+        decodes = _steady_ahead(state, rows)
+    is_ahead = outstanding.batches and decodes is not None
+    if decodes is None or decodes[0] is not rows:
+        # Else nothing need be gathered: a decode step of 1,024 rows in `paged bench scheduler`.
+        launched = manager.num_launched[rows]
+        todo = outstanding.totals_of(rows) - launched
+        decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
+    if decodes is not None and len(rows) <= step.budget and len(rows) <= step.seats and not state.books.bounded:
         try:
-            _place_decodes(state, step, *steady)
-        except OutOfBlocks:
-            # Nothing changed: a victim has to give blocks up first.
-            step.decodes_after = -1
-            _compose_in_parts(state, step, rows, ones(len(rows)))
-        else:
-            _owe_nothing(state, step)
-        return
-    step.decodes_after = -1
-    if not len(rows):
-        return
-    launched = manager.num_launched[rows]
-    todo = state.outstanding.totals_of(rows) - launched
-    if len(rows) <= min(step.budget, step.seats) and not state.books.bounded and not np.count_nonzero(todo != 1):
-        try:
-            _place_decodes(state, step, rows, launched, launched + 1)
+            _place_decodes(state, step, *decodes)
         except OutOfBlocks:
             # Nothing changed: a victim has to give blocks up first.
             pass
         else:
-            _owe_nothing(state, step)
+            if is_ahead:
+                step.decodes_after = outstanding.batches[-1].number
+            elif not outstanding.batches and not state.away.num and not state.reservation.is_counted:
+                # Each has the blocks for all that it knows.
+                state.books.owe_nothing()
             return
-    _compose_in_parts(state, step, rows, todo)
+    _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
 
 
-def _steady_ahead(state: State, step: Step, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
+def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
     """The running rows with what each has launched and one token more, where the batch before has them all, a token is sampled for
     each of them there, and none ends with it at its full length."""
     ticket = state.outstanding.steady_source(rows)
     if ticket is None or state.silent:
         return None
-    starts = ticket.ends
-    if state.columns.reach_length(rows, starts + 1):
-        return None
-    step.decodes_after = state.outstanding.batches[-1].number
-    return rows, starts, starts + 1
+    ends = ticket.ends + 1
+    return None if state.columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
+
+
+def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
+    """Put a token of each row in flight, `starts` before it and `ends` with it. Their blocks are promised."""
+    moves = state.manager.place(rows, starts, ends, one_each=True)
+    step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
+    step.budget -= len(rows)
+    step.seats -= len(rows)
+    if moves is not NO_MOVES and len(moves):
+        step.moves.append(moves)
 
 
 def place_chunk(
-    state: State, step: Step, request: RequestState, row: int, most: int | None = None, *, is_fresh: bool = False
+    state: State, step: Step, request: RequestState, row: int, most: int = UNLIMITED, *, is_fresh: bool = False
 ) -> int:
     """Put the row's next tokens in flight, at most `most`, the budget and what its memory holds. Returns how many.
 
@@ -135,65 +132,37 @@ def place_chunk(
         is_first_life = request.preemptions == 0
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.extend_hit(row, count=is_first_life, room=room)
-        if num_won and is_first_life:
+        if is_first_life:
             request.hit_tokens += num_won
-    leader = _leader_of(state, step, request, row)
-    request.follows = leader
-    if leader is not None:
+    request.follows = _leader_of(state, step, request, row)
+    if request.follows is not None:
         return 0
-    launched = int(manager.num_launched[row])
+    launched = manager.num_launched.item(row)
     todo = state.outstanding.total_of(row) - launched
-    count = min(todo, step.budget, state.composition.most(state, launched))
-    if most is not None:
-        count = min(count, most)
-    holds = (int(manager.num_table_blocks[row]) + state.books.allowance(request)) * manager.block_size
-    count = min(count, holds - launched)
+    holds = (manager.num_table_blocks.item(row) + state.books.allowance(request)) * manager.block_size
+    count = min(todo, step.budget, most, state.composition.most(state, launched), holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
     moves = manager.place_one(row, count)
     if len(moves):
         step.moves.append(moves)
-    step.chunks.append((row, launched, count, count == todo))
-    step.budget -= count
-    step.seats -= 1
-    if count < todo and request.request.writes_cache:
-        step.leaders[row] = launched
+    step.place((row, launched, count, count == todo), leads=count < todo and request.request.writes_cache)
     return count
 
 
-def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
-    """Their blocks are promised."""
-    count = len(rows)
-    moves = state.manager.place(rows, starts, ends, one_each=True)
-    step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
-    step.budget -= count
-    step.seats -= count
-    if moves is not NO_MOVES and len(moves):
-        step.moves.append(moves)
-
-
-def _owe_nothing(state: State, step: Step) -> None:
-    """Every running row has the blocks for all that it knows, unless some are in flight elsewhere; more may be kept for it
-    by count."""
-    if not state.away.num and not state.outstanding.batches and not state.reservation.is_counted:
-        step.owed = 0
-
-
 def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
+    """Place what fits of rows that have so many tokens to go."""
     is_ready = todo > 0
     rows, todo = rows[is_ready], todo[is_ready]
-    granted = _granted(state, step, rows, todo)
-    granted = _fitted(state, rows, granted, step)
-    is_granted = granted > 0
-    decodes = rows[is_granted & (todo == 1)]
-    chunks = rows[is_granted & (todo > 1)]
+    granted = _fitted(state, step, rows, _granted(state, step, rows, todo))
+    decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
         launched = state.manager.num_launched[decodes]
         _place_decodes(state, step, decodes, launched, launched + 1)
         state.manager.draw_promised()
-    owners = state.columns.owner
-    for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
-        place_chunk(state, step, owners[row], row, most)
+    is_chunk = (granted > 0) & (todo > 1)
+    for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
+        place_chunk(state, step, state.columns.owner[row], row, most)
 
 
 def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
@@ -209,33 +178,26 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
     return granted
 
 
-def _needs(state: State, rows: Rows, granted: Counts) -> Counts:
-    """Blocks that each row lacks for its tokens."""
-    manager = state.manager
-    ends = manager.num_launched[rows] + granted
-    needs = -(-ends // manager.block_size) - manager.num_table_blocks[rows]
-    return np.where((granted > 0) & (needs > 0), needs, 0)
-
-
-def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
+def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
     """What of `granted` memory can hold, after taking from victims what is missing."""
-    needs = _needs(state, rows, granted)
-    owed = 0
-    if state.books.bounded:
-        owners = state.columns.owner
-        is_bounded = np.array([owners[row].is_bounded for row in rows.tolist()], np.bool_)
-        # Their blocks are reserved: they neither compete nor count.
-        all_needs, needs = needs, np.where(is_bounded, 0, needs)
-        owed = state.books.owed_to_bounded()
-        if owed > state.manager.num_available:
+    manager, books, owed = state.manager, state.books, 0
+    needs = books.lacking(rows, manager.num_launched[rows] + granted)
+    if books.bounded:
+        owed = books.owed_to_bounded()
+        if owed <= manager.num_available:
+            # Their blocks are reserved: they neither compete nor count.
+            needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
+        else:
             # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
-            needs, owed = all_needs, 0
-    missing = int(needs.sum()) - (state.manager.num_available - owed)
+            owed = 0
+    missing = int(needs.sum()) - (manager.num_available - owed)
     if missing <= 0:
         return granted
     if step.may_move:
         _take_from_victims(state, step, rows, granted, needs, missing)
-    return _cut_to_memory(state, rows, granted, needs, state.manager.num_available - owed)
+    # Rows that still lack blocks stay out of this step, the last in order first; who owns its memory already stays in.
+    fits = np.cumsum(needs) <= manager.num_available - owed
+    return np.where(fits | (needs == 0), granted, 0)
 
 
 def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
@@ -243,6 +205,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
 
     The first request in order is never its own victim.
     """
+    manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((s for s in state.running if any(row in place for row in s.rows)), None)
     for victim in victims(state):
@@ -253,10 +216,12 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         own = [place[row] for row in victim.live_rows if row in place]
         own_need = int(needs[own].sum())
         if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
-            shrunk = _shrunk(state, int(rows[own[0]]), own_need - missing)
-            if shrunk > 0:
-                granted[own[0]] = min(int(granted[own[0]]), shrunk)
-                needs[own[0]] = own_need - missing
+            # It computes what it can with fewer more blocks.
+            row, left = rows.item(own[0]), own_need - missing
+            holds = (manager.num_table_blocks.item(row) + left) * manager.block_size - manager.num_launched.item(row)
+            if holds > 0:
+                granted[own[0]] = min(granted.item(own[0]), holds)
+                needs[own[0]] = left
                 return
         granted[own] = 0
         needs[own] = 0
@@ -264,27 +229,12 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         missing -= preempt(state, step, victim, max(missing, 0))
 
 
-def _shrunk(state: State, row: int, num_blocks: int) -> int:
-    """Tokens that the row can compute with so many more blocks."""
-    manager = state.manager
-    return (int(manager.num_table_blocks[row]) + num_blocks) * manager.block_size - int(manager.num_launched[row])
-
-
-def _cut_to_memory(state: State, rows: Rows, granted: Counts, needs: Counts, available: int) -> Counts:
-    """Rows that still lack blocks stay out of this step, the last in order first; who owns its memory already stays in."""
-    if int(needs.sum()) <= available:
-        return granted
-    fits = np.cumsum(needs) <= available
-    return np.where(fits | (needs == 0), granted, 0)
-
-
 def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str | None:
     """The request, placed in this very batch, whose prompt goes on past it with this row's next block; None if there is none."""
-    manager = state.manager
+    manager, size = state.manager, state.manager.block_size
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
-    size = manager.block_size
-    have = int(manager.num_table_blocks[row])
+    have = manager.num_table_blocks.item(row)
     start, stop = have * size, (have + 1) * size
     # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
     if manager.num_launched[row] != start or stop > manager.num_tokens[row] - 1:
@@ -292,9 +242,7 @@ def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str
     tokens, table = manager.tokens, manager.block_tables
     for leader, launched in step.leaders.items():
         other = state.columns.owner[leader]
-        if leader == row or stop > manager.num_tokens[leader] or other.root != request.root:
-            continue
-        if stop <= launched:
+        if leader == row or other.root != request.root or not launched < stop <= manager.num_tokens[leader]:
             continue
         if not (tokens[leader, start:stop] == tokens[row, start:stop]).all():
             continue

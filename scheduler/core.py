@@ -12,11 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
+from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 from paged.errors import (
@@ -38,8 +40,7 @@ from .arguments import UNLIMITED, count_of, finite_time, latest_time
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, explain, reason
-from .listing import RequestView, listed, view_of
+from .explain import Explanation, RequestView, explain, listed, reason, view_of
 from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
@@ -59,10 +60,13 @@ from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-
-
 # With which the caller may end a sequence.
 _REASONS = {"stop": STOP, "length": LENGTH}
+
+
+def _checked_count(name: str, value: Any) -> int:
+    """Raises InvalidConfig, which begins with `name`, for what is no integer of at least 1."""
+    return count_of(checked_integer(name, value, 1))
 
 
 def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
@@ -81,11 +85,6 @@ def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
             "paged-fair."
         )
     return {name: float(weight) for name, weight in weights.items()}
-
-
-def _must_be_a_batch(batch: object) -> None:
-    if not isinstance(batch, Batch):
-        raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
 
 
 def _checked_id(request_id: object) -> str:
@@ -107,11 +106,11 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; of those not named, and of None: 1
     max_outstanding      batches that are out at a time
-    resumes_known        for engines that take the tokens of a row from the scheduler when it was not in the batch before, or has other
-                         blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
-                         that gave its blocks back comes in again when the batches that sample for it have ended
+    resumes_known        for engines that take a row's tokens from the scheduler when the row was not in the batch before, or has other
+                         blocks: such a row computes no token that is not known yet, and a request that gave its blocks back returns when
+                         the batches that sample for it have ended
 
-    Raises InvalidConfig or UnknownPolicy.
+    `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
 
     def __init__(
@@ -130,21 +129,15 @@ class Scheduler(Uncopyable):
         max_outstanding: int = 4,
         resumes_known: bool = False,
     ) -> None:
-        sizes = {
-            "max_tokens_per_step": max_tokens_per_step,
-            "max_sequences": max_sequences,
-            "max_model_len": max_model_len,
-            "max_waiting": max_waiting,
-            "max_chunk": max_chunk,
-            "vocabulary_size": vocabulary_size,
-            "max_outstanding": max_outstanding,
-        }
-        optional = {"max_model_len", "max_waiting", "max_chunk", "vocabulary_size"}
-        for name, value in sizes.items():
-            if value is None and name in optional:
-                continue
-            if not is_integer(value) or value < 1:
-                raise InvalidConfig(f"{name} has to be an integer of at least 1; got {value!r}.")
+        limits = Limits(
+            max_tokens_per_step=_checked_count("max_tokens_per_step", max_tokens_per_step),
+            max_sequences=_checked_count("max_sequences", max_sequences),
+            max_model_len=None if max_model_len is None else _checked_count("max_model_len", max_model_len),
+            max_waiting=None if max_waiting is None else _checked_count("max_waiting", max_waiting),
+            max_chunk=UNLIMITED if max_chunk is None else _checked_count("max_chunk", max_chunk),
+            vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
+            max_outstanding=_checked_count("max_outstanding", max_outstanding),
+        )
         if not isinstance(manager, BlockManager):
             raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
@@ -153,48 +146,18 @@ class Scheduler(Uncopyable):
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
-        limits = Limits(
-            count_of(max_tokens_per_step),
-            count_of(max_sequences),
-            None if max_model_len is None else count_of(max_model_len),
-            None if max_waiting is None else count_of(max_waiting),
-            UNLIMITED if max_chunk is None else count_of(max_chunk),
-            None if vocabulary_size is None else count_of(vocabulary_size),
-            count_of(max_outstanding),
-        )
         strategies = strategies_of(chosen, manager.num_blocks, weights)
-        self._manager = manager
-        self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
-        prices, size = self._state.costs, manager.block_size
+        self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
+        self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
+        prices, size = self.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
-        self._packer = Packer()
         self._turns = Turns(SchedulerInUse)
         # Says whose a batch is, without keeping the scheduler alive through it.
         self._owner = object()
+        self._packer = Packer(self._owner, memory, self._state.columns, self._state.outstanding)
         memory.growth.take_changes()
         self._num_added = 0
-        self._submitted = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
-
-    @property
-    def manager(self) -> BlockManager:
-        """The memory layer."""
-        return self._manager
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force."""
-        return self._state.policy
-
-    @property
-    def limits(self) -> Limits:
-        """The counts that the scheduler was made with."""
-        return self._state.limits
-
-    @property
-    def costs(self) -> Costs:
-        """What swapping, loading and recomputing are taken to cost."""
-        return self._state.costs
 
     @property
     def has_unfinished(self) -> bool:
@@ -204,10 +167,7 @@ class Scheduler(Uncopyable):
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrived at `now` (seconds, any origin).
-
-        Requests of one priority, and of one tenant where tenants are served fairly, are served in the order of their arrival, which may lie
-        before the scheduler's time and does not change it.
+        """Take a request that arrived at `now` (seconds, any origin), which may lie before the scheduler's time and does not change it.
 
         Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
         prompt and one output; such a request counts as rejected, and `explain` still answers for it.
@@ -218,14 +178,9 @@ class Scheduler(Uncopyable):
         arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
         request = with_own_integers(request)
-        num_sequences = request.num_sequences
-        root = namespace_root(request)
-        undelivered = state.pending_outputs
-        if (
-            request.id in state.requests
-            or state.outstanding.is_busy(request.id)
-            or (undelivered and any(output.id == request.id for output in undelivered))
-        ):
+        num_sequences, root = request.num_sequences, namespace_root(request)
+        is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
+        if request.id in state.requests or is_undelivered or state.outstanding.is_busy(request.id):
             raise DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
             raise InvalidRequest(
@@ -237,7 +192,6 @@ class Scheduler(Uncopyable):
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
         self._num_added += 1
-        self._submitted += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
@@ -247,19 +201,16 @@ class Scheduler(Uncopyable):
 
     @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
-        """Decide one step and put it out, before or after the update of the one before. A batch that is empty needs no end.
+        """Decide one step and put it out, before or after the update of the one before. An empty batch needs no end.
 
-        Batches run in the order in which they were scheduled. A row that samples in one that is out may compute that token in this one:
-        the batch says where its value comes from. `drafts` are guesses of what comes after the newest token of rows that decode: they
-        take what budget and memory are left after all else.
+        Batches run in the order in which they were scheduled. A row may compute a token that a batch that is out samples: `source_batches`
+        names it. `drafts` are guesses of what comes after the newest token of rows that decode; they get what budget and memory are left.
 
-        `now` (seconds, any origin) is the scheduler's time from now on. That never goes back: in `schedule` and `update` an earlier `now`, or
-        none, counts as the latest one. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number,
-        changing nothing.
+        `now` (seconds, any origin) becomes the scheduler's time, which never goes back: an earlier `now`, or none, counts as the latest one.
+        Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number, changing nothing.
         """
         state = self._state
-        manager, limits = state.manager, state.limits
-        outstanding = state.outstanding
+        manager, limits, outstanding = state.manager, state.limits, state.outstanding
         if len(outstanding.batches) >= limits.max_outstanding:
             raise TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
         now = latest_time(now, state.now)
@@ -280,6 +231,7 @@ class Scheduler(Uncopyable):
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
         outstanding.begin_step()
+        state.books.begin_step()
         if state.parked_late:
             report_parked(state, step)
         # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
@@ -291,36 +243,28 @@ class Scheduler(Uncopyable):
             place_drafts(state, step, proposed)
         if carried:
             self._take_carried(step)
-        batch = self._packer.pack(state, step, self._owner)
-        for request in step.asked:
-            request.load_batch = batch.number
-        if not batch.ticket.is_empty:
-            outstanding.put_out(batch)
+        batch = self._put_out(step)
         if self._checks:
             self._raise_violations()
         return batch
 
     @alone
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
-        """The batch ran. `token_ids` are the sampled ids, packed in the order of its rows, `counts` how many of each row (int
-        [n], 0 for a row that does not sample; None: one for each row that does); of a row with drafts the ones that were right and the
-        token after them. Returns what became of each sequence.
+        """The batch ran. Returns what became of each sequence.
 
-        A row that samples and gets 0 stays, with nothing to compute until `append`; what later batches compute of a token that does not
-        come, or that came after the end of its sequence, is void. `now` is as in `schedule`. Raises ForeignBatch, BatchEnded,
-        BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
+        `token_ids` are the sampled ids, packed in the order of its rows; of a row with drafts the right ones and the token after them.
+        `counts` says how many of each row, int [n] (None: one for each row that samples). A row that samples and gets 0 waits for `append`;
+        what later batches compute of a token that does not come is void. `now` is as in `schedule`.
+
+        Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
         """
         state = self._state
-        _must_be_a_batch(batch)
         now = latest_time(now, state.now)
-        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
-            tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
-            state.now = now
-            return ending.update(state, batch, tokens, ragged)
-        self._must_be(batch, 0, "updated")
+        is_out = self._is_out(batch, 0, "updated")
         tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
         state.now = now
-        state.outstanding.end(batch)
+        if is_out:
+            state.outstanding.end(batch)
         outputs = ending.update(state, batch, tokens, ragged)
         if self._checks:
             self._raise_violations()
@@ -333,12 +277,10 @@ class Scheduler(Uncopyable):
         Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
         not ended), changing nothing.
         """
-        _must_be_a_batch(batch)
-        if batch.ticket.is_empty and batch.ticket.owner is self._owner:
+        if not self._is_out(batch, -1, "cancelled"):
             return
         if not isinstance(moved, (bool, np.bool_)):
             raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
-        self._must_be(batch, -1, "cancelled")
         self._state.carried.check_cancel(batch, bool(moved))
         self._state.outstanding.end(batch)
         ending.cancel(self._state, batch, bool(moved))
@@ -347,32 +289,21 @@ class Scheduler(Uncopyable):
 
     @alone
     def abort(self, request_id: str) -> Output | None:
-        """End a request in whatever state it is; returns its last output (one for all sequences), None if it has ended already.
+        """End a request in whatever state it is. Returns its last output (one for all sequences), None if it has ended already.
 
-        Its blocks go back at once, in flight or not: batches run in order. Nothing of it is delivered again, and its id is free when the
-        last batch with a share of it has ended. Of a loading request the blocks go back when the batch that listed the loads has ended:
-        stop the loader first. Raises UnknownRequest.
+        Its blocks are released at once, in flight or not; those of a loading request when the batch that listed the loads has ended: stop the
+        loader first. Its id is free when the last batch with a share of it has ended. Raises UnknownRequest.
         """
-        state = self._state
-        request = state.requests.get(_checked_id(request_id))
-        if request is None:
-            if request_id in state.ended:
-                return None
-            raise UnknownRequest(request_id)
-        return ending.end_request(state, request, ABORT, "was aborted.")[-1]
+        request = self._known(request_id)
+        return None if request is None else ending.end_request(self._state, request, ABORT, "was aborted.")[-1]
 
     @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
-        """End one sequence in whatever state it is, because the engine says so: "stop" (a string was found, say) or "length". Returns its
-        last output, with the usage if no other sequence of the request goes on; None if the sequence has ended already.
-
-        In flight it keeps its blocks until its batch ends, as with `abort`: the batch's tokens for it are ignored. Raises UnknownRequest,
-        or InvalidRequest (no such sequence, or another reason).
+        """End one sequence in whatever state it is, for the reason "stop" (a string was found, say) or "length". What a batch that is out
+        samples for it is ignored. Returns its last output, with the usage if no other sequence of the request goes on; None if it has ended
+        already. Raises UnknownRequest, or InvalidRequest (no such sequence, or another reason).
         """
-        state = self._state
-        request = state.requests.get(_checked_id(request_id))
-        if request is None and request_id not in state.ended:
-            raise UnknownRequest(request_id)
+        state, request = self._state, self._known(request_id)
         code = _REASONS.get(reason) if isinstance(reason, str) else None
         if code is None:
             raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
@@ -384,23 +315,20 @@ class Scheduler(Uncopyable):
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
-        """One more sequence of a request that runs: it knows all that `sequence` does, shares its blocks, and goes on by itself. Returns its
-        number, by which outputs, `append`, `finish` and drafts name it; a fork that is gone leaves its number to the next one.
+        """Start one more sequence of a request that runs, which knows all that `sequence` does and shares its blocks. Returns its number; a fork
+        that is gone leaves its number to the next one.
 
-        Its partial block is copied: the next batch has the copy among its moves, so that no other moves run with it. Outputs so far count
-        for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its
-        request is private, the policy reserves worst cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
+        Its partial block is copied by the next batch, with which no other moves run. Outputs so far count for both in the request's usage.
+        Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its request is private, the policy reserves worst
+        cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
         """
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
-        """More known tokens for a live sequence: the next turn of a conversation, a tool's answer.
-
-        What brings it over what can ever fit ends it with "rejected" in the next step. Raises UnknownRequest,
-        RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens.
-        """
+        """Add known tokens to a live sequence: the next turn of a conversation, a tool's answer. What brings it over what can ever fit ends
+        it with "rejected" in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens."""
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
@@ -413,12 +341,11 @@ class Scheduler(Uncopyable):
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too: the rule is one that the caller can tell from its batches.
             raise RequestInFlight(request_id)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        have = int(state.manager.num_tokens[row]) if known is None else len(known)
+        row, known, have = request.rows[sequence], request.tokens[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
         # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
         array = array[: max(0, longest - have)]
-        total = have + len(array)
+        num_more = len(array)
         # First of all: there may be no memory to keep them in.
         if known is None:
             state.manager.append_row(row, array)
@@ -427,33 +354,27 @@ class Scheduler(Uncopyable):
         state.steady = None
         state.columns.advance_unevenly()
         state.admission_blocked = False
-        if len(array):
-            # What was reserved for it was the worst case of what it knew.
-            state.books.lift_bound(request)
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
-        if len(array):
+        if num_more:
+            # What was reserved for it was the worst case of what it knew.
+            state.books.lift_bound(request)
             state.queues.unpark(request)
-        request.appended = replaced(request.appended, sequence, request.appended[sequence] + len(array))
-        longest_now = min(request.max_total[sequence] + len(array), longest)
+        request.appended = replaced(request.appended, sequence, request.appended[sequence] + num_more)
+        longest_now = min(request.max_total[sequence] + num_more, longest)
         request.max_total = replaced(request.max_total, sequence, longest_now)
         if row >= 0:
-            state.columns.prolong(row, longest_now)
-            state.columns.min_total[row] += len(array)
-            state.columns.prompt_total[row] += len(array)
-            if state.columns.expected_total[row]:
-                state.columns.expected_total[row] += len(array)
-            state.reservation.take_more(state.books, request, sequence)
-        if total >= longest and request not in state.to_reject:
+            state.columns.prolong(row, num_more, longest_now)
+            if state.reservation.is_counted:
+                state.reservation.take(state.books, request, sequence)
+        if have + num_more >= longest and request not in state.to_reject:
             state.to_reject.append(request)
 
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
-        """So many of the tokens listed in Batch.loads have arrived, first ones first; the rest will be computed.
-
-        Raises UnknownRequest, InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while
-        it shares a block that another request's batch is still computing.
-        """
+        """The first `num_tokens` of the tokens listed in Batch.loads have arrived; the rest will be computed. Raises UnknownRequest,
+        InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while it shares a block that another
+        request's batch is still computing."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_asked:
@@ -489,8 +410,7 @@ class Scheduler(Uncopyable):
         return reason(self._state, _checked_id(request_id))
 
     def requests(self, limit: int) -> list[RequestView]:
-        """Up to `limit` requests that are alive, with their figures: those that run first, then those that were suspended, then those that wait,
-        each in order. Raises InvalidConfig."""
+        """The figures of up to `limit` requests that are alive: running, then suspended, then waiting ones. Raises InvalidConfig."""
         return listed(self._state, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
@@ -505,24 +425,15 @@ class Scheduler(Uncopyable):
 
     def status(self, request_id: str) -> str:
         """The request's state. Raises UnknownRequest."""
-        request = self._state.requests.get(_checked_id(request_id))
-        if request is not None:
-            return request.status.value
-        if request_id not in self._state.ended:
-            raise UnknownRequest(request_id)
-        return self._state.ended[request_id][0].value
-
-    @property
-    def num_away(self) -> int:
-        """Requests that are loading, paused or swapped."""
-        return self._state.away.num
+        request = self._known(request_id)
+        return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
         """Requests by state; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
         away = [request.status for request in state.away]
         return {
-            "submitted": self._submitted,
+            "submitted": self._num_added,
             "waiting": state.waiting.num + len(state.parked),
             "loading": away.count(Status.LOADING),
             "running": state.running.num,
@@ -535,7 +446,7 @@ class Scheduler(Uncopyable):
 
     @property
     def num_reserved(self) -> int:
-        """Blocks that are kept by count for those who run, beyond those that they hold: no other request gets them."""
+        """Blocks kept by count for those who run, beyond those that they hold."""
         return self._state.books.reserved()
 
     @property
@@ -558,14 +469,14 @@ class Scheduler(Uncopyable):
 
     def running_rows(self) -> NDArray[np.int64]:
         """The rows of running requests, in order, int64 [n]: those that may take drafts; a copy."""
-        return self._state.running_rows.array(self._state.running).copy()
+        return self._state.books.running_rows().copy()
 
     def id_of(self, row: int) -> str | None:
         """The id of the request that the row serves, None for a row that serves none."""
         if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
-        found: str | None = self._state.columns.id[row]
-        return found
+        owner: RequestState | None = self._state.columns.owner[row]
+        return None if owner is None else owner.id
 
     def rows_of(self, request_id: str) -> list[int]:
         """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
@@ -573,21 +484,17 @@ class Scheduler(Uncopyable):
 
     def row_of(self, request_id: str, sequence: int = 0) -> int:
         """The row of a sequence; -1 while it has none. Raises UnknownRequest, or InvalidRequest (no such sequence)."""
-        request = self._living(request_id)
-        if not is_integer(sequence) or not 0 <= sequence < len(request.rows):
-            raise InvalidRequest(f'request "{request_id}" has {len(request.rows)} sequences; there is no {sequence!r}.')
-        return request.rows[sequence]
+        rows = self._living(request_id).rows
+        if not is_integer(sequence) or not 0 <= sequence < len(rows):
+            raise InvalidRequest(f'request "{request_id}" has {len(rows)} sequences; there is no {sequence!r}.')
+        return rows[sequence]
 
     def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
-        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest, or InvalidRequest where
-        it has ended."""
+        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest or InvalidRequest."""
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
-        row, known = request.rows[sequence], request.tokens[sequence]
-        if known is not None:
-            return known.copy()
-        manager = self._state.manager
-        return manager.tokens[row, : manager.num_tokens[row]].copy()
+        known, manager, row = request.tokens[sequence], self._state.manager, request.rows[sequence]
+        return (manager.tokens[row, : manager.num_tokens[row]] if known is None else known).copy()
 
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""
@@ -595,18 +502,25 @@ class Scheduler(Uncopyable):
         figures = state.manager.content.hit_figures()
         state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
         state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
-        return SchedulerStats(**{name: getattr(state.stats, name) for name in SchedulerStats.__struct_fields__})
+        return msgspec.structs.replace(state.stats)
 
     def check(self) -> list[str]:
         """Every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
         found = violations_of(self._state)
         counts = self.counts()
         if counts.pop("submitted") != sum(counts.values()):
-            found.append(f"9: {self._submitted} requests were submitted; {counts} add up to {sum(counts.values())}.")
+            found.append(f"9: {self._num_added} requests were submitted; {counts} add up to {sum(counts.values())}.")
         return found
 
-    def _living(self, request_id: str) -> RequestState:
+    def _known(self, request_id: str) -> RequestState | None:
+        """The request; None where it has ended. Raises UnknownRequest."""
         request = self._state.requests.get(_checked_id(request_id))
+        if request is None and request_id not in self._state.ended:
+            raise UnknownRequest(request_id)
+        return request
+
+    def _living(self, request_id: str) -> RequestState:
+        request = self._known(request_id)
         if request is None:
             raise UnknownRequest(request_id)
         return request
@@ -617,38 +531,73 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
-    def _must_be(self, batch: Batch, place: int, verb: str) -> None:
+    def _is_out(self, batch: object, place: int, verb: str) -> bool:
+        """Whether the batch is the outstanding one at `place`; an empty one, which needs no end, is not. Raises InvalidRequest, ForeignBatch,
+        BatchEnded or BatchOutOfOrder."""
+        if not isinstance(batch, Batch):
+            raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise ForeignBatch(batch.number)
-        self._state.outstanding.must_be(batch, place, verb)
+        if not batch.ticket.is_empty:
+            self._state.outstanding.must_be(batch, place, verb)
+        return not batch.ticket.is_empty
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
-        state, request_id = self._state, new.id
-        manager, model = state.manager, state.limits.max_model_len
+        """Raise NeverFits, and count the request as rejected, if the model or an empty pool has no room for its prompt and one output."""
+        state, books, error = self._state, self._state.books, None
+        model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
+        needed = books.blocks_for(num_tokens + 1) * new.num_live
+        needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
         if model is not None and num_tokens + 1 > model:
             message = (
-                f'request "{request_id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
+                f'request "{new.id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
-            self._reject(new, NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens"))
-        if (no_place := state.reservation.refusal(state.books, new)) is not None:
-            self._reject(new, no_place)
-        shared = state.reservation.blocks_shared(state.books, new.num_live, num_tokens)
-        needed = state.books.blocks_for(num_tokens + 1) * new.num_live - shared
-        if needed > manager.num_blocks:
-            fits = manager.num_blocks * manager.block_size - 1
+            error = NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
+        elif (no_place := state.reservation.refusal(books, new)) is not None:
+            error = no_place
+        elif needed > num_blocks:
+            fits = num_blocks * state.manager.block_size - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
             message = (
-                f'request "{request_id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
-                f"{manager.num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
+                f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
+                f"{num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
-            self._reject(new, NeverFits(message, needed=needed, limit=manager.num_blocks, unit="blocks"))
+            error = NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
+        if error is not None:
+            state.requests[new.id] = new
+            state.end(new, (Status.REJECTED, str(error)))
+            raise error
 
-    def _reject(self, new: RequestState, error: NeverFits) -> None:
-        state = self._state
-        state.requests[new.id] = new
-        state.end(new, (Status.REJECTED, str(error)))
-        raise error
+    def _put_out(self, step: Step) -> Batch:
+        """The batch of a step that is decided, which is out from now on unless there is nothing in it."""
+        state, decodes, positions, counts = self._state, step.decodes, step.decode_starts, None
+        if step.draft_counts is not None:
+            counts = step.draft_counts + 1
+            positions = rising_from(positions, counts)
+        has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
+        composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
+        if len(composed.moves):
+            step.moves.append(composed.moves)
+        chunks = [chunk[0] for chunk in step.chunks]
+        rows = np.concatenate([decodes, np.array(chunks)]) if chunks else decodes
+        covers_running = state.running_rows.keep(decodes, chunks, rows)
+        if not covers_running:
+            state.columns.advance_unevenly()
+        batch = self._packer.pack(
+            step,
+            composed,
+            positions,
+            rows,
+            silent=state.silent,
+            covers_running=covers_running,
+            has_outputs=bool(state.pending_outputs),
+        )
+        for request in step.asked:
+            request.load_batch = batch.number
+        if not batch.ticket.is_empty:
+            state.outstanding.put_out(batch)
+        return batch
 
     def _take_carried(self, step: Step) -> None:
         """Moves that a cancelled batch left run with this one, before anything else of it."""

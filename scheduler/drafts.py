@@ -18,7 +18,7 @@ from paged.base.arguments import is_integer, token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
-from .admission import owed, watermark
+from .request import RequestState
 from .state import State, Step
 from .status import Status
 
@@ -37,13 +37,11 @@ class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
     token_ids: NDArray[np.int32]
 
 
-def validated(state: State, drafts: Drafts | Mapping[Any, Any] | None) -> Drafts | None:
+def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None:
     """Drafts as arrays once every row of them belongs to a running request; None where there are none.
 
     A mapping has request ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts.
     """
-    if drafts is None:
-        return None
     if isinstance(drafts, Mapping):
         drafts = _by_rows(state, drafts)
     if not isinstance(drafts, Drafts):
@@ -87,7 +85,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # What admitted requests still need, and the watermark, come before drafts.
-    available = max(0, manager.num_unpromised - owed(state, step) - watermark(state))
+    available = max(0, state.books.num_free())
     if int(needs.sum()) > available:
         wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
         needs = np.maximum(wanted - room + size - 1, 0) // size
@@ -116,13 +114,15 @@ def _by_rows(state: State, drafts: Mapping[Any, Any]) -> Drafts:
         if request is None or not isinstance(sequence, int) or not 0 <= sequence < len(request.rows):
             raise WrongDrafts(f"drafts: {key!r} is no sequence of a request that is alive.")
         if request.status is not Status.RUNNING or request.rows[sequence] < 0:
-            raise WrongDrafts(
-                f'drafts: request "{request_id}" is {request.status.value}; only those that run take drafts.'
-            )
+            raise _not_running(request)
         rows.append(request.rows[sequence])
         parts.append(_tokens(tokens))
     counts = np.array([len(part) for part in parts], np.int64)
     return Drafts(np.array(rows, np.int64), counts, np.concatenate([np.empty(0, np.int32), *parts]))
+
+
+def _not_running(request: RequestState) -> WrongDrafts:
+    return WrongDrafts(f'drafts: request "{request.id}" is {request.status.value}; only those that run take drafts.')
 
 
 def _integers(name: str, values: Any) -> Counts:
@@ -138,11 +138,9 @@ def _tokens(values: Any) -> NDArray[np.int32]:
             token_array([value for value in values if value != UNKNOWN_DRAFT])
             return np.array(values, np.int32)
         if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
-            array: NDArray[np.int32] = values
-            is_known = array != UNKNOWN_DRAFT
-            if not is_known.all():
-                token_array(array[is_known])
-                return array
+            is_known = values != UNKNOWN_DRAFT
+            token_array(values if is_known.all() else values[is_known])
+            return values
         return token_array(values) if len(values) else np.empty(0, np.int32)
     except (InvalidTokens, TypeError) as error:
         raise WrongDrafts(f"drafts: {error}") from None
@@ -155,9 +153,7 @@ def _refuse(state: State, rows: Counts) -> None:
         if request is None:
             raise WrongDrafts(f"drafts: row {row} serves no request.")
         if request.status is not Status.RUNNING:
-            raise WrongDrafts(
-                f'drafts: request "{request.id}" is {request.status.value}; only those that run take drafts.'
-            )
+            raise _not_running(request)
         if row in seen:
             raise WrongDrafts(f"drafts: row {row} is listed twice.")
         seen.add(row)

@@ -289,9 +289,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
             state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
     total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
-    before = request.prompt_len + request.appended[sequence]
-    limits = before + request.request.min_tokens, request.max_total[sequence]
-    count, code = kept_of(set(request.stops), limits, sampled, total)
+    count, code = kept_of(request, sequence, sampled, total)
     new = np.array(sampled[:count], np.int32)
     state.stats.output_tokens += count
     if row >= 0:

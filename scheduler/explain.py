@@ -1,9 +1,8 @@
-"""Why a request is not running, in words and numbers that an operator can act on. Reads everything, changes nothing."""
+"""What an operator sees of a request: its figures, and why it is not running. Reads everything, changes nothing."""
 
 from __future__ import annotations
 
-from itertools import takewhile
-from typing import NamedTuple
+from itertools import chain, islice, takewhile
 
 import msgspec
 import numpy as np
@@ -11,12 +10,29 @@ import numpy as np
 from paged.base.words import counted
 from paged.errors import UnknownRequest
 
-from .admission import watermark
 from .request import RequestState
 from .state import State
 from .status import Status
 
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
+
+
+class RequestView(msgspec.Struct, frozen=True, gc=False):
+    """A request that is alive. Tokens and blocks of all its sequences together; max_tokens is that of each sequence.
+
+    device_blocks are entries of its block tables, so that a block which two of its sequences share counts twice. hit_tokens were found in
+    the prefix cache at its first admission.
+    """
+
+    id: str
+    status: str
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    device_blocks: int
+    host_blocks: int
+    hit_tokens: int
+    preemptions: int
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +58,35 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-class _Found(NamedTuple):
-    """A sentence, blocks that the request lacks to go on, and blocks that could be drawn for it."""
+def listed(state: State, limit: int) -> list[RequestView]:
+    """Up to `limit` requests: those that run, those that were suspended, those that wait, and those that wait for append()."""
+    waiting = [] if not state.waiting.num else [state.waiting.head(), *state.waiting.behind(limit)]
+    every = chain(state.running, state.away, waiting, state.parked.values())
+    return [view_of(state, request) for request in islice(every, limit)]
 
-    reason: str
-    needed: int
-    free: int
+
+def view_of(state: State, request: RequestState) -> RequestView:
+    """The figures of one that is alive."""
+    num_output = request.num_output
+    for sequence, appended in enumerate(request.appended):
+        if state.delivers(request, sequence):
+            num_output += state.books.num_known(request, sequence) - request.prompt_len - appended
+    return RequestView(
+        request.request.id,
+        request.status.value,
+        request.prompt_len,
+        num_output,
+        request.request.max_tokens,
+        *_blocks_of(state, request),
+        request.hit_tokens,
+        request.preemptions,
+    )
+
+
+def _blocks_of(state: State, request: RequestState) -> tuple[int, int]:
+    """Entries of its block tables, and blocks on the host."""
+    manager, rows = state.manager, request.live_rows
+    return sum(manager.num_table_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
 
 
 def explain(state: State, request_id: str) -> Explanation:
@@ -56,13 +95,13 @@ def explain(state: State, request_id: str) -> Explanation:
     if request is None:
         status, sentence = _ended(state, request_id)
         return Explanation(id=request_id, status=status.value, reason=sentence)
-    found = _found(state, request)
+    sentence, needed, free = _found(state, request)
     return Explanation(
         id=request.id,
         status=request.status.value,
-        reason=found.reason,
-        blocks_needed=found.needed,
-        blocks_free=found.free,
+        reason=sentence,
+        blocks_needed=needed,
+        blocks_free=free,
         holders=_holders(state, request),
     )
 
@@ -70,7 +109,7 @@ def explain(state: State, request_id: str) -> Explanation:
 def reason(state: State, request_id: str) -> str:
     """The sentence of `explain` by itself, which costs no look at other requests' blocks. Raises UnknownRequest."""
     request = state.requests.get(request_id)
-    return _ended(state, request_id)[1] if request is None else _found(state, request).reason
+    return _ended(state, request_id)[1] if request is None else _found(state, request)[0]
 
 
 def _ended(state: State, request_id: str) -> tuple[Status, str]:
@@ -79,24 +118,11 @@ def _ended(state: State, request_id: str) -> tuple[Status, str]:
     return state.ended[request_id]
 
 
-def _found(state: State, request: RequestState) -> _Found:
-    if request.status is Status.WAITING:
-        return _waiting(state, request)
-    if request.status is Status.LOADING:
-        reason = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
-        return _Found(reason, 0, free_blocks(state))
-    if request.status in (Status.PAUSED, Status.SWAPPED):
-        return _away(state, request)
-    return _running(state, request)
-
-
 def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
     """The other requests that hold blocks, and how many, each block counted once; most first."""
     is_counted = np.zeros(state.manager.num_blocks, np.bool_)
-    for row in request.live_rows:
-        is_counted[state.manager.table(row)] = True
     held: dict[str, int] = {}
-    for other in sorted(state.requests.values(), key=lambda other: other.order):
+    for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:
             is_counted[state.manager.table(row)] = True
@@ -106,91 +132,75 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
     return tuple(sorted(held.items(), key=lambda item: (-item[1], item[0])))
 
 
-def free_blocks(state: State) -> int:
-    """Blocks that a newcomer could draw now: available ones that are not owed to admitted requests."""
-    return max(0, state.manager.num_available - state.books.owed())
+def _found(state: State, request: RequestState) -> tuple[str, int, int]:
+    """A sentence, blocks that the request lacks to go on, and blocks that could be drawn for it."""
+    books, outstanding = state.books, state.outstanding
+    free, needed = state.manager.num_available - books.owed(), 0
+    if request.status is Status.WAITING:
+        needed = books.to_enter(request) - books.to_share(request) + books.watermark()
+        sentence = _why_it_waits(state, request, needed, max(0, free))
+    elif request.status is Status.LOADING:
+        sentence = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
+    elif request.status in (Status.PAUSED, Status.SWAPPED):
+        to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state, request)
+        needed = to_return + books.watermark()
+        sentence = (
+            _SAMPLES_ARE_OUT
+            if outstanding.keeps_out(request)
+            else (
+                f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
+                f"{counted(to_return, 'block')} to go on; {max(0, free)} are free and not promised to others, of which {books.watermark()} are kept as watermark."
+            )
+        )
+    elif request.follows is not None:
+        sentence = f'it waits for "{request.follows}", which is computing the same prompt; it shares those blocks when they are done.'
+    elif outstanding.computes(request):
+        sentence = "it is in a batch that has not ended."
+    elif outstanding.is_idle(request):
+        sentence = "everything that it knows is computed; it waits for append()."
+    else:
+        needed = books.debt_of(request)
+        # What is owed to it is not kept from it.
+        free += needed
+        sentence = "it gets tokens in the next step, as the budget allows."
+        if needed > max(0, free):
+            sentence = (
+                f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {max(0, free)} are free and not promised to others; it gets what "
+                "those hold when a batch that has not ended gives blocks back, or when a request can be preempted."
+            )
+    return sentence, needed, max(0, free)
 
 
-def _waiting(state: State, request: RequestState) -> _Found:
-    needed, free = state.books.to_enter(request), free_blocks(state)
-    known = next((tokens for tokens in request.tokens if tokens is not None), None)
-    if known is not None:
-        is_promised = state.reservation.is_counted or state.books.is_due(request)
-        needed -= state.manager.content.held_prefix(known, request.root, confirmed=is_promised)
-    kept = watermark(state)
+def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -> str:
+    """The sentence for a waiting request that needs so many blocks, the watermark's among them, of which so many are free."""
+    foresight, limit, kept = state.foresight, state.limits.max_sequences, state.books.watermark()
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = list(takewhile(lambda other: other is not request, state.waiting))
-    was = (
-        f" It was preempted {counted(request.preemptions, 'time')} and will compute {counted(_lost(request), 'token')} again."
-        if request.preemptions
-        else ""
-    )
-    if state.books.is_due(request):
-        was += " It re-enters only with its worst case reserved."
     if request.id in state.parked:
-        reason = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
+        sentence = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif state.outstanding.keeps_out(request):
-        reason = _SAMPLES_ARE_OUT
+        sentence = _SAMPLES_ARE_OUT
     elif ahead:
-        reason = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
+        sentence = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
     elif returning:
-        reason = f'"{returning[0].id}" was preempted and returns first.'
-    elif needed + kept > free:
-        reason = f"it needs {counted(needed, 'block')}; {free} are free and not promised to others, of which {kept} are kept as watermark."
+        sentence = f'"{returning[0].id}" was preempted and returns first.'
+    elif needed > free:
+        sentence = f"it needs {counted(needed - kept, 'block')}; {free} are free and not promised to others, of which {kept} are kept as watermark."
     elif (no_place := state.reservation.reason(state.books, request, free)) is not None:
-        reason = no_place
-    elif state.foresight is not None and not state.foresight.fits(request):
-        most, slots = state.foresight.peak_with(request), state.foresight.capacity_with(request)
-        reason = (
-            f"with it, those who are in would need {most:,} tokens at their fullest moment, as long as outputs are taken to become, and there "
-            f"is room for {slots:,}."
+        sentence = no_place
+    elif foresight is not None and not foresight.fits(request):
+        sentence = (
+            f"with it, those who are in would need {foresight.peak_with(request):,} tokens at their fullest moment, as long as outputs are taken to "
+            f"become, and there is room for {foresight.capacity_with(request):,}."
         )
-    elif len(state.running_rows.array(state.running)) + request.num_live > state.limits.max_sequences:
-        reason = f"all {state.limits.max_sequences} seats are taken (max_sequences)."
+    elif len(state.books.running_rows()) + request.num_live > limit:
+        sentence = f"all {limit} seats are taken (max_sequences)."
     else:
         later = state.admission.reason(state) or state.composition.reason(state)
-        reason = later or "it can be admitted in the next step."
-    return _Found(reason + was, needed + kept, free)
-
-
-def _lost(request: RequestState) -> int:
-    return sum(request.high_water)
-
-
-def _away(state: State, request: RequestState) -> _Found:
-    manager = state.manager
-    needed, free = state.books.to_return(request), free_blocks(state)
-    kept = watermark(state)
-    on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
-    on_host = sum(manager.tiers.num_on_host(row) for row in request.live_rows)
-    reason = (
-        f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
-        f"{counted(needed, 'block')} to go on; {free} are free and not promised to others, of which {kept} are kept as watermark."
-    )
-    if state.outstanding.keeps_out(request):
-        reason = _SAMPLES_ARE_OUT
-    return _Found(reason, needed + kept, free)
-
-
-def _running(state: State, request: RequestState) -> _Found:
-    manager = state.manager
-    if request.follows is not None:
-        leader = request.follows
-        reason = (
-            f'it waits for "{leader}", which is computing the same prompt; it shares those blocks when they are done.'
-        )
-        return _Found(reason, 0, free_blocks(state))
-    if state.outstanding.computes(request):
-        return _Found("it is in a batch that has not ended.", 0, free_blocks(state))
-    if state.outstanding.is_idle(request):
-        return _Found("everything that it knows is computed; it waits for append().", 0, free_blocks(state))
-    needed = state.books.debt_of(request)
-    # What is owed to it is not kept from it.
-    free = max(0, manager.num_available - state.books.owed() + needed)
-    if needed > free:
-        reason = (
-            f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "
-            "hold when a batch that has not ended gives blocks back, or when a request can be preempted."
-        )
-        return _Found(reason, needed, free)
-    return _Found("it gets tokens in the next step, as the budget allows.", needed, free)
+        sentence = later or "it can be admitted in the next step."
+    if request.preemptions:
+        lost = counted(sum(request.high_water), "token")
+        sentence += f" It was preempted {counted(request.preemptions, 'time')} and will compute {lost} again."
+    if state.books.is_due(request):
+        sentence += " It re-enters only with its worst case reserved."
+    return sentence

@@ -6,9 +6,8 @@
     c             1   |========|              c1              by (prompt + expected outputs) ÷ weight
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: the end of a tenant's bar is the virtual start of its
-next request. That is settled when the request is let in and not when it comes, as in the Virtual Token Counter (Sheng
-et al., 2024), so that a guess which was wrong moves the tenant's next request, and none stands where it would have
-been.
+next request. A bar grows when a request is let in, not when it comes, as in the Virtual Token Counter (Sheng et al.,
+2024): a wrong guess moves the tenant's next request.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from .request import RequestState
 from .status import Status
 
 MOST_IDLE = 1000
-"""Tenants without a request that are remembered because they were given more than those who wait. What is forgotten of one is at most
-what its last request was given ahead of its turn."""
+"""Tenants without a request that are remembered because they were given more than those who wait."""
 
 
 class Tenant:
@@ -35,7 +33,7 @@ class Tenant:
 
     start    virtual time at which its next request starts: tokens per weight
     lane     its requests that wait and were never let in, by priority and arrival
-    entry    how the first of them stands among those of other tenants: (priority, start, number); None: it has none
+    entry    (priority, start, number) of the first of them, by which tenants are sorted; None: it has none
     num_in   its requests that were let in and have not ended
     """
 
@@ -50,8 +48,8 @@ class Tenant:
 
 
 class FairQueue:
-    """Waiting requests. Within a priority, first those that were let in before and gave their blocks back, in the order in which they were
-    let in; then the first of each tenant, the smallest virtual start first, equal ones by number."""
+    """A `Queue`. Within a priority, first those that were let in before, in the order in which they were; then the first of each tenant,
+    the smallest virtual start first."""
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         """`weights`: of tenants; of those not named, 1. `lengths`: of the outputs that ended."""
@@ -75,7 +73,6 @@ class FairQueue:
         return (state for _, state in heapq.merge(returned, self._never_in()))
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place; returns whether that is the last one of those that were let in before."""
         self.num += 1
         if not state.is_new:
             return self._returned.add(state)
@@ -93,7 +90,6 @@ class FairQueue:
         return False
 
     def head(self) -> RequestState:
-        """The first one; there is one."""
         if self._returned.num:
             first = self._returned.head()
             if not self._entries or first.order[0] <= self._entries[0][0][0]:
@@ -101,11 +97,9 @@ class FairQueue:
         return self._entries[0][1].lane.head()
 
     def behind(self, count: int) -> list[RequestState]:
-        """Up to `count` that come after the first."""
         return list(islice(self, 1, count + 1))
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out; it is there."""
         self.num -= 1
         if not state.is_new:
             self._returned.remove(state)
@@ -116,19 +110,18 @@ class FairQueue:
         self._forget_if_gone(tenant)
 
     def let_in(self, state: RequestState) -> None:
-        """Take a request out that is let in: the first time, its tenant is given what it is expected to take. From then on it stands in the
-        order in which requests were let in."""
-        if state.is_new:
-            tenant = self._tenants[state.request.tenant]
-            self._virtual_time = max(self._virtual_time, tenant.start)
-            state.charged = self._expected_cost(state)
-            tenant.start += state.charged / tenant.weight
-            tenant.num_in += 1
+        """Take a request out that is admitted. The first time its tenant is given what it is expected to take, and its turn becomes its order."""
+        if not state.is_new:
             self.remove(state)
-            self._turn += 1
-            state.order = (state.order[0], float(self._turn), state.order[2])
-        else:
-            self.remove(state)
+            return
+        tenant = self._tenants[state.request.tenant]
+        self._virtual_time = max(self._virtual_time, tenant.start)
+        state.charged = self._expected_cost(state)
+        tenant.start += state.charged / tenant.weight
+        tenant.num_in += 1
+        self.remove(state)
+        self._turn += 1
+        state.order = (state.order[0], float(self._turn), state.order[2])
 
     def ended(self, state: RequestState) -> None:
         """A request has ended: what it took stands for what it was expected to take. One that was never let in took nothing."""
@@ -172,8 +165,7 @@ class FairQueue:
         return found
 
     def _never_in(self) -> Iterator[tuple[tuple[int, int, float, int], RequestState]]:
-        """Requests that were never let in, in order, and what they are compared by: each starts where its tenant's one before it is
-        expected to leave off."""
+        """Requests that were never let in, in order, with their keys: each starts where its tenant's one before it is expected to leave off."""
         lanes: dict[str | None, list[RequestState]] = {}
         # In order, and so a heap. (priority, start, number) is unique, so tenants are never compared.
         heap = [(entry, 0, tenant) for entry, tenant in self._entries]
@@ -201,8 +193,7 @@ class FairQueue:
         tenant.entry = entry
 
     def _least_start(self, priority: int) -> float:
-        """Where a tenant begins of which nothing is known: with the first of those who wait with that priority, but not past the one who
-        came in last."""
+        """Where a tenant begins of which nothing is known: with the first who waits with that priority, not past the one let in last."""
         entries = self._entries
         place = bisect_left(entries, ((priority, -math.inf, 0),))
         if place < len(entries) and entries[place][0][0] == priority:
@@ -218,7 +209,7 @@ class FairQueue:
         return state.prompt_len + len(state.rows) * max(1, min(wish, most))
 
     def _forget_if_gone(self, tenant: Tenant) -> None:
-        """Forget a tenant without requests, but for one that was given more than those who wait, while anyone has a request."""
+        """Forget a tenant without requests, unless it was given more than those who wait and anyone has a request."""
         if tenant.lane.num or tenant.num_in:
             return
         del self._tenants[tenant.name]
@@ -238,8 +229,7 @@ def _entry_of(tenant: Tenant) -> Key | None:
 
 
 def taken_by(state: RequestState) -> int:
-    """Tokens that a request took, which has ended: what it knew and had to be computed once, and its outputs. What was recomputed is no fault
-    of its own."""
+    """Tokens that a request took, which has ended: what had to be computed once, and its outputs."""
     num_sequences = state.request.num_sequences
     known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
     return max(0, known) + state.num_output

@@ -7,16 +7,17 @@ With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, me
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import GrowingView
+from paged.base.growing import rising
 
-if TYPE_CHECKING:
-    from .request import RequestState
-    from .state import State, Step
+from .accounting import SchedulerStats
+from .lengths import OutputLengths
+from .policies import Policy
+from .request import RequestState
+from .reservations import ROWS, Books
 
 Counts = NDArray[np.int64]
 
@@ -27,37 +28,31 @@ PATIENCE = 64
 MEMORY = 200_000
 """Computed tokens over which waste is remembered."""
 GAIN = 0.1
-"""How far one goes above the quantile for each time that the waste is the target over it, and below it where there is none. No sum over
-time: what an admission costs shows thousands of tokens later, and a sum would swing."""
+"""How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum over time: an
+admission costs something thousands of tokens later, and a sum would swing."""
 RISE = 0.02
-"""By how much the quantile itself rises when a request ends that stood still for too long. Those are few and far between, so it is a sum, and a
-slow one: it falls with all others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
-ROWS, MIDDLE = 16, 0.25
-"""With so many rows the quantile is what was said. Errors of more guesses cancel, and those of fewer do not: with n rows it is √(ROWS ÷ n) times
-as far from MIDDLE."""
-
-
-_RISING = GrowingView(np.arange)
+"""By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all others by so little that it
+rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
+MIDDLE = 0.25
+"""With ROWS rows the quantile is what was said; with n rows it is √(ROWS ÷ n) times as far from this."""
 
 
 def peak(held: Counts, remaining: Counts) -> int:
     """Tokens in memory at the fullest moment, of sequences that hold so many and go on for so many more, int64 [n] each."""
     # Among equals the last one decides, whichever it is.
     order = remaining.argsort()[::-1]
-    rising = remaining[order]
-    rising *= _RISING.first(len(held) + 1)[1:]
-    rising += np.add.accumulate(held[order])
-    return int(np.maximum.reduce(rising))
+    most = remaining[order]
+    most *= rising(len(held) + 1)[1:]
+    most += np.add.accumulate(held[order])
+    return int(np.maximum.reduce(most))
 
 
 class Foresight:
     """What a scheduler whose policy looks ahead remembers between steps."""
 
-    def __init__(self, state: State) -> None:
-        policy = state.policy
-        self._state = state
+    def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
+        self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
         self._knows = policy.foresight == "expected"
-        self._lengths = state.lengths
         self.quantile = self._base = policy.quantile
         self._next_look = 0
         # What `_those_in` found last, and when.
@@ -69,15 +64,13 @@ class Foresight:
         self._computed = self._wasted = 0.0
 
     def finished(self, *, pause: int) -> None:
-        """A sequence has ended by itself, and stood still for so many steps at the longest because blocks were taken from it: the next ones
-        are let in more or less boldly."""
-        policy = self._state.policy
+        """A sequence has ended that stood still for `pause` steps at the longest: set how boldly the next ones are let in."""
+        policy, stats = self._policy, self._stats
         if policy.waste_target is None and policy.stall_target is None:
             return
-        stats = self._state.stats
         was_computed, was_wasted = self._seen
         computed = stats.computed_tokens
-        wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._state.manager.block_size
+        wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._books.manager.block_size
         self._seen = computed, wasted
         if (share := policy.stall_target) is not None:
             self._base = self._within(
@@ -95,40 +88,35 @@ class Foresight:
 
     def _within(self, quantile: float) -> float:
         """As much of it as the policy's range allows."""
-        least, most = self._state.policy.quantile_range
+        least, most = self._policy.quantile_range
         return min(most, max(least, quantile))
 
-    def looks_now(self, step: Step, was_shut: bool) -> bool:
-        """Whether to see who fits: something changed since it was found that none does, or that was some steps ago; always where
-        nothing else is computed. With many rows one that ended is little room, and is waited for company."""
+    def looks_now(self, num_placed: int, was_shut: bool) -> bool:
+        """Whether to see who fits: always where no row is placed; else if something changed since it was found that none does, a little later
+        with many rows, or if that was STRIDE steps ago."""
         # Who asked between two steps asked of another moment.
         self._moment = None
-        steps = self._state.stats.steps
-        if not step.num_rows or steps >= self._next_look:
+        steps, num_running = self._stats.steps, self._books.queues.running_rows.count()
+        if not num_placed or steps >= self._next_look:
             return True
-        return not was_shut and steps >= self._next_look - STRIDE + min(
-            STRIDE, self._state.running_rows.count() // PATIENCE
-        )
+        return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        """It was looked."""
-        self._next_look = self._state.stats.steps + STRIDE
+        """It was found that none fits; the next look is STRIDE steps away."""
+        self._next_look = self._stats.steps + STRIDE
 
     @property
     def steps_left(self) -> int:
         """Steps that may be taken before it is looked again."""
-        return max(0, self._next_look - self._state.stats.steps)
+        return max(0, self._next_look - self._stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. Alone, and as one of the very first, a
-        request that has room is let in."""
-        state = self._state
-        if not (state.running.num or state.away.num):
+        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. True for one that comes in alone, or as
+        one of the very first."""
+        manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
+        is_early = self._lengths.num_noted + num_in < min(ROWS, self._policy.known_outputs)
+        if not num_in or (is_early and not self._knows):
             return True
-        num_before = self._lengths.num_noted + state.running_rows.count() + state.away.num
-        if num_before < min(ROWS, state.policy.known_outputs) and not self._knows:
-            return True
-        manager, columns = state.manager, state.columns
         size = manager.block_size
         slots = manager.num_blocks * size
         worst = columns.sum_max_total + sum(request.max_total)
@@ -144,21 +132,19 @@ class Foresight:
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
-        """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
-        state = self._state
-        manager = state.manager
+        """Tokens for which there are slots; what rows share counts for each of them."""
+        manager = self._books.manager
         tables = int(manager.num_table_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
-        if manager.prefix_caching and request.request.reads_cache:
-            tokens = next(tokens for tokens in request.tokens if tokens is not None)
-            shared += manager.content.held_prefix(tokens, request.root)
+        if request.request.reads_cache:
+            shared += manager.content.held_prefix(request.first_tokens, request.root)
         return (manager.num_blocks + shared) * manager.block_size
 
     def peak_with(self, request: RequestState) -> int:
         """Tokens in memory at the fullest moment, if the waiting request came in now."""
         held, remaining = self._those_in()
         more_held, more_remaining = [], []
-        wish, slack = request.request.expected_tokens, self._state.manager.block_size // 2
+        wish, slack = request.request.expected_tokens, self._books.manager.block_size // 2
         for i, tokens in enumerate(request.tokens):
             if tokens is None:
                 continue
@@ -178,9 +164,10 @@ class Foresight:
 
     def _those_in(self) -> tuple[Counts, Counts]:
         """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n + 1] each, with a place at the
-        end for one who comes. Asked for several candidates in a row, of which none came in, it is the same."""
-        state, columns, manager = self._state, self._state.columns, self._state.manager
-        moment = manager.batch, state.running.num, state.away.num, len(state.books.bounded), self.quantile
+        end for one who comes. Found once for several candidates of which none comes in."""
+        books, columns, manager = self._books, self._books.columns, self._books.manager
+        queues = books.queues
+        moment = manager.batch, queues.running.num, queues.away.num, len(books.bounded), self.quantile
         if moment == self._moment:
             return self._in
         rows = self._rows()
@@ -198,7 +185,7 @@ class Foresight:
             theirs[:] = np.where(expected > known, expected - known, theirs)
         np.minimum(theirs, most, out=theirs)
         np.maximum(theirs, 1, out=theirs)
-        for other in state.books.bounded:
+        for other in books.bounded:
             # All that they may need is reserved.
             is_theirs = np.isin(rows, other.live_rows)
             theirs[is_theirs] = most[is_theirs]
@@ -209,25 +196,15 @@ class Foresight:
 
     def _quantile_now(self) -> float:
         """The quantile for as many rows as there are, and careful as long as few outputs have ended."""
-        policy, num_noted = self._state.policy, self._lengths.num_noted
-        quantile = self._within(MIDDLE + (self.quantile - MIDDLE) * self._deviation())
+        policy, num_noted = self._policy, self._lengths.num_noted
+        quantile = self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / max(1, self._books.queues.num_in)))
         if num_noted >= policy.known_outputs:
             return quantile
         most = policy.quantile_range[1]
         return most - (most - quantile) * num_noted / policy.known_outputs
 
-    def spread(self) -> float:
-        """What is kept free of the watermark: the share by which errors of so many guesses cancel."""
-        return min(1.0, self._deviation())
-
-    def _deviation(self) -> float:
-        """Of a guess for each row that is in, how far their mean is off, beside that of ROWS of them."""
-        state = self._state
-        return math.sqrt(ROWS / max(1, state.running_rows.count() + state.away.num))
-
     def _rows(self) -> Counts:
-        state = self._state
-        running = state.running_rows.array(state.running)
-        if not state.away.num:
+        running, away = self._books.running_rows(), self._books.queues.away
+        if not away.num:
             return running
-        return np.concatenate([running, np.array([row for other in state.away for row in other.live_rows], np.int64)])
+        return np.concatenate([running, np.array([row for other in away for row in other.live_rows], np.int64)])

@@ -25,7 +25,10 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     Raises InvalidRequest (the sequence does not run, its request is private, the policy reserves or runs batches whole, or there is no
     seat), RequestInFlight, or OutOfBlocks (no block for the copy), changing nothing.
     """
-    _must_run(state, request, sequence)
+    if request.status is not Status.RUNNING:
+        raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
+    if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
+        raise RequestInFlight(request.id)
     if request.request.is_private:
         raise InvalidRequest(f'request "{request.id}": a request that shares nothing with others has no forks.')
     seats = state.limits.max_sequences
@@ -60,21 +63,10 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if row in state.recovering:
         state.recovering[child] = state.recovering[row]
     state.running_rows.join([child], at_end=False)
-    _note_other_sequences(state, request)
-    if len(moves):
-        state.carried.add_copy(*moves.device_to_device[0].tolist())
-    return number
-
-
-def _must_run(state: State, request: RequestState, sequence: int) -> None:
-    if request.status is not Status.RUNNING:
-        raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
-    if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
-        raise RequestInFlight(request.id)
-
-
-def _note_other_sequences(state: State, request: RequestState) -> None:
-    """What is known of the rows that run, and of the request's worst case, was of the sequences that it had."""
+    # What was known of the rows that run, and of the request's worst case, was of the sequences that it had.
     state.books.lift_bound(request)
     state.steady = None
     state.columns.advance_unevenly()
+    if len(moves):
+        state.carried.add_copy(*moves.device_to_device[0].tolist())
+    return number

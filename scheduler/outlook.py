@@ -54,19 +54,19 @@ class Outlook(msgspec.Struct, frozen=True):
 
 def outlook(state: State) -> Outlook:
     """The outlook of now."""
-    manager, columns, size = state.manager, state.columns, state.manager.block_size
-    running = state.running_rows.array(state.running)
+    manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
+    running = books.running_rows()
     suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
     rows = np.concatenate([running, suspended])
-    reserves, shares = state.reservation.reserves, manager.prefix_caching
-    num, waiting, held = [], [], []
+    num_rows, reserves = len(rows), state.reservation.reserves
+    num, waiting, held = [1] * num_rows, [], []
     for request in state.waiting:
         live = [(tokens, place) for place, tokens in enumerate(request.tokens) if tokens is not None]
         tokens, place = live[0]
         before = request.prompt_len + request.appended[place]
         num.append(len(live))
         waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
-        held.append(state.books.to_enter(request) * size if reserves else 0)
+        held.append(books.to_enter(request) * size if reserves else 0)
     in_rows = (
         manager.num_tokens[rows],
         columns.prompt_total[rows],
@@ -74,30 +74,30 @@ def outlook(state: State) -> Outlook:
         columns.expected_total[rows],
     )
     known, before, most, expected = np.hstack([np.array(in_rows), np.array(waiting, np.int64).reshape(-1, 4).T])
-    going = (known - before)[: len(running)]
     # The last one is of a request that comes new.
-    mean = state.lengths.mean_remaining(np.append(known - before, 0), going)
+    mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[: len(running)])
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
     left = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
+    num_sequences = np.array(num, np.int64)
     # A group computes its prompt once where it can be shared.
-    todo = known * (1 if shares else np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)))
-    behind = known[: len(rows)] - manager.num_launched[rows]
-    todo[: len(rows)] = np.maximum(1, behind)
+    todo = known * (1 if manager.prefix_caching else num_sequences)
+    behind = known[:num_rows] - manager.num_launched[rows]
+    todo[:num_rows] = np.maximum(1, behind)
     # What a batch that is out samples has come.
-    left[: len(rows)] = np.maximum(1, left[: len(rows)] + np.minimum(0, behind - 1))
+    left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
     on_device = manager.num_table_blocks[rows] * size
-    kept = np.maximum(state.reservation.kept(state.books, rows), on_device) if reserves else known[: len(rows)]
+    kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
     return Outlook(
-        num_sequences=np.append(np.ones(len(rows), np.int64), np.array(num, np.int64)),
-        held=np.concatenate([kept, held if reserves else todo[len(rows) :]]).astype(np.int64),
+        num_sequences=num_sequences,
+        held=np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64),
         todo=todo,
         left=left,
         num_running=len(running),
         num_suspended=len(suspended),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
-        max_total=state.books.max_total,
+        max_total=books.max_total,
         slots=manager.num_available * size + int(on_device.sum()),
-        spare=state.books.watermark_blocks * size,
+        spare=books.watermark_blocks * size,
         block_size=size,
         max_sequences=state.limits.max_sequences,
         max_tokens_per_step=state.limits.max_tokens_per_step,

@@ -6,7 +6,7 @@ Where each comes from stands in docs/policies.md, and the class of each word in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,16 +14,6 @@ from paged.errors import InvalidConfig, UnknownPolicy
 
 from .arguments import is_number
 
-_STRATEGIES = {
-    "order": ("priority", "fcfs", "fair"),
-    "reservation": ("prompt", "max", "expected"),
-    "foresight": ("none", "predicted", "expected"),
-    "layout": ("blocks", "counted", "region"),
-    "composition": ("decodes_first", "in_order"),
-    "victim": ("latest", "fewest_blocks"),
-    "take": ("tail", "whole"),
-    "preemption": ("recompute", "swap", "cheapest"),
-}
 # What a strategy makes no sense without.
 _GOES_WITH = (
     (("layout", "counted"), ("reservation", ("max", "expected"))),
@@ -36,8 +26,16 @@ _GOES_WITH = (
 )
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+def _is_share(value: Any, *, or_none: bool = False) -> bool:
+    return (or_none and value is None) or (is_number(value) and 0 <= value <= 1)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_share, value)) and value[0] <= value[1]
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,38 +43,35 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name             how it is called
     summary          one sentence for people
-    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, and then first
-                     those of the tenant (Request.tenant) that was given least for its weight
-    reservation      what a request asks for before it enters, for each sequence: "prompt": the blocks of its prompt; "max": of prompt
-                     and max_tokens; "expected": of prompt and Request.expected_tokens. Without these, or once they are reached, max_tokens
-                     stands in
-    foresight        whether admission asks for room at the moment at which those who are in will need most: "none": today's use decides;
-                     "predicted": outputs become as long as others were; "expected": as long as Request.expected_tokens says, and as
-                     others were where it says nothing
-    known_outputs    outputs that have to have ended before their lengths alone count: it begins with so many assumed ones, evenly spread over the
-                     logarithms of all lengths, and with the most careful quantile
-    quantile         share of outputs that "predicted" takes to end within its guess, where it begins and with 16 rows: 0 is bold, 1 careful.
-                     With more rows errors cancel, and it is nearer to 0.25; with fewer farther from it
-    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful, less
-                     bold. None: that says nothing
-    stall_target     share of ended sequences whose request may have stood still for more than `stall_limit` steps at a time, because blocks were
+    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, then the tenant
+                     (Request.tenant) that was given least for its weight
+    reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and max_tokens;
+                     "expected": of prompt and Request.expected_tokens, or max_tokens where these are unknown or reached
+    foresight        whether admission asks for room at the fullest moment to come: "none": today's use decides; "predicted": outputs
+                     become as long as others were; "expected": as long as Request.expected_tokens says, else as others were
+    known_outputs    outputs that have to have ended before their lengths alone count; it begins with so many assumed ones, evenly spread
+                     over the logarithms of all lengths, and with the most careful quantile
+    quantile         share of outputs that are taken to end within the guess, with 16 rows: 0 is bold, 1 careful. With more rows it is
+                     nearer to 0.25, with fewer farther from it
+    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful,
+                     less bold. None: that says nothing
+    stall_target     share of ended sequences whose request may have stood still for more than `stall_limit` steps, because blocks were
                      taken from it; each makes the quantile careful, each other one a little bolder. None: that says nothing
     quantile_range   between which it moves
     max_passes       how often a waiting request that does not fit is passed by one of the next four
-    layout           how more than the prompt is reserved: "blocks": drawn when it enters; "counted": kept by count and drawn when tokens
-                     need it; "region": as in systems without block tables, in one piece; it needs `strategies` (see paged.study)
+    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count and drawn when tokens need
+                     it; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool that admission and return leave available, never asked for while nothing runs; with foresight and n
-                     rows, more than 16, √(16 ÷ n) of that
+    watermark        share of the pool that admission and return leave available while anything runs; with foresight and n rows, more
+                     than 16, √(16 ÷ n) of that
     victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
-    default_budget   tokens a step that the named system uses unless told otherwise; None: it has no such limit. Only told: the
-                     scheduler's is max_tokens_per_step
-    strategies       called once for each scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool;
-                     returns the Strategies to use instead, such as `usual._replace(order=Mine())`. None: the usual ones
+    default_budget   tokens a step of the named system, for information: the scheduler's is max_tokens_per_step. None: no such limit
+    strategies       called once a scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool; returns
+                     the Strategies to use, such as `usual._replace(order=Mine())`. None: the usual ones
     """
 
     name: str
@@ -108,50 +103,50 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for field, known in _STRATEGIES.items():
             strategy = getattr(self, field)
             if not isinstance(strategy, str) or strategy not in known:
-                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {getattr(self, field)!r}.")
+                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
         for (field, strategy), (other, needed) in _GOES_WITH:
             if getattr(self, field) == strategy and getattr(self, other) not in needed:
                 raise self._wrong(
                     f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
                 )
-        if not isinstance(self.chunked, bool):
-            raise self._wrong(f"chunked has to be True or False; got {self.chunked!r}.")
-        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
-            raise self._wrong(f"watermark has to be a share of the pool; got {self.watermark!r}.")
-        if not 0 <= self.watermark < 1:
-            raise self._wrong(f"watermark has to be in [0, 1); got {self.watermark}.")
-        least, most = self._range_checked()
-        if not _is_share(self.quantile) or not least <= self.quantile <= most:
-            raise self._wrong(f"quantile has to be in quantile_range [{least}, {most}]; got {self.quantile!r}.")
-        if self.waste_target is not None and not (_is_share(self.waste_target) and self.waste_target > 0):
-            raise self._wrong(f"waste_target has to be in (0, 1], or None; got {self.waste_target!r}.")
-        if self.stall_target is not None and not (_is_share(self.stall_target) and 0 < self.stall_target < 1):
-            raise self._wrong(f"stall_target has to be in (0, 1), or None; got {self.stall_target!r}.")
-        for field in ("known_outputs", "max_passes", "stall_limit"):
-            value = getattr(self, field)
-            if type(value) is not int or value < 0:
-                raise self._wrong(f"{field} has to be at least 0; got {value!r}.")
-        if self.strategies is not None and not callable(self.strategies):
-            raise self._wrong(f"strategies has to be a function, or None; got {self.strategies!r}.")
+        least, most = spread = self.quantile_range if _is_range(self.quantile_range) else (0.0, 1.0)
+        for field, is_right, wanted in (
+            ("chunked", isinstance(self.chunked, bool), "True or False"),
+            ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
+            ("quantile_range", spread is self.quantile_range, "two shares from 0 to 1, rising"),
+            ("quantile", _is_share(self.quantile) and least <= self.quantile <= most, f"in quantile_range {spread}"),
+            (
+                "waste_target",
+                _is_share(self.waste_target, or_none=True) and self.waste_target != 0,
+                "in (0, 1], or None",
+            ),
+            (
+                "stall_target",
+                _is_share(self.stall_target, or_none=True) and self.stall_target not in (0, 1),
+                "in (0, 1), or None",
+            ),
+            ("known_outputs", _is_count(self.known_outputs, 0), "at least 0"),
+            ("max_passes", _is_count(self.max_passes, 0), "at least 0"),
+            ("stall_limit", _is_count(self.stall_limit, 0), "at least 0"),
+            ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
+            (
+                "max_preemptions",
+                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
+                "at least 1, or None",
+            ),
+            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
+        ):
+            if not is_right:
+                raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
         if self.layout == "region" and self.strategies is None:
             raise self._wrong("layout region needs strategies that hand out regions, such as those of paged.study.")
-        for field in ("max_preemptions", "default_budget"):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or value < 1):
-                raise self._wrong(f"{field} has to be at least 1; got {value!r}.")
-
-    def _range_checked(self) -> tuple[float, float]:
-        try:
-            least, most = self.quantile_range
-        except (TypeError, ValueError):
-            raise self._wrong(f"quantile_range has to be two shares; got {self.quantile_range!r}.") from None
-        if not (_is_share(least) and _is_share(most) and least <= most):
-            raise self._wrong(f"quantile_range has to be two shares from 0 to 1, rising; got {self.quantile_range!r}.")
-        return least, most
 
     def _wrong(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"policy {self.name}: {what}")
 
+
+_STRATEGIES = {name: get_args(hint) for name, hint in get_type_hints(Policy).items() if get_origin(hint) is Literal}
+"""The words of each field that names a strategy."""
 
 # fmt: off
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.block_manager import Memory
+
+from .policies import Costs
 from .request import RequestState, replaced
 from .state import State, Step
 from .status import Status
 
 Blocks = NDArray[np.int64]
-Swaps = Callable[[State, list[int], int, int], bool]
-"""Whether rows from which all but so many blocks are taken go to so many blocks of the host, where there is room; else they are dropped."""
+Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
+"""Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
 
 
 class Victims:
@@ -42,133 +45,120 @@ class FewestBlocks(Victims):
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
         num_blocks = state.manager.num_table_blocks
-        return sorted(running, key=lambda request: sum(int(num_blocks[row]) for row in request.live_rows))
+        return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
-def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
+def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
     """Whether their bytes over the link cost less than computing them again."""
-    size = state.manager.block_size
-    launched = [int(state.manager.num_launched[row]) for row in rows]
-    lost = sum(state.costs.recompute(min(keep * size, num_tokens), num_tokens) for num_tokens in launched)
-    return state.costs.swap(num_wanted) < lost
+    return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
 def victims(
-    state: State, may_give: Callable[[State, RequestState], bool] = lambda _, request: not request.is_bounded
+    state: State, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
 ) -> Iterator[RequestState]:
     """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
     policy's strategy. None that is placed in this batch. Each may be preempted when it comes."""
     for victim in reversed(list(state.away)):
-        if victim.status is Status.PAUSED and may_give(state, victim):
+        if victim.status is Status.PAUSED and may_give(victim):
             yield victim
     is_placed = state.manager.is_placed
     running = [v for v in reversed(list(state.running)) if not any(is_placed(row) for row in v.live_rows)]
     leading = state.victims.ranked(state, [v for v in running if v.follows is None])
     for victim in (*(v for v in running if v.follows is not None), *leading):
-        if may_give(state, victim):
+        if may_give(victim):
             yield victim
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
     """Take `num_missing` blocks off the victim's tail (or all it has, if the policy says so, or if it is a group), and stop it.
 
-    Returns the blocks that became available. A victim from which nothing is taken
-    pauses with all its blocks: it lost its place in this step and nothing else, and is not counted as preempted.
+    Returns the blocks that became available. A victim from which nothing is taken pauses with all its blocks: it lost its place in this
+    step and nothing else, and is not counted as preempted.
     """
-    rows = victim.live_rows
-    was_running = victim.status is Status.RUNNING
-    manager = state.manager
+    manager, rows = state.manager, victim.live_rows
     # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
-    is_idle = was_running and state.outstanding.is_idle(victim)
+    is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
     step.is_short = True
-    keep = 0
-    if not state.victims.takes_whole and not is_idle and len(rows) == 1:
-        keep = _blocks_kept(state, rows[0], num_missing)
+    takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
+    keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
     available = manager.num_available
-    swaps = not is_idle and _swaps(state, step, victim, keep)
+    swaps = not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
     state.queues.leave(victim)
     victim.follows = None
-    gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
-    if gives and not victim.has_given:
-        victim.has_given, victim.gave_at = True, state.stats.steps
-        _count(state, step, victim, "swap" if swaps else "recompute")
+    gives = keep == 0 or keep < manager.num_table_blocks[rows[0]]
+    if gives:
+        _note_given(state, step, victim, "swap" if swaps else "recompute")
     state.books.lift_bound(victim)
     if swaps:
-        _swap_out(state, step, victim, keep)
-    elif keep:
-        if gives:
-            manager.truncate_row(rows[0], keep)
-    else:
+        moves = manager.tiers.swap_out(np.array(rows), keep)
+        step.moves.append(moves)
+        state.stats.swapped_out_blocks += len(moves.device_to_host)
+        victim.swapped_blocks += len(moves.device_to_host)
+    elif not keep:
         drop_rows(state, victim)
-    if not victim.live_rows:
-        if is_idle:
-            state.queues.park(victim)
-        else:
-            state.queues.wait(victim)
-    else:
-        has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
+    elif gives:
+        manager.truncate_row(rows[0], keep)
+    if victim.live_rows:
+        has_device_blocks = any(manager.num_table_blocks[row] for row in rows)
         state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
+    elif is_idle:
+        state.queues.park(victim)
+    else:
+        state.queues.wait(victim)
     return manager.num_available - available
 
 
-def _blocks_kept(state: State, row: int, num_missing: int) -> int:
+def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
     """How many blocks the row keeps when `num_missing` are to become available off its tail; shared ones do not count."""
-    manager = state.manager
     if num_missing <= 0:
-        return int(manager.num_table_blocks[row])
+        return manager.num_table_blocks.item(row)
     becomes_free = manager.device.refs(manager.table(row))[::-1] == 1
     reached = np.cumsum(becomes_free) >= num_missing
-    if not reached.any():
-        return 0
-    return len(becomes_free) - int(reached.argmax()) - 1
+    return len(becomes_free) - int(reached.argmax()) - 1 if reached.any() else 0
 
 
-def _swaps(state: State, step: Step, victim: RequestState, keep: int) -> bool:
+def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     """Whether the tail goes to the host: there is room, and the policy says so."""
-    manager, rows = state.manager, victim.live_rows
+    manager = state.manager
     if not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
         return False
     if all(manager.num_table_blocks[row] <= keep for row in rows):
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
-    return wanted <= manager.host.num_available and state.victims.swaps(state, rows, keep, wanted)
-
-
-def _swap_out(state: State, step: Step, victim: RequestState, keep: int) -> None:
-    manager = state.manager
-    moves = manager.tiers.swap_out(np.array(victim.live_rows), keep)
-    step.moves.append(moves)
-    copied = len(moves.device_to_host)
-    state.stats.swapped_out_blocks += copied
-    victim.swapped_blocks += copied
+    launched = [manager.num_launched.item(row) for row in rows]
+    lost = [(min(keep * manager.block_size, total), total) for total in launched]
+    return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
 
 def drop_rows(state: State, victim: RequestState) -> None:
     """Every sequence gives its row back and keeps its tokens."""
     manager = state.manager
     for sequence, row in enumerate(victim.rows):
-        if row >= 0:
-            victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            if manager.num_tokens[row] == manager.num_launched[row] and not state.outstanding.sources_of(
-                victim, sequence
-            ):
-                victim.is_quiet = replaced(victim.is_quiet, sequence, True)
-            state.release_row(victim, sequence, has_ended=False)
+        if row < 0:
+            continue
+        victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
+        is_computed = manager.num_tokens[row] == manager.num_launched[row]
+        if is_computed and not state.outstanding.sources_of(victim, sequence):
+            victim.is_quiet = replaced(victim.is_quiet, sequence, True)
+        state.release_row(victim, sequence, has_ended=False)
 
 
 def report_parked(state: State, step: Step) -> None:
     """Requests that lost their blocks since the last batch, and had lost none before, count as preempted."""
     for request in state.parked_late:
-        if state.requests.get(request.id) is request and not request.has_given:
-            request.has_given, request.gave_at = True, state.stats.steps
-            _count(state, step, request, "recompute")
+        if state.requests.get(request.id) is request:
+            _note_given(state, step, request, "recompute")
     state.parked_late.clear()
 
 
-def _count(state: State, step: Step, victim: RequestState, kind: str) -> None:
-    victim.preemptions += 1
+def _note_given(state: State, step: Step, victim: RequestState, kind: str) -> None:
+    """Blocks were taken from the victim, which counts as preempted if none were since it last ran."""
+    if victim.has_given:
+        return
     stats = state.stats
+    victim.has_given, victim.gave_at = True, stats.steps
+    victim.preemptions += 1
     stats.max_preemptions = max(stats.max_preemptions, victim.preemptions)
     if kind == "swap":
         stats.preemptions_swap += 1

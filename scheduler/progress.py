@@ -6,6 +6,7 @@ Is asked only when nothing is in flight.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .admission import admit, bring_back
 from .composition import place_chunk
@@ -19,7 +20,7 @@ from .status import LENGTH, REJECTED, Status
 def force_progress(state: State, step: Step) -> None:
     """Make the first request run that has something to compute and can have room for it. If none can, the first one has outgrown the
     pool, and is ended."""
-    while able := _able(state):
+    while able := sorted((r for r in _admitted(state) if _has_todo(state, r)), key=lambda request: request.order):
         # One whose worst case is reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
@@ -32,7 +33,7 @@ def force_progress(state: State, step: Step) -> None:
     if state.waiting.num:
         request = state.waiting.head()
         # Requests that are still in the way wait for tokens from the caller.
-        fits = _clear(state, step, request, lambda _, waiting: state.books.to_enter(waiting))
+        fits = _clear(state, step, request, state.books.to_enter)
         # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
         is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
         may_try = is_alone and not state.reservation.reserves
@@ -43,89 +44,54 @@ def force_progress(state: State, step: Step) -> None:
                 _run(state, step, request)
 
 
-def _todo(state: State, request: RequestState) -> int:
+def _admitted(state: State) -> list[RequestState]:
+    """Who could compute if memory allowed it."""
+    return [request for request in (*state.running, *state.away) if request.status is not Status.LOADING]
+
+
+def _has_todo(state: State, request: RequestState) -> bool:
     manager = state.manager
-    return sum(int(manager.num_tokens[row]) - int(manager.num_launched[row]) for row in request.live_rows)
-
-
-def _able(state: State) -> list[RequestState]:
-    """Who has something to compute, in order."""
-    able = [r for r in (*state.running, *state.away) if r.status is not Status.LOADING and _todo(state, r)]
-    return sorted(able, key=lambda request: request.order)
-
-
-def _needed(state: State, request: RequestState) -> int:
-    """Blocks without which the request cannot compute its next token."""
-    if request.status is not Status.RUNNING:
-        return state.books.to_return(request)
-    manager = state.manager
-    for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_launched[row]:
-            return max(
-                0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - int(manager.num_table_blocks[row])
-            )
-    return 0
+    return any(manager.num_tokens[row] != manager.num_launched[row] for row in request.live_rows)
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
-    if not _could_ever(state, request):
-        # Nothing is given up for what does not fit even so.
-        return False
-    return _clear(state, step, request, _needed) or _clear_for_one(state, request)
-
-
-def _could_ever(state: State, request: RequestState) -> bool:
-    """Whether its next token would fit if all others that may be victims gave up everything."""
-    givers = [other for other in victims(state, _may_give) if other is not request]
+    """Take what the request needs from victims. Returns whether its next token fits at least; nothing is taken for one that cannot."""
+    books = state.books
+    givers = [other for other in victims(state, partial(_may_give, state)) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
     kept = {block for other in keepers for row in other.live_rows for block in state.manager.table(row).tolist()}
-    return _needed_for_one(state, request) <= state.manager.num_blocks - len(kept)
+    if books.to_go_on(request) > state.manager.num_blocks - len(kept):
+        return False
+    needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
+    return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)
 
 
 def _may_give(state: State, other: RequestState) -> bool:
-    if not other.is_bounded or not _todo(state, other):
+    if not other.is_bounded or not _has_todo(state, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
     return state.books.owed_to_bounded() > state.manager.num_available
 
 
-def _clear_for_one(state: State, request: RequestState) -> bool:
-    """Whether its next token at least fits, when all that it knows does not."""
-    return _needed_for_one(state, request) <= state.books.allowance(request)
-
-
-def _needed_for_one(state: State, request: RequestState) -> int:
-    manager = state.manager
-    needed = manager.tiers.device_blocks_wanted(request.live_rows)
-    for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_launched[row]:
-            held = int(manager.num_table_blocks[row]) + manager.tiers.num_on_host(row)
-            needed += max(0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - held)
-            if request.status is Status.RUNNING:
-                break
-    return needed
-
-
-def _clear(state: State, step: Step, request: RequestState, needed: Callable[[State, RequestState], int]) -> bool:
-    """Take from other victims, in the order of all, until what the request needs is available.
+def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
+    """Take from other victims, in the order of all, until what the request needs is available. Returns whether it is.
 
     Asked afresh each time: a block that it shares with a victim is there for nothing until that victim gives it up.
     """
+    books = state.books
     may_move, step.may_move = step.may_move, False
-    for victim in victims(state, _may_give):
-        missing = needed(state, request) - state.books.allowance(request)
-        if missing <= 0 and state.reservation.has_place(state.books, request):
+    for victim in victims(state, partial(_may_give, state)):
+        missing = needed(request) - books.allowance(request)
+        if missing <= 0 and state.reservation.has_place(books, request):
             break
         if victim is not request:
             preempt(state, step, victim, max(missing, 0))
     step.may_move = may_move
-    return state.books.allowance(request) >= needed(state, request) and state.reservation.has_place(
-        state.books, request
-    )
+    return books.allowance(request) >= needed(request) and state.reservation.has_place(books, request)
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:
-    """Whether at least one token of it is in flight now."""
+    """Let the request compute what it can. Returns whether anything is in flight now."""
     if request.status in (Status.PAUSED, Status.SWAPPED):
         bring_back(state, step, request)
     for row in request.live_rows:

@@ -22,7 +22,7 @@ Key = tuple[int, float, int]
 
 _ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
 _NEXT = {
-    Status.WAITING: {Status.RUNNING, Status.LOADING, *_ENDED},
+    Status.WAITING: {Status.WAITING, Status.RUNNING, Status.LOADING, *_ENDED},
     Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
     Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
     Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
@@ -40,7 +40,7 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place."""
+        """Put a request in its place. Returns whether that is known to be the last one."""
 
     def head(self) -> RequestState:
         """The first one; there is one."""
@@ -56,7 +56,7 @@ class Queue(Protocol):
 
 
 class OrderedQueue:
-    """Requests sorted by their `order`, which is unique. In order of arrival, adding and taking the head are O(1)."""
+    """A `Queue` sorted by `RequestState.order`, which is unique. In order of arrival, adding and taking the head are O(1)."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
@@ -74,7 +74,6 @@ class OrderedQueue:
         return iter(self._states[self._head :])
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place; returns whether that is the last one."""
         states, orders, order = self._states, self._orders, state.order
         self.num += 1
         if self.num == 1 or orders[-1] < order:
@@ -91,15 +90,12 @@ class OrderedQueue:
         return bisect_left(self._orders, state.order, lo=self._head) - self._head
 
     def head(self) -> RequestState:
-        """The first one; there is one."""
         return self._states[self._head]
 
     def behind(self, count: int) -> list[RequestState]:
-        """Up to `count` that come after the first."""
         return self._states[self._head + 1 : self._head + 1 + count]
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out; it is there."""
         states, head = self._states, self._head
         self.num -= 1
         if states[head] is state:
@@ -112,9 +108,7 @@ class OrderedQueue:
         assert states[place] is state, "a request stands where its order says"
         del states[place], self._orders[place]
 
-    def let_in(self, state: RequestState) -> None:
-        """Take a request out that is admitted; it is there, and keeps its order."""
-        self.remove(state)
+    let_in = remove
 
 
 class Queues:
@@ -128,6 +122,11 @@ class Queues:
         # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
         self.parked: dict[str, RequestState] = {}
         self.running_rows = RunningRows()
+
+    @property
+    def num_in(self) -> int:
+        """Rows that run, and requests that are away; at most, while the array of rows has to be made anew."""
+        return self.running_rows.count() + self.away.num
 
     def run(self, request: RequestState) -> None:
         """Let a request run that has rows and stands nowhere."""
@@ -147,20 +146,17 @@ class Queues:
 
     def wait(self, request: RequestState) -> None:
         """Let a request wait that stands nowhere and has no rows."""
-        if request.status is not Status.WAITING:
-            _turn(request, Status.WAITING)
+        _turn(request, Status.WAITING)
         self.waiting.add(request)
 
     def park(self, request: RequestState) -> None:
         """Let a request that stands nowhere and has no rows wait for tokens from the caller."""
-        if request.status is not Status.WAITING:
-            _turn(request, Status.WAITING)
+        _turn(request, Status.WAITING)
         self.parked[request.id] = request
 
     def unpark(self, request: RequestState) -> None:
         """The request, if it is parked, has tokens to compute: it waits as the others do."""
-        if request.id in self.parked:
-            del self.parked[request.id]
+        if self.parked.pop(request.id, None) is not None:
             self.waiting.add(request)
 
     def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
@@ -169,12 +165,10 @@ class Queues:
             self.running.remove(request)
             if not has_left_rows:
                 self.running_rows.leave(request.live_rows)
-        elif request.id in self.parked:
-            del self.parked[request.id]
-        elif request.status is Status.WAITING:
-            self.waiting.remove(request)
-        else:
+        elif request.status is not Status.WAITING:
             self.away.remove(request)
+        elif self.parked.pop(request.id, None) is None:
+            self.waiting.remove(request)
 
     def end(self, request: RequestState, status: Status) -> None:
         """The request, which stands nowhere, has ended."""

@@ -149,16 +149,15 @@ def _check_counts(request: Request) -> None:
     # Types first: an array refuses to be compared.
     if type(least) is type(priority) is type(num_sequences) is type(num_computed) is int and rare == _USUAL:
         return
-    if not (_is_at_least(0, request.min_tokens) and request.min_tokens <= request.max_tokens):
-        raise _wrong(
-            request, f"min_tokens has to be from 0 to max_tokens ({request.max_tokens}); got {request.min_tokens!r}."
-        )
-    if not is_integer(request.priority):
-        raise _wrong(request, f"priority has to be an integer; got {request.priority!r}.")
-    if not _is_at_least(1, request.num_sequences):
-        raise _wrong(request, f"num_sequences has to be an integer of at least 1; got {request.num_sequences!r}.")
-    if not _is_at_least(0, request.num_computed):
-        raise _wrong(request, f"num_computed has to be an integer of at least 0; got {request.num_computed!r}.")
+    most = request.max_tokens
+    for field, is_right, wanted in (
+        ("min_tokens", _is_at_least(0, least) and least <= most, f"from 0 to max_tokens ({most})"),
+        ("priority", is_integer(priority), "an integer"),
+        ("num_sequences", _is_at_least(1, num_sequences), "an integer of at least 1"),
+        ("num_computed", _is_at_least(0, num_computed), "an integer of at least 0"),
+    ):
+        if not is_right:
+            raise _wrong(request, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
     if request.num_computed and request.num_sequences > 1:
         raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
 
@@ -277,6 +276,12 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     def id(self) -> str:
         """The request's id."""
         return self.request.id
+
+    @property
+    def first_tokens(self) -> NDArray[np.int32]:
+        """What the first live sequence of a waiting request knows."""
+        first = self.tokens[0]
+        return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
 
     @property
     def live_rows(self) -> list[int]:

@@ -5,6 +5,7 @@ A strategy is a subclass of `Reservation`. Does not decide who enters, and frees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +24,9 @@ Counts = NDArray[np.int64]
 Totals = Callable[["Books", RequestState, int], int]
 """Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
+ROWS = 16
+"""With so many rows guesses of outputs are taken as they are. With n rows their errors count √(ROWS ÷ n) times: those of more cancel."""
+
 
 class Reservation:
     """This one keeps nothing: a sequence enters with blocks for what it knows, and draws others when tokens need them.
@@ -39,8 +43,7 @@ class Reservation:
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
-        known = request.tokens[sequence]
-        return len(known) if known is not None else int(books.manager.num_tokens[request.rows[sequence]])
+        return books.num_known(request, sequence)
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
         """Blocks that a group saves by sharing its prompt, against as many single sequences."""
@@ -59,19 +62,8 @@ class Reservation:
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
         """A sequence that has just got its row keeps what it needs; there is room."""
 
-    def take_more(self, books: Books, request: RequestState, sequence: int) -> None:
-        """The caller appended tokens to a sequence with a row."""
-
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
         """Blocks that a sequence with a row holds from its first step on, whatever it computes."""
-        return 0
-
-    def kept(self, books: Books, rows: Rows) -> Counts:
-        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, at least."""
-        return books.manager.num_tokens[rows]
-
-    def blocks_counted(self, books: Books) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
         return 0
 
     def give_back(self, row: int) -> None:
@@ -87,12 +79,12 @@ class Reservation:
 
 
 class Drawn(Reservation):
-    """Blocks for `total_of` tokens are drawn when a sequence enters."""
+    """Blocks for `total_of` tokens are drawn when a sequence enters, or `is_counted`."""
 
     reserves = True
 
-    def __init__(self, total_of: Totals) -> None:
-        self._total_of = total_of
+    def __init__(self, total_of: Totals, *, is_counted: bool = False) -> None:
+        self._total_of, self.is_counted = total_of, is_counted
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
@@ -106,32 +98,14 @@ class Drawn(Reservation):
         return 0
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        drawn = self.blocks_drawn(books, request, sequence)
-        books.manager.reserve_rows(np.array([request.rows[sequence]]), np.array([drawn]))
+        row, drawn = request.rows[sequence], self.blocks_drawn(books, request, sequence)
+        if self.is_counted:
+            books.columns.reserved[row] = self.total_of(books, request, sequence)
+        else:
+            books.manager.reserve_rows(np.array([row]), np.array([drawn]))
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        return books.blocks_for(self.total_of(books, request, sequence))
-
-
-class Counted(Drawn):
-    """Blocks for `total_of` tokens are kept by count, and drawn when tokens need them."""
-
-    is_counted = True
-
-    def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        books.columns.reserved[request.rows[sequence]] = self.total_of(books, request, sequence)
-
-    take_more = take
-
-    def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        return 0
-
-    def kept(self, books: Books, rows: Rows) -> Counts:
-        return np.maximum(books.manager.num_tokens[rows], books.columns.reserved[rows])
-
-    def blocks_counted(self, books: Books) -> int:
-        rows = books.running_rows()
-        return books.beyond(rows, books.columns.reserved[rows])
+        return 0 if self.is_counted else books.blocks_for(self.total_of(books, request, sequence))
 
 
 def most(books: Books, request: RequestState, sequence: int) -> int:
@@ -147,7 +121,7 @@ def expected(books: Books, request: RequestState, sequence: int) -> int:
 def expected_left(books: Books, request: RequestState, sequence: int) -> int | None:
     """The request's expected_tokens; None where there are none, or they are reached."""
     outputs = request.request.expected_tokens
-    num_known = Reservation.total_of(books.reservation, books, request, sequence)
+    num_known = books.num_known(request, sequence)
     is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
     return None if is_reached else outputs
 
@@ -159,7 +133,7 @@ def total_with(request: RequestState, sequence: int, outputs: int | None) -> int
 
 
 class Books:
-    """What requests need and owe, in blocks: what each asks for before it enters or returns, and what is kept for those who were admitted.
+    """Block arithmetic: what requests need and owe, and what is there for them.
 
     max_total  tokens that a sequence alone in the pool can have, prompt and output
     bounded    requests whose worst case is reserved: they are no victims
@@ -175,26 +149,41 @@ class Books:
         max_total: int,
     ) -> None:
         self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, max_total
-        self._queues, self._max_preemptions = queues, policy.max_preemptions
+        self.queues, self._max_preemptions = queues, policy.max_preemptions
+        self._looks_ahead = policy.foresight != "none"
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        # Blocks owed in this step; None: not counted yet.
+        self._owed: int | None = None
 
     def running_rows(self) -> Rows:
         """The rows that run, in order, int64 [n]."""
-        return self._queues.running_rows.array(self._queues.running)
+        return self.queues.running_rows.array(self.queues.running)
 
     def max_total_of(self, num_sequences: int) -> int:
         """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
         return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
 
+    def num_known(self, request: RequestState, sequence: int) -> int:
+        """Tokens that a live sequence knows; 0 for one that has ended."""
+        row, tokens = request.rows[sequence], request.tokens[sequence]
+        if row >= 0:
+            return self.manager.num_tokens.item(row)
+        return 0 if tokens is None else len(tokens)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
 
-    def beyond(self, rows: Rows, tokens: Counts) -> int:
-        """Blocks that so many tokens of each of these rows take beyond those that it holds."""
-        short = -(-tokens // self.manager.block_size) - self.manager.num_table_blocks[rows]
-        return int(short[short > 0].sum())
+    def lacking(self, rows: Rows, ends: Counts) -> Counts:
+        """Blocks that each row lacks to hold its first `ends` tokens, int64 [n]."""
+        short: Counts = -(-ends // self.manager.block_size) - self.manager.num_table_blocks[rows]
+        return np.maximum(short, 0)
+
+    def kept(self, rows: Rows) -> Counts:
+        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, or reserved by count."""
+        known = self.manager.num_tokens[rows]
+        return np.maximum(known, self.columns.reserved[rows]) if self.reservation.is_counted else known
 
     def is_due(self, request: RequestState) -> bool:
         """Whether it was preempted so often that it re-enters only with its worst case reserved."""
@@ -202,24 +191,86 @@ class Books:
 
     def to_enter(self, request: RequestState) -> int:
         """Blocks that a waiting request needs in all, shared ones included: its prompt, or what it reserves."""
-        reservation, reserves_all = self.reservation, self.is_due(request)
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
-        blocks = 0
-        for sequence in live:
-            total = reservation.total_of(self, request, sequence)
-            blocks += self.blocks_for(max(total, request.max_total[sequence]) if reserves_all else total)
+        totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
+        if self.is_due(request):
+            return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
         # What the first sequence computes the others share.
-        return blocks if reserves_all else blocks - reservation.blocks_shared(self, len(live), request.prompt_len)
+        shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
+        return sum(map(self.blocks_for, totals)) - shared
+
+    def to_share(self, request: RequestState) -> int:
+        """Blocks of the prefix of a waiting request that some row holds: they take nothing from what is available."""
+        if not request.request.reads_cache:
+            return 0
+        # A block that another batch may yet take back cannot stand in for one that is promised.
+        confirmed = self.reservation.is_counted or self.is_due(request)
+        return self.manager.content.held_prefix(request.first_tokens, request.root, confirmed=confirmed)
 
     def to_return(self, request: RequestState) -> int:
         """Blocks that a paused or swapped request takes from what is available before it may run again."""
-        manager, rows = self.manager, np.array(request.live_rows, np.int64)
-        needed = manager.tiers.device_blocks_wanted(request.live_rows)
-        targets = self.columns.max_total[rows] if self.is_due(request) else self.reservation.kept(self, rows)
-        for row, target in zip(request.live_rows, targets.tolist(), strict=True):
-            on_device, on_host = int(manager.num_table_blocks[row]), manager.tiers.num_on_host(row)
-            needed += max(0, self.blocks_for(target) - on_device - on_host)
+        rows = np.array(request.live_rows, np.int64)
+        targets = self.columns.max_total[rows] if self.is_due(request) else self.kept(rows)
+        return self._to_hold(request, targets.tolist())
+
+    def to_go_on(self, request: RequestState) -> int:
+        """Blocks without which an admitted request cannot compute its next token; of one that is away, one token of each row."""
+        manager, is_running = self.manager, request.status is Status.RUNNING
+        ends: list[int] = []
+        for row in request.live_rows:
+            is_next = manager.num_tokens[row] > manager.num_launched[row] and not (is_running and any(ends))
+            ends.append(manager.num_launched.item(row) + 1 if is_next else 0)
+        return self._to_hold(request, ends)
+
+    def _to_hold(self, request: RequestState, ends: list[int]) -> int:
+        """Blocks that a request with rows takes from what is available to have all its tokens on the device, and room for `ends`."""
+        manager, rows = self.manager, request.live_rows
+        needed = manager.tiers.device_blocks_wanted(rows)
+        for row, end in zip(rows, ends, strict=True):
+            held = manager.num_table_blocks.item(row) + manager.tiers.num_on_host(row)
+            needed += max(0, self.blocks_for(end) - held)
         return needed
+
+    def begin_step(self) -> None:
+        """What is owed is counted anew when it is asked for."""
+        self._owed = None
+
+    def owe_nothing(self) -> None:
+        """All who were admitted have the blocks that they were admitted with."""
+        self._owed = 0
+
+    def owe(self, request: RequestState) -> None:
+        """The request was admitted in this step, and may lack blocks."""
+        if request.is_bounded:
+            # Reserved beyond what it knows; counted afresh, since it is rare.
+            self._owed = None
+        elif self._owed is not None:
+            self._owed += self.debt_of(request)
+
+    def num_free(self) -> int:
+        """Blocks that a newcomer may have: neither promised, nor owed to those who were admitted, nor left by the watermark."""
+        if self._owed is None:
+            self.manager.draw_promised()
+            self._owed = self.owed()
+        return self.manager.num_unpromised - self._owed - self.watermark()
+
+    def watermark(self) -> int:
+        """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
+        if not self.queues.running.num:
+            return 0
+        if not self._looks_ahead:
+            return self.watermark_blocks
+        return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
+
+    def has_room(self, request: RequestState) -> bool:
+        """Whether there is memory for a waiting request now."""
+        if self.manager.num_available <= self.watermark():
+            # At least one block is always drawn, so what is owed need not even be asked.
+            return False
+        free, needed = self.num_free(), self.to_enter(request)
+        if needed > free and (free <= 0 or needed - self.to_share(request) > free):
+            return False
+        return self.reservation.has_place(self, request)
 
     def allowance(self, request: RequestState) -> int:
         """Blocks that the request may draw: what others have reserved is not there for it."""
@@ -231,34 +282,33 @@ class Books:
 
     def debt_of(self, request: RequestState) -> int:
         """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
-        rows = np.array(request.live_rows, np.int64)
-        return self.beyond(rows, self.reservation.kept(self, rows))
+        return self._owed_to(np.array(request.live_rows, np.int64))
 
-    def debt_at_worst(self, request: RequestState, *, beyond_known: bool = False) -> int:
-        """Blocks that the request's rows may still draw until all are as long as they can be; `beyond_known`: only those past
-        what is kept for them anyway."""
+    def debt_at_worst(self, request: RequestState) -> int:
+        """Blocks that the request's rows may still draw until all are as long as they can be."""
         rows = np.array(request.live_rows, np.int64)
-        worst = self.columns.max_total[rows]
-        debt = self.beyond(rows, worst)
-        if beyond_known:
-            debt -= self.beyond(rows, np.minimum(self.reservation.kept(self, rows), worst))
-        return debt
+        return int(self.lacking(rows, self.columns.max_total[rows]).sum())
 
     def owed(self) -> int:
-        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and worst cases
-        where those are reserved."""
-        rows = self.running_rows()
-        owed = self.beyond(rows, self.reservation.kept(self, rows)) if len(rows) else 0
-        owed += sum(self.debt_of(request) for request in self._queues.away if request.status is Status.LOADING)
-        return owed + self.owed_to_bounded(beyond_known=True)
-
-    def owed_to_bounded(self, *, beyond_known: bool = False) -> int:
-        """Blocks that requests with a reserved worst case still may draw; `beyond_known`: only those past their known tokens."""
-        return sum(self.debt_at_worst(request, beyond_known=beyond_known) for request in self.bounded)
+        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and what is reserved."""
+        loading = sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
+        return self._owed_to(self.running_rows()) + loading + self._owed_beyond()
 
     def reserved(self) -> int:
         """Blocks kept by count for those who run, beyond those that they hold."""
-        return self.reservation.blocks_counted(self) + self.owed_to_bounded(beyond_known=True)
+        counted = self._owed_to(self.running_rows()) if self.reservation.is_counted else 0
+        return counted + self._owed_beyond()
+
+    def owed_to_bounded(self) -> int:
+        """Blocks that requests with a reserved worst case still may draw."""
+        return sum(self.debt_at_worst(request) for request in self.bounded)
+
+    def _owed_to(self, rows: Rows) -> int:
+        return int(self.lacking(rows, self.kept(rows)).sum())
+
+    def _owed_beyond(self) -> int:
+        """Blocks for worst cases past those that are kept anyway."""
+        return sum(max(0, self.debt_at_worst(request) - self.debt_of(request)) for request in self.bounded)
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""
@@ -267,10 +317,7 @@ class Books:
         if request.live_rows:
             worst = self.debt_at_worst(request)
         else:
-            worst = self.to_enter(request)
-            if request.request.reads_cache:
-                tokens = next(tokens for tokens in request.tokens if tokens is not None)
-                worst -= self.manager.content.held_prefix(tokens, request.root, confirmed=True)
+            worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.num_available:
             request.is_bounded = True
             self.bounded.append(request)

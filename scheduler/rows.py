@@ -63,7 +63,8 @@ class RowColumns:
         request, stops = state.request, state.stops
         if len(stops) > _MOST_IN_COLUMN:
             # First, because it takes memory.
-            self._bind_many(row, stops)
+            keys = np.unique(np.array(stops, np.int64)) + (row << 32)
+            self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
         most = state.max_total[sequence]
         self.max_total[row] = most
         self.num_bound += 1
@@ -87,10 +88,14 @@ class RowColumns:
                 self.stops = self._all_stops[:, : len(stops)]
             self.stops[row, : len(stops)] = stops
 
-    def prolong(self, row: int, max_total: int) -> None:
-        """The sequence in the row has its full length at so many tokens from now on."""
+    def prolong(self, row: int, num_appended: int, max_total: int) -> None:
+        """The caller appended so many tokens to the row, and it has its full length at `max_total` from now on."""
         self.sum_max_total += max_total - self.max_total.item(row)
         self.max_total[row] = max_total
+        self.min_total[row] += num_appended
+        self.prompt_total[row] += num_appended
+        if self.expected_total[row]:
+            self.expected_total[row] += num_appended
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
@@ -130,10 +135,9 @@ class RowColumns:
         self.stops[row] = -1
         self._num_of_width[num_stops] -= 1
         width = self.stops.shape[1]
-        if num_stops == width and not self._num_of_width[width]:
-            while width > 1 and not self._num_of_width[width]:
-                width -= 1
-            self.stops = self._all_stops[:, :width]
+        while width > 1 and not self._num_of_width[width]:
+            width -= 1
+        self.stops = self._all_stops[:, :width]
 
     def is_stop(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
@@ -164,10 +168,6 @@ class RowColumns:
         self._all_stops, self.stops = stops, stops[:, : self.stops.shape[1]]
         self._num_rows = size
 
-    def _bind_many(self, row: int, stops: tuple[int, ...]) -> None:
-        keys = np.unique(np.array(stops, np.int64)) + (row << 32)
-        self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
-
 
 class RunningRows:
     """The rows of running requests in their order, int64 [n].
@@ -189,6 +189,11 @@ class RunningRows:
     def count(self) -> int:
         """How many rows run; an upper bound while the array has to be made anew."""
         return len(self._rows) + len(self._joined) - len(self._left) + self._num_unknown
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the array is what runs."""
+        return not (self._joined or self._left or self._is_stale)
 
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
         """These rows run from now on; `at_end`: after all others; else after the first `place`, if that is known."""
@@ -213,7 +218,7 @@ class RunningRows:
     def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
         """Whether `rows`, a batch's decodes and then its chunks, are all rows that run, in their order. If so that array is kept."""
         if rows is self._rows:
-            return not (self._joined or self._left or self._is_stale)
+            return self._is_settled
         if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
             return False
         self._rows, self._joined = rows, []
@@ -221,7 +226,7 @@ class RunningRows:
 
     def replace(self, before: Rows, after: Rows) -> bool:
         """Whether exactly `before`, an array that was kept, are the rows that run; if so, they are `after` from now on."""
-        if before is not self._rows or self._joined or self._left or self._is_stale:
+        if before is not self._rows or not self._is_settled:
             return False
         self._rows = after
         return True
@@ -229,9 +234,7 @@ class RunningRows:
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
         """Whether these are rows that run, each listed once."""
         running = self.array(states)
-        if rows is running or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
-            return True
-        if not len(rows):
+        if rows is running or not len(rows) or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
             return True
         if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
             return False

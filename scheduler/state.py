@@ -77,11 +77,17 @@ class Step(msgspec.Struct, eq=False, gc=False):
     admitted: list[str] = []
     # A row lacked memory: no request comes in.
     is_short: bool = False
-    # Blocks owed to admitted requests, once they were counted; kept up to date by admissions.
-    owed: int | None = None
     may_move: bool = True
     # A host block that this batch reads must not be written by it.
     has_swapped_in: bool = False
+
+    def place(self, chunk: tuple[int, int, int, bool], *, leads: bool) -> None:
+        """A row computes this chunk, and takes a seat; `leads`: its prompt goes on past it, and others may follow it."""
+        self.chunks.append(chunk)
+        self.budget -= chunk[2]
+        self.seats -= 1
+        if leads:
+            self.leaders[chunk[0]] = chunk[1]
 
     @property
     def num_rows(self) -> int:
@@ -105,6 +111,8 @@ class State:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
+        # An ordinary request needs no more than its prompt's blocks, and not all of them at once.
+        self.enters_in_parts = self.admission.chunked and not self.reservation.reserves
         self.limits = limits
         self.costs = costs
         self.requests: dict[str, RequestState] = {}
@@ -138,7 +146,7 @@ class State:
         self.running_rows = queues.running_rows
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         # What admission foresees, where the policy looks ahead.
-        self.foresight = Foresight(self) if looks_ahead else None
+        self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
         """The request, which has rows and is in no queue, runs from now on."""
@@ -151,23 +159,18 @@ class State:
         """Whether the sequence has an output to come."""
         return state.rows[sequence] >= 0 or state.tokens[sequence] is not None
 
-    def open_row(self, state: RequestState, sequence: int) -> int:
-        """Give a sequence of a waiting request a row, with its prefix hits."""
-        tokens = state.tokens[sequence]
-        assert tokens is not None, "a sequence without a row keeps its tokens"
-        wish = state.request
-        row = self.manager.add_counted(
-            tokens, state.root, count=state.is_new, reads=wish.reads_cache, writes=wish.writes_cache
-        )
-        state.hit_tokens += int(self.manager.num_launched[row]) if state.is_new else 0
+    def seat(self, state: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
+        """The row, which has been opened for a sequence of a waiting request with so many tokens from the cache, is that sequence's."""
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
+        if state.is_new:
+            state.hit_tokens += hit_tokens
+            return
         if state.is_quiet[sequence]:
             self.silent.add(row)
-        if state.high_water[sequence] > self.manager.num_launched[row]:
+        if state.high_water[sequence] > hit_tokens:
             self.recovering[row] = state.high_water[sequence]
-        return row
 
     def release_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
         """The sequence gives its row back and forgets its tokens."""

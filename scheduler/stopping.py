@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
 
+from .request import RequestState
 from .rows import RowColumns, Rows
-from .status import LENGTH, NOT_FINISHED, STOP
+from .status import LENGTH, STOP
 
 _NO_PLACES: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -41,26 +42,23 @@ def kept_counts(
     `given` are all tokens, the place of each row's first one and how many it has; `known` is how long it was before.
     """
     tokens, first, counts = given
-    codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-    room = columns.max_total[rows] - known
-    kept = np.minimum(counts, np.maximum(room, 0))
-    codes[(counts >= room) & (counts > 0)] = LENGTH
-    if columns.num_with_stops:
-        owners, places = np.arange(len(rows)).repeat(kept), rising_from(first, kept)
-        of_rows, nth = rows[owners], places - first[owners] + 1
-        is_stop = columns.is_stop(of_rows, tokens[places]) & (known[owners] + nth >= columns.min_total[of_rows])
-        # The first one of a row counts: written last.
-        ends = is_stop.nonzero()[0][::-1]
-        kept[owners[ends]], codes[owners[ends]] = nth[ends], STOP
+    if not columns.num_with_stops and not np.count_nonzero(known + counts >= columns.max_total[rows]):
+        # None can end: steps with drafts are mostly so.
+        return counts, np.zeros(len(rows), np.int8)
+    owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
+    nth = places - first[owners] + 1
+    each, done = finish_codes(columns, rows[owners], tokens[places], known[owners] + nth)
+    kept, codes = counts.copy(), np.zeros(len(rows), np.int8)
+    # The first one of a row counts: written last.
+    ends = done[::-1]
+    kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
     return kept, codes
 
 
-def kept_of(stops: set[int], limits: tuple[int, int], tokens: list[int], total: int) -> tuple[int, int]:
-    """The same for one sequence with these stop ids, which count from the first of `limits` on, and whose full length is the second."""
-    least, most = limits
-    for count, token in enumerate(tokens, 1):
-        if token in stops and total + count >= least:
-            return count, STOP
-        if total + count >= most:
-            return count, LENGTH
-    return len(tokens), NOT_FINISHED
+def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int) -> tuple[int, int]:
+    """`kept_counts` of one sequence that may have no row: how many of at least one token it keeps, and why it ends."""
+    columns, place = RowColumns(1), np.zeros(1, np.int64)
+    columns.bind(0, request, sequence)
+    given = np.array(tokens, np.int32), place, np.array([len(tokens)])
+    kept, codes = kept_counts(columns, place, given, np.array([known]))
+    return kept.item(0), codes.item(0)

@@ -465,7 +465,7 @@ def mix_up_the_running_rows(state):
 
 def promise_more_than_the_pool(state):
     state.books.bounded += [state.requests["a"], state.requests["b"]]
-    state.columns.prolong(state.requests["a"].rows[0], 16)
+    state.columns.prolong(state.requests["a"].rows[0], 0, 16)
 
 
 def outstand_twice(state):

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from paged.block_manager import BlockManager
 from paged.errors import InvalidConfig
 from paged.scheduler import POLICIES, Request, Scheduler
-from paged.scheduler.admission import watermark
 from paged.scheduler.foresight import ROWS, STRIDE, peak
 from paged.scheduler.lengths import WINDOW, OutputLengths
 
@@ -234,7 +233,7 @@ def test_whatever_may_make_room_lets_the_head_be_looked_at_at_once(way):
 def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_beyond_up_to_its_bounds():
     policy = msgspec.structs.replace(STEERED, known_outputs=0)
     foresight = scheduler_on(30, policy)._state.foresight
-    stats = foresight._state.stats
+    stats = foresight._stats
 
     def quantile_at(waste):
         # Long enough for what was before to be forgotten.
@@ -286,9 +285,9 @@ def test_more_rows_need_less_care_each(num_rows, quantile):
 @pytest.mark.parametrize(("num_rows", "kept"), [(0, 0), (4, 20), (16, 20), (64, 10)])
 def test_more_rows_leave_less_of_the_watermark_where_admission_looks_ahead(num_rows, kept):
     scheduler = running(num_rows, msgspec.structs.replace(STEERED, known_outputs=0))
-    assert watermark(scheduler._state) == kept
+    assert scheduler._state.books.watermark() == kept
     plain = running(64, msgspec.structs.replace(POLICIES["vllm"], watermark=0.02))
-    assert watermark(plain._state) == 20
+    assert plain._state.books.watermark() == 20
 
 
 def test_a_request_stands_still_from_when_blocks_are_taken_until_it_runs_again():

@@ -140,7 +140,7 @@ def test_the_full_lengths_of_bound_rows_are_added_up(state):
     columns.bind(5, state, 0)
     columns.bind(2, state, 1)
     assert (columns.num_bound, columns.sum_max_total) == (2, 9 + 8)
-    columns.prolong(5, 12)
+    columns.prolong(5, 0, 12)
     assert (columns.max_total[5], columns.sum_max_total) == (12, 12 + 8)
     columns.release(5, 0)
     assert (columns.num_bound, columns.sum_max_total) == (1, 8)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from paged.scheduler.request import Request, state_of
 from paged.scheduler.rows import RowColumns
 from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
-from paged.scheduler.stopping import finish_codes, kept_counts
+from paged.scheduler.stopping import finish_codes, kept_counts, kept_of
 
 EOS, STOP_ID, PLAIN = 2, 3, 9
 
@@ -112,6 +112,11 @@ def test_tokens_beyond_the_full_length_are_not_kept(columns):
 
 def test_all_tokens_are_kept_while_nothing_ends(columns):
     assert kept_tokens(columns, 2, [EOS, PLAIN], 3) == (2, NOT_FINISHED)
+
+
+def test_a_sequence_without_a_row_ends_where_one_with_a_row_would(columns):
+    for row, tokens in ((2, [EOS, STOP_ID, PLAIN]), (1, [PLAIN] * 7), (1, [PLAIN])):
+        assert kept_of(columns.owner[row], 0, tokens, 3) == kept_tokens(columns, row, tokens, 3)
 
 
 def test_no_token_ends_nothing(columns):

@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from paged.base.words import counted
-from paged.scheduler.admission import owed, watermark
 from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
 from paged.scheduler.rows import Rows
@@ -49,6 +48,7 @@ class Apart(Composition):
 
     def steps_shut(self, state: State) -> int:
         """How many of the coming steps surely let no request in, if the same rows decode in them: too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
+        state.books.begin_step()
         step = Step(state.limits.max_tokens_per_step, state.limits.max_sequences, np.empty(0, np.int64))
         if not state.waiting.num or state.away.num or self._interrupts(state, step):
             return 0
@@ -96,7 +96,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
     if state.waiting.num < least:
         return False
     state.manager.draw_promised()
-    blocks = state.manager.num_available - owed(state, step) - watermark(state)
+    blocks = state.books.num_free()
     seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
     tokens = step.budget
     for number, request in enumerate(state.waiting):

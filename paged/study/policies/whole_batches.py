@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged.scheduler.admission import Admission, admit, fits, owed, shut, watermark
+from paged.scheduler.admission import Admission, admit, fits, shut
 from paged.scheduler.policies import Policy
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import Books, Drawn, most
@@ -28,7 +28,7 @@ class WholeBatches(Admission):
             shut(state, step)
             return
         state.manager.draw_promised()
-        free = state.manager.num_available - owed(state, step) - watermark(state)
+        free = state.books.num_free()
         batch: list[RequestState] = []
         num_rows = 0
         for request in state.waiting:

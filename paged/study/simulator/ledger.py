@@ -145,6 +145,7 @@ class Ledger:
         filled: float,
     ) -> None:
         scheduler, size = self._scheduler, self._scheduler.manager.block_size
+        counts = scheduler.counts()
         self.timeline.add(
             Entry(
                 end_s=end_s,
@@ -159,8 +160,8 @@ class Ledger:
                 filled=filled,
                 promised=reserved * size,
                 cached=scheduler.manager.num_cached * size,
-                waiting=scheduler.num_waiting,
-                away=scheduler.num_away,
+                waiting=counts["waiting"],
+                away=counts["loading"] + counts["paused"] + counts["swapped"],
             )
         )
 
