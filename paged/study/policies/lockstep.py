@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paged.block_manager import Memory
 from paged.scheduler.composition import Composition, Counts
 from paged.scheduler.request import RequestState
 from paged.scheduler.rows import Rows
@@ -49,6 +50,17 @@ class Lockstep(Composition):
         if (computed < self._first).any() or (todo < 1).any():
             return None
         decodes, walkers = rows[todo == 1], rows[todo > 1]
-        if not len(walkers) or not manager.go_alone(walkers):
+        if not len(walkers) or not _go_alone(manager, walkers):
             return None
         return np.concatenate([decodes, walkers]), len(decodes)
+
+
+def _go_alone(memory: Memory, rows: Rows) -> bool:
+    """Whether none of these rows looks a block up in its next step, or leaves one to another row of its batch, unless it fills one."""
+    index, num_blocks = memory.index, memory.tables.num_blocks
+    if index is None:
+        return True
+    paths = [(row, index.paths[row]) for row in rows.tolist()]
+    return all(
+        path.open is not None or (path.published != num_blocks[row] and not index.is_behind(row)) for row, path in paths
+    )
