@@ -33,6 +33,7 @@ from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats
 from .tables import Rows, Tables
+from .views import TierView
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -96,14 +97,15 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
-        self._memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self._memory = memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
     def claim(self) -> Memory:
         """Give this memory, by its unchecked calls, to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
         MemoryClaimed. Reading, events, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
         rows are open."""
-        if self._is_claimed or len(self.live_rows):
+        if self._is_claimed or len(self.rows.live):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
@@ -244,7 +246,7 @@ class BlockManager(Uncopyable):
         if (wanted > self.num_blocks).any():
             # As Python integers: the sum of such numbers may not fit into 64 bits.
             missing = np.maximum(wanted - self._memory.tables.num_blocks[array], 0)
-            raise OutOfBlocks(sum(missing.tolist()), self.num_available)
+            raise OutOfBlocks(sum(missing.tolist()), self.device.num_available)
         self._memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
@@ -320,19 +322,20 @@ class BlockManager(Uncopyable):
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
-        num_slots = self.num_used * self.block_size
+        device, host = self.device, self.host
+        num_slots = device.num_used * self.block_size
         empty = num_slots - _num_filled_slots(self._memory.tables, self.num_blocks)
         offload = self._memory.offload
         return MemoryStats(
             num_blocks=self.num_blocks,
-            free=self.num_free,
-            cached=self.num_cached,
-            used=self.num_used,
+            free=device.num_free,
+            cached=device.num_cached,
+            used=device.num_used,
             host_blocks=self.num_host_blocks,
-            host_free=self.host_free,
-            host_cached=self.host_cached,
-            host_used=self.host_used,
-            usage=self.usage,
+            host_free=host.num_free,
+            host_cached=host.num_cached,
+            host_used=host.num_used,
+            usage=device.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
             recent_query_tokens=sum(tokens for tokens, _ in self._memory.content.recent),
             recent_hit_tokens=sum(found for _, found in self._memory.content.recent),
@@ -429,113 +432,3 @@ class BlockManager(Uncopyable):
         if not len(array):
             raise InvalidTokens("a sequence needs at least one token.")
         return array
-
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        return self._memory.tables.read_only_blocks
-
-    @property
-    def num_table_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self._memory.tables.shown.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self._memory.tables.shown.num_tokens
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self._memory.tables.shown.num_computed
-
-    @property
-    def num_launched(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self._memory.tables.shown.num_launched
-
-    @property
-    def num_scheduled(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are in flight; a copy."""
-        return self._memory.tables.num_launched - self._memory.tables.num_computed
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
-        return self._memory.tables.shown.tokens
-
-    @property
-    def live_rows(self) -> Rows:
-        """int64 [n]: the rows that sequences hold, rising."""
-        return self._memory.tables.live_rows
-
-    @property
-    def ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_blocks]: references to each device block; a copy."""
-        return self._memory.device.ref_count
-
-    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
-        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
-        return self._memory.device.refs(
-            self._memory.tables.blocks[0, row, : self._memory.tables.num_blocks[row]].astype(np.int64)
-        )
-
-    def block_states(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
-        state = self._memory.device.state
-        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
-
-    def block_levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: how long the content of each device block is kept, 0 where it is not retained; see `retain`. A copy."""
-        level = self._memory.device.level
-        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
-
-    @property
-    def host_ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_host_blocks]: references to each host block; a copy."""
-        return self._memory.host.ref_count
-
-    @property
-    def num_free(self) -> int:
-        """Device blocks with ref count 0 and no content."""
-        return self._memory.device.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Device blocks with ref count 0 and content."""
-        return self._memory.device.num_cached
-
-    @property
-    def num_used(self) -> int:
-        """Device blocks with a ref count of at least 1."""
-        return self._memory.device.num_used
-
-    @property
-    def num_available(self) -> int:
-        """Device blocks that can be drawn: free and cached."""
-        return self._memory.device.num_available
-
-    @property
-    def host_free(self) -> int:
-        """Host blocks with ref count 0 and no content."""
-        return self._memory.host.num_free
-
-    @property
-    def host_cached(self) -> int:
-        """Host blocks with ref count 0 and content."""
-        return self._memory.host.num_cached
-
-    @property
-    def host_used(self) -> int:
-        """Host blocks that a swapped row holds."""
-        return self._memory.host.num_used
-
-    def num_host_tail(self, row: int) -> int:
-        """Host blocks that the row holds."""
-        return self._memory.tiers.num_on_host(row)
-
-    @property
-    def usage(self) -> float:
-        """Used device blocks ÷ all device blocks."""
-        return self._memory.device.num_used / self.num_blocks

@@ -26,6 +26,7 @@ from .prefix_index import PrefixIndex
 from .sharing import Sharing, truncate_table
 from .tables import Rows, Tables
 from .tiers import Tiers
+from .views import RowView
 
 
 class Composed(NamedTuple):
@@ -76,6 +77,7 @@ class Memory:
             self.index.leave = self.offload.leave
         self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
         self.growth = Growth(self.tables, self.device)
+        self.rows = RowView(self.tables, self.tiers)
         self.sharing = (
             Sharing(self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload)
             if self.index
@@ -594,41 +596,6 @@ class Memory:
         """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed)
         self._publish(row)
-
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        return self.tables.read_only_blocks
-
-    @property
-    def num_table_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self.tables.shown.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self.tables.shown.num_tokens
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self.tables.shown.num_computed
-
-    @property
-    def num_launched(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self.tables.shown.num_launched
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
-        return self.tables.shown.tokens
-
-    @property
-    def num_available(self) -> int:
-        """Device blocks that can be drawn: free and cached."""
-        return self.device.num_available
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy."""

@@ -253,7 +253,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     for row in request.rows:
         if row < 0 or manager.is_placed(row):
             continue
-        todo = state.outstanding.total_of(row) - int(manager.num_launched[row])
+        todo = state.outstanding.total_of(row) - int(manager.rows.num_launched[row])
         if todo <= 0:
             continue
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
@@ -277,9 +277,12 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     """List the blocks for tokens whose KV exists elsewhere; the request is loading until they are reported."""
     manager, size = state.manager, state.manager.block_size
     request.wants_load = False
-    have = int(manager.num_launched[row])
-    wanted = min(request.request.num_computed, int(manager.num_tokens[row]) - 1)
-    if wanted <= have or state.books.blocks_for(wanted) - int(manager.num_table_blocks[row]) > manager.num_available:
+    have = int(manager.rows.num_launched[row])
+    wanted = min(request.request.num_computed, int(manager.rows.num_tokens[row]) - 1)
+    if (
+        wanted <= have
+        or state.books.blocks_for(wanted) - int(manager.rows.num_blocks[row]) > manager.device.num_available
+    ):
         return False
     manager.reserve_rows(np.array([row]), np.array([state.books.blocks_for(wanted)]))
     first = have // size
@@ -299,8 +302,8 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
         return True
     rows, manager = state.running_rows.array(state.running), state.manager
     # Rows that wait for tokens from the caller take no seat.
-    launched = manager.num_launched[rows]
-    is_idle = (manager.num_tokens[rows] == launched) & (manager.num_computed[rows] == launched)
+    launched = manager.rows.num_launched[rows]
+    is_idle = (manager.rows.num_tokens[rows] == launched) & (manager.rows.num_computed[rows] == launched)
     return len(rows) - int(np.count_nonzero(is_idle)) + request.num_live <= state.limits.max_sequences
 
 
@@ -317,7 +320,7 @@ def watermark(state: State) -> int:
 
 def _can_return(state: State, step: Step, request: RequestState) -> bool:
     needed = state.books.to_return(request)
-    return needed + owed(state, step) + watermark(state) <= state.manager.num_available
+    return needed + owed(state, step) + watermark(state) <= state.manager.device.num_available
 
 
 def owed(state: State, step: Step) -> int:
@@ -337,10 +340,10 @@ def fits(state: State, step: Step, request: RequestState) -> bool:
     """Whether there is memory for a waiting request now, and budget where its prompt has to be computed whole."""
     manager = state.manager
     kept = watermark(state)
-    if manager.num_available <= kept:
+    if manager.device.num_available <= kept:
         # At least one block is always drawn, so what is owed need not even be asked.
         return False
-    free = manager.num_available - owed(state, step) - kept
+    free = manager.device.num_available - owed(state, step) - kept
     needed = state.books.to_enter(request)
     if needed > free:
         if not manager.prefix_caching or free <= 0 or not request.request.reads_cache:

@@ -95,7 +95,7 @@ def compose_running(state: State, step: Step) -> None:
     step.decodes_after = -1
     if not len(rows):
         return
-    launched = manager.num_launched[rows]
+    launched = manager.rows.num_launched[rows]
     todo = state.outstanding.totals_of(rows) - launched
     if len(rows) <= min(step.budget, step.seats) and not state.books.bounded and not np.count_nonzero(todo != 1):
         try:
@@ -141,12 +141,12 @@ def place_chunk(
     request.follows = leader
     if leader is not None:
         return 0
-    launched = int(manager.num_launched[row])
+    launched = int(manager.rows.num_launched[row])
     todo = state.outstanding.total_of(row) - launched
     count = min(todo, step.budget, state.composition.most(state, launched))
     if most is not None:
         count = min(count, most)
-    holds = (int(manager.num_table_blocks[row]) + state.books.allowance(request)) * manager.block_size
+    holds = (int(manager.rows.num_blocks[row]) + state.books.allowance(request)) * manager.block_size
     count = min(count, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
@@ -188,7 +188,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[is_granted & (todo == 1)]
     chunks = rows[is_granted & (todo > 1)]
     if len(decodes):
-        launched = state.manager.num_launched[decodes]
+        launched = state.manager.rows.num_launched[decodes]
         _place_decodes(state, step, decodes, launched, launched + 1)
         state.manager.draw_promised()
     owners = state.columns.owner
@@ -212,8 +212,8 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
 def _needs(state: State, rows: Rows, granted: Counts) -> Counts:
     """Blocks that each row lacks for its tokens."""
     manager = state.manager
-    ends = manager.num_launched[rows] + granted
-    needs = -(-ends // manager.block_size) - manager.num_table_blocks[rows]
+    ends = manager.rows.num_launched[rows] + granted
+    needs = -(-ends // manager.block_size) - manager.rows.num_blocks[rows]
     return np.where((granted > 0) & (needs > 0), needs, 0)
 
 
@@ -227,15 +227,15 @@ def _fitted(state: State, rows: Rows, granted: Counts, step: Step) -> Counts:
         # Their blocks are reserved: they neither compete nor count.
         all_needs, needs = needs, np.where(is_bounded, 0, needs)
         owed = state.books.owed_to_bounded()
-        if owed > state.manager.num_available:
+        if owed > state.manager.device.num_available:
             # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
             needs, owed = all_needs, 0
-    missing = int(needs.sum()) - (state.manager.num_available - owed)
+    missing = int(needs.sum()) - (state.manager.device.num_available - owed)
     if missing <= 0:
         return granted
     if step.may_move:
         _take_from_victims(state, step, rows, granted, needs, missing)
-    return _cut_to_memory(state, rows, granted, needs, state.manager.num_available - owed)
+    return _cut_to_memory(state, rows, granted, needs, state.manager.device.num_available - owed)
 
 
 def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
@@ -267,7 +267,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
 def _shrunk(state: State, row: int, num_blocks: int) -> int:
     """Tokens that the row can compute with so many more blocks."""
     manager = state.manager
-    return (int(manager.num_table_blocks[row]) + num_blocks) * manager.block_size - int(manager.num_launched[row])
+    return (int(manager.rows.num_blocks[row]) + num_blocks) * manager.block_size - int(manager.rows.num_launched[row])
 
 
 def _cut_to_memory(state: State, rows: Rows, granted: Counts, needs: Counts, available: int) -> Counts:
@@ -284,15 +284,15 @@ def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
     size = manager.block_size
-    have = int(manager.num_table_blocks[row])
+    have = int(manager.rows.num_blocks[row])
     start, stop = have * size, (have + 1) * size
     # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
-    if manager.num_launched[row] != start or stop > manager.num_tokens[row] - 1:
+    if manager.rows.num_launched[row] != start or stop > manager.rows.num_tokens[row] - 1:
         return None
-    tokens, table = manager.tokens, manager.block_tables
+    tokens, table = manager.rows.tokens, manager.rows.block_tables
     for leader, launched in step.leaders.items():
         other = state.columns.owner[leader]
-        if leader == row or stop > manager.num_tokens[leader] or other.root != request.root:
+        if leader == row or stop > manager.rows.num_tokens[leader] or other.root != request.root:
             continue
         if stop <= launched:
             continue

@@ -178,7 +178,7 @@ def _extend_unevenly(
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
         drafted = None if drafted is None else drafted[picked]
-    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
+    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.rows.num_tokens[rows])
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
@@ -221,7 +221,7 @@ def _hush(state: State, rows: Rows) -> None:
     manager = state.manager
     for row in rows.tolist():
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
-        if is_out or manager.num_launched[row] < manager.num_tokens[row]:
+        if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
             request.is_quiet = replaced(request.is_quiet, sequence, True)
             state.silent.add(row)
@@ -245,7 +245,7 @@ def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
     """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
     also what they compute in a row that it gave back."""
     manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
-    num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
+    num_known = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
     state.outstanding.void_beyond(request, sequence, num_known)
     if row >= 0:
         manager.give_up_from(row, num_known)
@@ -280,7 +280,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
             state.queues.leave(request)
             state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
-    total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
+    total = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
     before = request.prompt_len + request.appended[sequence]
     limits = before + request.request.min_tokens, request.max_total[sequence]
     count, code = kept_of(set(request.stops), limits, sampled, total)
@@ -385,7 +385,7 @@ def _num_known(state: State, request: RequestState, sequence: int) -> int:
     """Tokens that a live sequence knows; 0 for one that has ended."""
     row, known = request.rows[sequence], request.tokens[sequence]
     if row >= 0:
-        return int(state.manager.num_tokens[row])
+        return int(state.manager.rows.num_tokens[row])
     return 0 if known is None else len(known)
 
 
@@ -450,7 +450,7 @@ def _end_rows(state: State, rows: Rows, codes: NDArray[np.int8], done: NDArray[n
     with them took."""
     usage: dict[int, RequestUsage] = {}
     state.admission_blocked = False
-    columns, num_tokens = state.columns, state.manager.num_tokens
+    columns, num_tokens = state.columns, state.manager.rows.num_tokens
     # Few end in one step: an entry at a time costs less than an array of them.
     for i in done.tolist():
         row = rows.item(i)

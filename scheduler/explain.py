@@ -108,7 +108,7 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 
 def free_blocks(state: State) -> int:
     """Blocks that a newcomer could draw now: available ones that are not owed to admitted requests."""
-    return max(0, state.manager.num_available - state.books.owed())
+    return max(0, state.manager.device.num_available - state.books.owed())
 
 
 def _waiting(state: State, request: RequestState) -> _Found:
@@ -161,7 +161,7 @@ def _away(state: State, request: RequestState) -> _Found:
     manager = state.manager
     needed, free = state.books.to_return(request), free_blocks(state)
     kept = watermark(state)
-    on_device = sum(int(manager.num_table_blocks[row]) for row in request.live_rows)
+    on_device = sum(int(manager.rows.num_blocks[row]) for row in request.live_rows)
     on_host = sum(manager.tiers.num_on_host(row) for row in request.live_rows)
     reason = (
         f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
@@ -186,7 +186,7 @@ def _running(state: State, request: RequestState) -> _Found:
         return _Found("everything that it knows is computed; it waits for append().", 0, free_blocks(state))
     needed = state.books.debt_of(request)
     # What is owed to it is not kept from it.
-    free = max(0, manager.num_available - state.books.owed() + needed)
+    free = max(0, manager.device.num_available - state.books.owed() + needed)
     if needed > free:
         reason = (
             f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {free} are free and not promised to others; it gets what those "

@@ -147,7 +147,7 @@ class Foresight:
         """Tokens for which there are slots; what rows share counts as often as it is shared, since each of them is taken to hold it."""
         state = self._state
         manager = state.manager
-        tables = int(manager.num_table_blocks[self._rows()].sum())
+        tables = int(manager.rows.num_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
         if manager.prefix_caching and request.request.reads_cache:
             tokens = next(tokens for tokens in request.tokens if tokens is not None)
@@ -186,7 +186,7 @@ class Foresight:
         rows = self._rows()
         # The last one is a newcomer, which has written nothing.
         held, written = np.zeros(len(rows) + 1, np.int64), np.zeros(len(rows) + 1, np.int64)
-        held[:-1] = known = manager.num_tokens[rows]
+        held[:-1] = known = manager.rows.num_tokens[rows]
         np.subtract(known, columns.prompt_total[rows], out=written[:-1])
         remaining = self._lengths.remaining(written, self._quantile_now())
         self._newcomer = remaining.item(-1)

@@ -46,10 +46,10 @@ def view_of(state: State, request: RequestState) -> RequestView:
         if row < 0 and known is None:
             # The sequence has ended, and its outputs are counted.
             continue
-        total = len(known) if known is not None else manager.num_tokens.item(row)
+        total = len(known) if known is not None else manager.rows.num_tokens.item(row)
         num_output += total - request.prompt_len - appended
         if row >= 0:
-            blocks += manager.num_table_blocks.item(row)
+            blocks += manager.rows.num_blocks.item(row)
             host_blocks += manager.tiers.num_on_host(row)
     return RequestView(
         request.request.id,

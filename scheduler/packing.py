@@ -186,7 +186,7 @@ class Packer:
         for i, (row, first, count, is_last) in enumerate(step.chunks, num_decodes):
             end, stop, skipped = first + count, start + count, first % size
             rows[i], counts[i], seq_lens[i], start_loc[i + 1] = row, count, end, stop
-            known = manager.num_tokens.item(row) if state.outstanding.batches else end
+            known = manager.rows.num_tokens.item(row) if state.outstanding.batches else end
             if known < end:
                 self._await_chunk(state, (row, first, end, start), token_ids, batches, places)
             token_ids[start : start + max(min(known, end) - first, 0)] = tokens[row, first : min(known, end)]
@@ -233,7 +233,7 @@ class Packer:
             return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
         awaited = state.outstanding.awaited()
         assert awaited is not None, "a batch is out"
-        is_known = step.decode_starts < state.manager.num_tokens[step.decodes]
+        is_known = step.decode_starts < state.manager.rows.num_tokens[step.decodes]
         batches = np.where(is_known, -1, awaited.batch[step.decodes])
         places = np.where(is_known, -1, awaited.place[step.decodes])
         return np.where(is_known, tokens, np.int32(-1)), batches, places
@@ -248,7 +248,7 @@ class Packer:
     ) -> None:
         """Positions of a chunk (row, first, end, place of the first) whose tokens batches that are out sample, in their order."""
         row, first, end, start = chunk
-        known = state.manager.num_tokens.item(row)
+        known = state.manager.rows.num_tokens.item(row)
         sources = state.outstanding.sources_of(state.columns.owner[row], state.columns.sequence.item(row))
         for position in range(max(first, known), end):
             at = start + position - first

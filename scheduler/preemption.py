@@ -41,14 +41,14 @@ class FewestBlocks(Victims):
     """Those that hold the fewest blocks first, and of equals the latest."""
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
-        num_blocks = state.manager.num_table_blocks
+        num_blocks = state.manager.rows.num_blocks
         return sorted(running, key=lambda request: sum(int(num_blocks[row]) for row in request.live_rows))
 
 
 def by_cost(state: State, rows: list[int], keep: int, num_wanted: int) -> bool:
     """Whether their bytes over the link cost less than computing them again."""
     size = state.manager.block_size
-    launched = [int(state.manager.num_launched[row]) for row in rows]
+    launched = [int(state.manager.rows.num_launched[row]) for row in rows]
     lost = sum(state.costs.recompute(min(keep * size, num_tokens), num_tokens) for num_tokens in launched)
     return state.costs.swap(num_wanted) < lost
 
@@ -84,12 +84,12 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     keep = 0
     if not state.victims.takes_whole and not is_idle and len(rows) == 1:
         keep = _blocks_kept(state, rows[0], num_missing)
-    available = manager.num_available
+    available = manager.device.num_available
     swaps = not is_idle and _swaps(state, step, victim, keep)
     state.remember_high_water(victim)
     state.queues.leave(victim)
     victim.follows = None
-    gives = keep == 0 or keep < int(manager.num_table_blocks[rows[0]])
+    gives = keep == 0 or keep < int(manager.rows.num_blocks[rows[0]])
     if gives and not victim.has_given:
         victim.has_given, victim.gave_at = True, state.stats.steps
         _count(state, step, victim, "swap" if swaps else "recompute")
@@ -107,16 +107,16 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
         else:
             state.queues.wait(victim)
     else:
-        has_device_blocks = any(manager.num_table_blocks[row] for row in victim.live_rows)
+        has_device_blocks = any(manager.rows.num_blocks[row] for row in victim.live_rows)
         state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
-    return manager.num_available - available
+    return manager.device.num_available - available
 
 
 def _blocks_kept(state: State, row: int, num_missing: int) -> int:
     """How many blocks the row keeps when `num_missing` are to become available off its tail; shared ones do not count."""
     manager = state.manager
     if num_missing <= 0:
-        return int(manager.num_table_blocks[row])
+        return int(manager.rows.num_blocks[row])
     becomes_free = manager.device.refs(manager.table(row))[::-1] == 1
     reached = np.cumsum(becomes_free) >= num_missing
     if not reached.any():
@@ -129,7 +129,7 @@ def _swaps(state: State, step: Step, victim: RequestState, keep: int) -> bool:
     manager, rows = state.manager, victim.live_rows
     if not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
         return False
-    if all(manager.num_table_blocks[row] <= keep for row in rows):
+    if all(manager.rows.num_blocks[row] <= keep for row in rows):
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
     return wanted <= manager.host.num_available and state.victims.swaps(state, rows, keep, wanted)
@@ -149,8 +149,8 @@ def drop_rows(state: State, victim: RequestState) -> None:
     manager = state.manager
     for sequence, row in enumerate(victim.rows):
         if row >= 0:
-            victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-            if manager.num_tokens[row] == manager.num_launched[row] and not state.outstanding.sources_of(
+            victim.tokens[sequence] = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
+            if manager.rows.num_tokens[row] == manager.rows.num_launched[row] and not state.outstanding.sources_of(
                 victim, sequence
             ):
                 victim.is_quiet = replaced(victim.is_quiet, sequence, True)

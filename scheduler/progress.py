@@ -45,7 +45,7 @@ def force_progress(state: State, step: Step) -> None:
 
 def _todo(state: State, request: RequestState) -> int:
     manager = state.manager
-    return sum(int(manager.num_tokens[row]) - int(manager.num_launched[row]) for row in request.live_rows)
+    return sum(int(manager.rows.num_tokens[row]) - int(manager.rows.num_launched[row]) for row in request.live_rows)
 
 
 def _able(state: State) -> list[RequestState]:
@@ -60,9 +60,9 @@ def _needed(state: State, request: RequestState) -> int:
         return state.books.to_return(request)
     manager = state.manager
     for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_launched[row]:
+        if manager.rows.num_tokens[row] > manager.rows.num_launched[row]:
             return max(
-                0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - int(manager.num_table_blocks[row])
+                0, state.books.blocks_for(int(manager.rows.num_launched[row]) + 1) - int(manager.rows.num_blocks[row])
             )
     return 0
 
@@ -86,7 +86,7 @@ def _may_give(state: State, other: RequestState) -> bool:
     if not other.is_bounded or not _todo(state, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
-    return state.books.owed_to_bounded() > state.manager.num_available
+    return state.books.owed_to_bounded() > state.manager.device.num_available
 
 
 def _clear_for_one(state: State, request: RequestState) -> bool:
@@ -98,9 +98,9 @@ def _needed_for_one(state: State, request: RequestState) -> int:
     manager = state.manager
     needed = manager.tiers.device_blocks_wanted(request.live_rows)
     for row in request.live_rows:
-        if manager.num_tokens[row] > manager.num_launched[row]:
-            held = int(manager.num_table_blocks[row]) + manager.tiers.num_on_host(row)
-            needed += max(0, state.books.blocks_for(int(manager.num_launched[row]) + 1) - held)
+        if manager.rows.num_tokens[row] > manager.rows.num_launched[row]:
+            held = int(manager.rows.num_blocks[row]) + manager.tiers.num_on_host(row)
+            needed += max(0, state.books.blocks_for(int(manager.rows.num_launched[row]) + 1) - held)
             if request.status is Status.RUNNING:
                 break
     return needed

@@ -40,7 +40,7 @@ class Reservation:
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
         known = request.tokens[sequence]
-        return len(known) if known is not None else int(books.manager.num_tokens[request.rows[sequence]])
+        return len(known) if known is not None else int(books.manager.rows.num_tokens[request.rows[sequence]])
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
         """Blocks that a group saves by sharing its prompt, against as many single sequences."""
@@ -68,7 +68,7 @@ class Reservation:
 
     def kept(self, books: Books, rows: Rows) -> Counts:
         """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, at least."""
-        return books.manager.num_tokens[rows]
+        return books.manager.rows.num_tokens[rows]
 
     def blocks_counted(self, books: Books) -> int:
         """Blocks kept by count for those who run, beyond those that they hold."""
@@ -127,7 +127,7 @@ class Counted(Drawn):
         return 0
 
     def kept(self, books: Books, rows: Rows) -> Counts:
-        return np.maximum(books.manager.num_tokens[rows], books.columns.reserved[rows])
+        return np.maximum(books.manager.rows.num_tokens[rows], books.columns.reserved[rows])
 
     def blocks_counted(self, books: Books) -> int:
         rows = books.running_rows()
@@ -193,7 +193,7 @@ class Books:
 
     def beyond(self, rows: Rows, tokens: Counts) -> int:
         """Blocks that so many tokens of each of these rows take beyond those that it holds."""
-        short = -(-tokens // self.manager.block_size) - self.manager.num_table_blocks[rows]
+        short = -(-tokens // self.manager.block_size) - self.manager.rows.num_blocks[rows]
         return int(short[short > 0].sum())
 
     def is_due(self, request: RequestState) -> bool:
@@ -217,13 +217,13 @@ class Books:
         needed = manager.tiers.device_blocks_wanted(request.live_rows)
         targets = self.columns.max_total[rows] if self.is_due(request) else self.reservation.kept(self, rows)
         for row, target in zip(request.live_rows, targets.tolist(), strict=True):
-            on_device, on_host = int(manager.num_table_blocks[row]), manager.tiers.num_on_host(row)
+            on_device, on_host = int(manager.rows.num_blocks[row]), manager.tiers.num_on_host(row)
             needed += max(0, self.blocks_for(target) - on_device - on_host)
         return needed
 
     def allowance(self, request: RequestState) -> int:
         """Blocks that the request may draw: what others have reserved is not there for it."""
-        available = self.manager.num_available
+        available = self.manager.device.num_available
         if not self.bounded:
             return available
         own = self.debt_at_worst(request) if request.is_bounded else 0
@@ -271,7 +271,7 @@ class Books:
             if request.request.reads_cache:
                 tokens = next(tokens for tokens in request.tokens if tokens is not None)
                 worst -= self.manager.content.held_prefix(tokens, request.root, confirmed=True)
-        if worst + self.owed_to_bounded() <= self.manager.num_available:
+        if worst + self.owed_to_bounded() <= self.manager.device.num_available:
             request.is_bounded = True
             self.bounded.append(request)
 

@@ -159,13 +159,13 @@ class State:
         row = self.manager.add_counted(
             tokens, state.root, count=state.is_new, reads=wish.reads_cache, writes=wish.writes_cache
         )
-        state.hit_tokens += int(self.manager.num_launched[row]) if state.is_new else 0
+        state.hit_tokens += int(self.manager.rows.num_launched[row]) if state.is_new else 0
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
         if state.is_quiet[sequence]:
             self.silent.add(row)
-        if state.high_water[sequence] > self.manager.num_launched[row]:
+        if state.high_water[sequence] > self.manager.rows.num_launched[row]:
             self.recovering[row] = state.high_water[sequence]
         return row
 
@@ -194,7 +194,7 @@ class State:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""
         for sequence, row in enumerate(state.rows):
             if row >= 0:
-                launched = int(self.manager.num_launched[row])
+                launched = int(self.manager.rows.num_launched[row])
                 before = self.recovering.get(row, 0)
                 self.outstanding.note_computed(row, before)
                 state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))

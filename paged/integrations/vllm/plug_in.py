@@ -385,12 +385,12 @@ class Scheduler(SchedulerInterface):
 
     def get_request_counts(self) -> tuple[int, int]:
         """How many run, and how many do not."""
-        num_running = self.decisions.num_running
+        num_running = self.decisions.counts()["running"]
         return num_running, len(self._live) - num_running
 
     def get_kv_cache_usage(self) -> float:
         """Share of the blocks that are used, 0 to 1."""
-        return self.manager.num_used / self.manager.num_blocks
+        return self.manager.device.num_used / self.manager.num_blocks
 
     @property
     def pause_state(self) -> Any:

@@ -88,7 +88,7 @@ def _is_mid_prompt(state: State) -> bool:
     """Whether a running row has more than one token to go: prompts that were begun come first."""
     manager = state.manager
     rows = state.running_rows.array(state.running)
-    return bool(np.any(manager.num_tokens[rows] - manager.num_launched[rows] > 1))
+    return bool(np.any(manager.rows.num_tokens[rows] - manager.rows.num_launched[rows] > 1))
 
 
 def _can_enter(state: State, step: Step, least: int) -> bool:
@@ -96,7 +96,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
     if state.waiting.num < least:
         return False
     state.manager.draw_promised()
-    blocks = state.manager.num_available - owed(state, step) - watermark(state)
+    blocks = state.manager.device.num_available - owed(state, step) - watermark(state)
     seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
     tokens = step.budget
     for number, request in enumerate(state.waiting):

@@ -33,7 +33,7 @@ class Lockstep(Composition):
         self._first = max(known) if self._is_padded else min(known)
 
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        lacks = self._first - state.manager.num_launched[rows]
+        lacks = self._first - state.manager.rows.num_launched[rows]
         is_behind = lacks > 0
         if is_behind.any():
             return np.where(is_behind, np.minimum(super().wanted(state, rows, todo), lacks), 0)
@@ -45,8 +45,8 @@ class Lockstep(Composition):
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
         """Where some are in the middle of their prompts; where all decode, the step after this one is known."""
         manager = state.manager
-        computed = manager.num_computed[rows]
-        todo = manager.num_tokens[rows] - computed
+        computed = manager.rows.num_computed[rows]
+        todo = manager.rows.num_tokens[rows] - computed
         if (computed < self._first).any() or (todo < 1).any():
             return None
         decodes, walkers = rows[todo == 1], rows[todo > 1]

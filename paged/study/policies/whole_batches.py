@@ -28,7 +28,7 @@ class WholeBatches(Admission):
             shut(state, step)
             return
         state.manager.draw_promised()
-        free = state.manager.num_available - owed(state, step) - watermark(state)
+        free = state.manager.device.num_available - owed(state, step) - watermark(state)
         batch: list[RequestState] = []
         num_rows = 0
         for request in state.waiting:

@@ -56,7 +56,7 @@ def steady_batch(scheduler: Scheduler) -> SteadyBatch:
     if found is None:
         return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
     rows, num_samples = found
-    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
+    return SteadyBatch(state.columns.id[rows], state.manager.rows.num_computed[rows] + 1, num_samples)
 
 
 def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
@@ -155,9 +155,9 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
         limit = min(limit, _steps_shut(state))
     if state.foresight is not None and state.waiting.num:
         limit = min(limit, state.foresight.steps_left)
-    known = manager.num_tokens[rows]
+    known = manager.rows.num_tokens[rows]
     left = state.columns.max_total[rows] - known
-    left[num_samples:] = (known - manager.num_computed[rows])[num_samples:]
+    left[num_samples:] = (known - manager.rows.num_computed[rows])[num_samples:]
     return max(0, _most_decodes(manager, rows, min(limit, int(left.min()) - 1)))
 
 
