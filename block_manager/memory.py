@@ -116,7 +116,7 @@ class Memory:
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
 
-        The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
+        The caller has seen that the blocks are there. They are promised: `Growth.draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
         sharing, size = self.sharing, self.block_size
@@ -145,15 +145,6 @@ class Memory:
             self.growth.promise(row, have, wanted - have)
         self._launch_one(row, computed, end)
         return row, computed, end - computed
-
-    def draw_promised(self) -> None:
-        """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
-        self.growth.draw_promised()
-
-    @property
-    def num_unpromised(self) -> int:
-        """Blocks that can be drawn beyond those that are promised."""
-        return self.device.num_available - self.growth.num_promised
 
     def take_moves(self) -> Moves:
         """Copies of content that were planned since the last call."""
@@ -216,7 +207,7 @@ class Memory:
     def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Moves:
         """`place` of one token for each of these rows, of which `starts` are launched, and `ends`, one more, both int64 [n].
 
-        Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`.
+        Their blocks are promised: `Growth.draw_promised` has to come before a table is read, or calls anything but `admit`.
         """
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
@@ -596,10 +587,6 @@ class Memory:
         """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed)
         self._publish(row)
-
-    def table(self, row: int) -> NDArray[np.int32]:
-        """The row's device blocks in order, int32 [n]; a copy."""
-        return self.tables.blocks[0, row, : self.tables.num_blocks[row]].copy()
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""

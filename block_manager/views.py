@@ -29,6 +29,10 @@ class RowView:
         """int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale."""
         return self._tables.read_only_blocks
 
+    def table(self, row: int) -> NDArray[np.int32]:
+        """The row's device blocks in order, int32 [n]; a copy."""
+        return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
+
     @property
     def tokens(self) -> NDArray[np.int32]:
         """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""

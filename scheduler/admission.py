@@ -41,7 +41,7 @@ class Admission:
             return
         was_empty = not state.running.num and not state.away.num
         if state.away.num:
-            state.manager.draw_promised()
+            state.manager.growth.draw_promised()
         for request in list(state.away):
             if request.status is Status.LOADING:
                 continue
@@ -65,7 +65,7 @@ class Admission:
                 return
             request = state.waiting.head()
             if not has_to_wait:
-                state.manager.draw_promised()
+                state.manager.growth.draw_promised()
                 if _may_enter(state, step, request):
                     admit(state, step, request)
                     continue
@@ -83,7 +83,7 @@ class Admission:
             if behind.is_plain and tokens is not None and not step.leaders and _takes_plain_ones(state):
                 _admit_plainly(state, step, behind, tokens)
             else:
-                state.manager.draw_promised()
+                state.manager.growth.draw_promised()
                 admit(state, step, behind)
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
@@ -136,7 +136,7 @@ def _one_behind(state: State, step: Step, head: RequestState) -> RequestState | 
                 if has_room and (state.foresight is None or state.foresight.fits(request)):
                     return request
                 continue
-        manager.draw_promised()
+        manager.growth.draw_promised()
         if _may_enter(state, step, request):
             return request
     return None
@@ -213,7 +213,7 @@ def _admit_plainly(state: State, step: Step, request: RequestState, tokens: NDAr
     step.seats -= 1
     if not is_whole:
         step.leaders[row] = found
-        manager.draw_promised()
+        manager.growth.draw_promised()
         _add_debt(state, step, request)
 
 
@@ -286,7 +286,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
         return False
     manager.reserve_rows(np.array([row]), np.array([state.books.blocks_for(wanted)]))
     first = have // size
-    for column, block in enumerate(manager.table(row)[first:].tolist(), first):
+    for column, block in enumerate(manager.rows.table(row)[first:].tolist(), first):
         if column * size < wanted:
             step.loads.append((row, column * size, block))
     request.num_asked = wanted - have
@@ -326,14 +326,14 @@ def _can_return(state: State, step: Step, request: RequestState) -> bool:
 def owed(state: State, step: Step) -> int:
     """Blocks that those who were admitted still need for what they were admitted with."""
     if step.owed is None:
-        state.manager.draw_promised()
+        state.manager.growth.draw_promised()
         step.owed = state.books.owed()
     return step.owed
 
 
 def _num_free(state: State, step: Step) -> int:
     """Blocks that an ordinary newcomer may have."""
-    return state.manager.num_unpromised - owed(state, step) - watermark(state)
+    return state.manager.growth.num_unpromised - owed(state, step) - watermark(state)
 
 
 def fits(state: State, step: Step, request: RequestState) -> bool:

@@ -72,7 +72,10 @@ def _rows(state: State) -> list[str]:
         found.append("9: the array of running rows differs from the running requests.")
     # What several of them share counts once.
     held = {
-        block for request in state.books.bounded for row in request.live_rows for block in manager.table(row).tolist()
+        block
+        for request in state.books.bounded
+        for row in request.live_rows
+        for block in manager.rows.table(row).tolist()
     }
     worst = len(held) + state.books.owed_to_bounded()
     if worst > manager.num_blocks:

@@ -190,7 +190,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     if len(decodes):
         launched = state.manager.rows.num_launched[decodes]
         _place_decodes(state, step, decodes, launched, launched + 1)
-        state.manager.draw_promised()
+        state.manager.growth.draw_promised()
     owners = state.columns.owner
     for row, most in zip(chunks.tolist(), granted[is_granted & (todo > 1)].tolist(), strict=True):
         place_chunk(state, step, owners[row], row, most)

@@ -111,8 +111,6 @@ class Scheduler(Uncopyable):
                          blocks than then, but for more at its end: such a row computes no token that nobody knows yet, and a request
                          that gave its blocks back comes in again when the batches that sample for it have ended
 
-    `manager`, `costs` and `limits`, the counts, are attributes, to be read.
-
     Raises InvalidConfig or UnknownPolicy.
     """
 
@@ -165,9 +163,9 @@ class Scheduler(Uncopyable):
             count_of(max_outstanding),
         )
         strategies = strategies_of(chosen, manager.num_blocks, weights)
-        self.manager, self.limits, self.costs = manager, limits, costs or Costs()
-        self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
-        prices, size = self.costs, manager.block_size
+        self._manager = manager
+        self._state = State(memory, chosen, strategies, limits, costs or Costs(), resumes_known=resumes_known)
+        prices, size = self._state.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._packer = Packer()
         self._turns = Turns(SchedulerInUse)
@@ -179,9 +177,24 @@ class Scheduler(Uncopyable):
         self._checks = os.environ.get("PAGED_CHECK") == "1"
 
     @property
+    def manager(self) -> BlockManager:
+        """The memory layer."""
+        return self._manager
+
+    @property
     def policy(self) -> Policy:
         """The policy in force."""
         return self._state.policy
+
+    @property
+    def limits(self) -> Limits:
+        """The counts that the scheduler was made with."""
+        return self._state.limits
+
+    @property
+    def costs(self) -> Costs:
+        """What swapping, loading and recomputing are taken to cost."""
+        return self._state.costs
 
     @property
     def has_unfinished(self) -> bool:
@@ -499,6 +512,11 @@ class Scheduler(Uncopyable):
             raise UnknownRequest(request_id)
         return self._state.ended[request_id][0].value
 
+    @property
+    def num_away(self) -> int:
+        """Requests that are loading, paused or swapped."""
+        return self._state.away.num
+
     def counts(self) -> dict[str, int]:
         """Requests by state; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
@@ -524,6 +542,11 @@ class Scheduler(Uncopyable):
     def num_waiting(self) -> int:
         """Requests without a row."""
         return self._state.waiting.num + len(self._state.parked)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run, followers included."""
+        return self._state.running.num
 
     def waiting_ids(self) -> list[str]:
         """Ids of waiting requests, in order, and after them those that wait for append()."""

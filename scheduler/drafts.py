@@ -87,7 +87,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # What admitted requests still need, and the watermark, come before drafts.
-    available = max(0, manager.num_unpromised - owed(state, step) - watermark(state))
+    available = max(0, manager.growth.num_unpromised - owed(state, step) - watermark(state))
     if int(needs.sum()) > available:
         wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
         needs = np.maximum(wanted - room + size - 1, 0) // size

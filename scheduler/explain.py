@@ -94,12 +94,12 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
     """The other requests that hold blocks, and how many, each block counted once; most first."""
     is_counted = np.zeros(state.manager.num_blocks, np.bool_)
     for row in request.live_rows:
-        is_counted[state.manager.table(row)] = True
+        is_counted[state.manager.rows.table(row)] = True
     held: dict[str, int] = {}
     for other in sorted(state.requests.values(), key=lambda other: other.order):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:
-            is_counted[state.manager.table(row)] = True
+            is_counted[state.manager.rows.table(row)] = True
         blocks = int(np.count_nonzero(is_counted) - before)
         if blocks and other is not request:
             held[other.id] = blocks

@@ -140,7 +140,7 @@ class Foresight:
         if most <= slots:
             return True
         # It may share what is promised to one who came in just now.
-        manager.draw_promised()
+        manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:

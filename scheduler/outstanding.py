@@ -211,7 +211,7 @@ class Outstanding:
         if not request.num_asked or all(batch.number != request.load_batch for batch in self.batches):
             return
         for row in request.live_rows:
-            blocks = self._manager.table(row).astype(np.int64)
+            blocks = self._manager.rows.table(row).astype(np.int64)
             self._manager.device.keep(blocks)
             self._loading.append((request.load_batch, request.id, blocks))
 

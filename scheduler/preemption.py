@@ -117,7 +117,7 @@ def _blocks_kept(state: State, row: int, num_missing: int) -> int:
     manager = state.manager
     if num_missing <= 0:
         return int(manager.rows.num_blocks[row])
-    becomes_free = manager.device.refs(manager.table(row))[::-1] == 1
+    becomes_free = manager.device.refs(manager.rows.table(row))[::-1] == 1
     reached = np.cumsum(becomes_free) >= num_missing
     if not reached.any():
         return 0

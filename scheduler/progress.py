@@ -78,7 +78,7 @@ def _could_ever(state: State, request: RequestState) -> bool:
     """Whether its next token would fit if all others that may be victims gave up everything."""
     givers = [other for other in victims(state, _may_give) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
-    kept = {block for other in keepers for row in other.live_rows for block in state.manager.table(row).tolist()}
+    kept = {block for other in keepers for row in other.live_rows for block in state.manager.rows.table(row).tolist()}
     return _needed_for_one(state, request) <= state.manager.num_blocks - len(kept)
 
 

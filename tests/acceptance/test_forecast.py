@@ -136,7 +136,7 @@ def test_a_preempted_request_is_foreseen_to_return_first():
     add(scheduler, "c", 3, 1)
     while not (batch := step(scheduler)).preempted:
         pass
-    assert batch.preempted[0][0] == "b" and scheduler.counts()["paused"] == 1
+    assert batch.preempted[0][0] == "b" and scheduler.num_away == 1
     steps, _ = of(scheduler)
     assert steps == what_happens(scheduler)[0]
 

@@ -130,7 +130,7 @@ def test_single_blocks_beyond_the_first_room_are_told():
         manager.append(row, [3])
     computed = manager.rows.num_computed[list(rows)]
     manager._memory.place_decodes(np.array(rows), computed, computed + 1)
-    manager._memory.draw_promised()
+    manager._memory.growth.draw_promised()
     mirror.follow()
     assert mirror.differing_rows() == []
 

@@ -95,7 +95,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
     """Whether the first `least` of those who wait fit together, each with blocks of its own."""
     if state.waiting.num < least:
         return False
-    state.manager.draw_promised()
+    state.manager.growth.draw_promised()
     blocks = state.manager.device.num_available - owed(state, step) - watermark(state)
     seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
     tokens = step.budget

@@ -144,8 +144,7 @@ class Ledger:
         reserved: float,
         filled: float,
     ) -> None:
-        manager, counts = self._scheduler.manager, self._scheduler.counts()
-        size = manager.block_size
+        scheduler, size = self._scheduler, self._scheduler.manager.block_size
         self.timeline.add(
             Entry(
                 end_s=end_s,
@@ -159,9 +158,9 @@ class Ledger:
                 held=used * size,
                 filled=filled,
                 promised=reserved * size,
-                cached=manager.device.num_cached * size,
-                waiting=counts["waiting"],
-                away=counts["loading"] + counts["paused"] + counts["swapped"],
+                cached=scheduler.manager.device.num_cached * size,
+                waiting=scheduler.num_waiting,
+                away=scheduler.num_away,
             )
         )
 

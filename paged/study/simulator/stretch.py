@@ -178,7 +178,7 @@ def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
     if limit < 1:
         return 0
     spare = tables.num_blocks[rows] * size - computed
-    available = memory.num_unpromised
+    available = memory.growth.num_unpromised
     if int(spare.max()) < size:
         # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
         rounds, place = divmod(available, len(rows))
